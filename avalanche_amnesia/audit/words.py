@@ -39,7 +39,7 @@ def tasks_in_words(tasks: Collection[int]) -> str:
 
 
 def gone_in_words(plan: UnlearningPlan) -> str:
-    """What goes: ``tasks 0, 2``, or ``12 samples of task 2 (all of classes 1)``."""
+    """Tasks or samples that go: ``tasks 0, 2``, or ``12 samples of task 2 (all of classes 1)``."""
     if plan.task is None:
         return tasks_in_words(plan.tasks)
     whole = f" (all of classes {_numbers(plan.classes)})" if plan.classes else ""

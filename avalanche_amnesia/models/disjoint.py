@@ -30,6 +30,9 @@ class TaskShare(nn.Module):
     Args:
         entries: the network; or a tree of modules without a forward that holds its tensors under their names.
         dealt: what :meth:`Share.encoded` wrote; None: nothing is dealt yet.
+
+    Attributes:
+        backbone: hashes of the backbone's tensors when the task's training began; empty for a finished task.
     """
 
     def __init__(self, entries: nn.Module, dealt: Tensor | None = None) -> None:
@@ -37,10 +40,11 @@ class TaskShare(nn.Module):
         self.entries = entries
         self.dealt: Tensor
         self.register_buffer(_DEALT, dealt)
+        self.backbone: dict[str, str] = {}
 
     @property
     def share(self) -> Share:
-        """Which entries these are."""
+        """Share that was dealt to the task."""
         return Share.decoded(self.dealt)
 
     @property
@@ -77,7 +81,6 @@ class DisjointModel(MultiHeadModel):
         self.shares = TaskModules()
         self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
         self._opened = _Opened()
-        self._given: dict[str, str] = {}
         self.copied()  # raises where that can't be done
 
     @property
@@ -184,10 +187,10 @@ class DisjointModel(MultiHeadModel):
             Name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
         """
         held: TaskShare = self.shares[task]
-        held.dealt, self._given = share.encoded(), _hashes(self.backbone)
+        held.dealt, held.backbone = share.encoded(), _hashes(self.backbone)
         parameters, owned = dict(held.entries.named_parameters()), {}
         for name, initial in self.dealt(share).items():
-            mine = owned[name] = self._owned(share, name, initial)
+            mine = owned[name] = share.owned(name, initial.shape).to(initial.device)
             theirs = [self._entries_of(other, name, initial.shape) for other in share.reads]
             n_read = int(mine.sum()) + sum(len(values) for _, values in theirs)
             parameter = parameters[name]
@@ -196,15 +199,11 @@ class DisjointModel(MultiHeadModel):
                 parameter.masked_scatter_(where, values)
         return owned
 
-    @staticmethod
-    def _owned(share: Share, name: str, like: Tensor, shape: torch.Size | None = None) -> Tensor:
-        return share.owned(name, like.shape if shape is None else shape).to(like.device)
-
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Where a finished task's entries of a parameter lie, and what they hold."""
         held: TaskShare = self.shares[task]
         values = held.entries.get_parameter(name).detach()
-        return self._owned(held.share, name, values, shape), values
+        return held.share.owned(name, shape).to(values.device), values
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
@@ -216,7 +215,7 @@ class DisjointModel(MultiHeadModel):
         """
         held: TaskShare = self.shares[task]
         now = _hashes(self.backbone)
-        moved = sorted(name for name in {*now, *self._given} if now.get(name) != self._given.get(name))
+        moved = sorted(name for name in {*now, *held.backbone} if now.get(name) != held.backbone.get(name))
         if moved:
             raise ModelError(
                 f"the training of task {task} changed {moved} of the backbone, of which the task has a copy. Functions "
@@ -234,8 +233,10 @@ class DisjointModel(MultiHeadModel):
         dealt = self.dealt(share)
         for name, parameter in held.entries.named_parameters():
             if name in self._learning:
-                mine = parameter.masked_select(self._owned(share, name, parameter)) if name in dealt else parameter
-                _place(kept, name, nn.Parameter(mine.detach().clone(), requires_grad=False))
+                own = parameter.detach()
+                if name in dealt:
+                    own = own.masked_select(share.owned(name, own.shape).to(own.device))
+                _place(kept, name, nn.Parameter(own.clone(), requires_grad=False))
         for site, given in zip(state_sites(held.entries), state_sites(self.backbone), strict=True):
             if not bool(same_bits(site.value.detach(), given.value.detach()).all()):
                 _place(kept, site.name, site.value.detach().clone())

@@ -60,7 +60,7 @@ class ForgottenSamples:
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """What :meth:`state` returned."""
+        """Hashes and salt that :meth:`state` returned."""
         return cls(*checked(state, salt=str, hashes=dict[int, frozenset[str]]))
 
 

@@ -1,4 +1,4 @@
-"""What a model knows of samples that its tasks forgot, beside a model that never had them."""
+"""Accuracy and membership on samples that remaining tasks forgot, beside a model that never had them."""
 
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -36,7 +36,7 @@ Seen = Sequence[Mapping[str, int | str]]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What the first steps of a training did.
+    """Outcome of the first steps of a training.
 
     Attributes:
         reason: why the training is not repeatable; None: no memory showed.

@@ -1,18 +1,82 @@
 """Training of a task again inside an unlearning, with nobody looking on."""
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates.base_sgd import PeriodicEval
 
+from avalanche_amnesia.audit.record import UnlearningPlan
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to
 from avalanche_amnesia.training.host.rehearsal import set_attributes
 from avalanche_amnesia.training.host.states import before_loading
+from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.applying import TrainAgain
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.parts import LeftOut
+
+
+def retraining(
+    plugin: Any, strategy: Strategy, request: Iterable[int] | UnlearningRequest, context: UnlearningContext, data: Any
+) -> TrainAgain | None:
+    """Check a request for a part of a task, and enter it into the plan.
+
+    Args:
+        plugin: the strategy's :class:`UnlearningPlugin`.
+        strategy: of which the task is.
+        request: for tasks, or for a part of one.
+        context: of the unlearning.
+        data: the task's experience; None: that of the stream.
+
+    Returns:
+        How the task is trained again inside the unlearning; None: the request names whole tasks.
+
+    Raises:
+        RequestError: if the part can't go alone; nothing changed.
+    """
+    if not isinstance(request, UnlearningRequest) or not request.is_partial:
+        return None
+    (task,), event = context.tasks, context.event
+    parts = (strategy.model, *strategy.plugins)
+    if plugin.obey is not True or not any(getattr(part, "trains_again", False) for part in parts):
+        here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
+        raise RequestError(
+            f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
+            "samples: DisjointSubnets can, AmnesiacHAT and HAT with isolation='pools', and Independent"
+        )
+    experience = plugin.stream.experience_of(task, data, plugin.data[task], event)
+    left = LeftOut(plugin.forgotten, task, request, experience, event)
+    first = plugin.claims.training(task)
+    not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
+    if not_kept:
+        raise RequestError(
+            f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), which no state keeps, so "
+            "that it can't be trained again: unlearn it as a whole"
+        )
+    plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
+    context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
+
+    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        plugin.forget(strategy, context.tasks, change)
+        try:
+            train_again(strategy, left.experience, first.options, change)
+        except (ValueError, DivergedError) as error:
+            raise RequestError(
+                f"{event}: task {task} can't be trained without these samples: {error}. Nothing was changed"
+            ) from error
+        change.set(plugin, forgotten=left.forgotten)
+        reasons = plugin.claims.reasons_beside(context, first)
+        return replace(context.plan, claim="approximate" if reasons else "exact", reasons=reasons)
+
+    return again
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

@@ -1,5 +1,6 @@
 """Weight pools as an Avalanche plugin: a task trains its share of the weights, and no step touches any other."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -79,9 +80,12 @@ class DisjointPlugin(TaskEndPlugin):
         assert self._share is not None
         owned = model.deal(task, self._share)
         network = dict(model.network(task).named_parameters())
-        self._held = _Held({network[name]: mine for name, mine in owned.items()}, reads=bool(self._share.reads))
-        if not traits_of(strategy.optimizer).skips_frozen:
-            self._held.backbone = [(p, p.detach().clone()) for p in model.backbone.parameters()]
+        moves = not traits_of(strategy.optimizer).skips_frozen
+        self._held = _Held(
+            {network[name]: mine for name, mine in owned.items()},
+            list(model.backbone.parameters()) if moves else [],
+            reads=bool(self._share.reads),
+        )
 
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -121,17 +125,23 @@ class DisjointPlugin(TaskEndPlugin):
 
 
 class _Held:
-    """Entries of a network in training that are not the task's own, and how they stay as they are."""
+    """Entries of a network in training that are not the task's own, and how they stay as they are.
 
-    def __init__(self, owned: dict[torch.nn.Parameter, Tensor], *, reads: bool) -> None:
+    Args:
+        owned: parameter that is dealt → bool tensor of the entries that the task owns.
+        backbone: parameters of which the task has copies, where the optimizer moves what has no gradient.
+        reads: whether the task reads entries of others.
+    """
+
+    def __init__(
+        self, owned: dict[torch.nn.Parameter, Tensor], backbone: Sequence[torch.nn.Parameter], *, reads: bool
+    ) -> None:
         self._parameters = list(owned)
+        self._backbone = [(parameter, parameter.detach().clone()) for parameter in backbone]
         # As numbers: a product with them takes a thirtieth of the time of a masked fill.
         self._own = [mine.to(parameter.dtype) for parameter, mine in owned.items()]
         values = ((parameter.detach(), mine) for parameter, mine in owned.items())
         self._read = [torch.where(mine, 0, value) for value, mine in values] if reads else []
-
-        self.backbone: list[tuple[torch.nn.Parameter, Tensor]] = []
-        """Parameters of the backbone with their values, where an optimizer moves them without a gradient."""
 
     def clear_gradients(self) -> None:
         """Set the gradients of all of them to 0."""
@@ -141,7 +151,7 @@ class _Held:
 
     def put_back(self, strategy: Strategy) -> None:
         """Give them their values, unless the optimizer lets an entry rest whose gradients are 0."""
-        for parameter, value in self.backbone:
+        for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)
         # A 0 without a gradient rests whatever the decay, where every entry moves by its own gradients.

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal
 
 from avalanche.core import SupervisedPlugin
@@ -25,11 +24,10 @@ from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, r
 from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
-from avalanche_amnesia.training.host.training_again import train_again
+from avalanche_amnesia.training.host.training_again import retraining
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import (
-    DivergedError,
     TaskEndPlugin,
     TaskError,
     TaskMaskPlugin,
@@ -38,11 +36,11 @@ from avalanche_amnesia.training.plugins.task_mask import (
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import TakeFingerprint, TrainAgain, apply, ledger_only, naming_whose
+from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only, naming_whose
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.parts import ForgottenSamples, LeftOut, StreamInUse
+from avalanche_amnesia.unlearning.parts import ForgottenSamples, StreamInUse
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.purgers import (
     Purger,
@@ -176,7 +174,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def plan(self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
         """Plan of what unlearning these tasks now would change; as :meth:`TaskStrategy.plan_unlearning`."""
         context = self.prepared(strategy, _tasks_of(tasks))
-        self._retraining(strategy, tasks, context, data)
+        retraining(self, strategy, tasks, context, data)
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
@@ -422,7 +420,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 gone = record.plan.tasks
                 change.set(self, data={task: data for task, data in self.data.items() if task not in gone})
                 change.set(self, forgotten=self.forgotten.without(gone))
-                self._forget(strategy, gone, change)
+                self.forget(strategy, gone, change)
             with naming_whose(strategy, name):
                 trigger_plugins(strategy, name)
             if record is not None and snapshot is not None:  # what was written into heads by now belongs there
@@ -433,7 +431,7 @@ class UnlearningPlugin(SupervisedPlugin):
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
         context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        again = self._retraining(strategy, request, context, data)
+        again = retraining(self, strategy, request, context, data)
         trained = {str(task): digest for task, digest in sorted(self.data.items())}
         provenance = Provenance(data=trained, **origin_of(strategy))
         try:
@@ -444,47 +442,7 @@ class UnlearningPlugin(SupervisedPlugin):
         finally:
             self.current = None
 
-    def _retraining(
-        self, strategy: Strategy, request: Iterable[int] | UnlearningRequest, context: UnlearningContext, data: Any
-    ) -> TrainAgain | None:
-        """Check a request for a part of a task, and enter it into the plan; how the task is trained again."""
-        if not isinstance(request, UnlearningRequest) or not request.is_partial:
-            return None
-        (task,), event = context.tasks, context.event
-        parts = (strategy.model, *strategy.plugins)
-        if self.obey is not True or not any(getattr(part, "trains_again", False) for part in parts):
-            here = "" if self.obey is True else f" with obey={self.obey!r}"
-            raise RequestError(
-                f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
-                "samples: DisjointSubnets can, AmnesiacHAT and HAT with isolation='pools', and Independent"
-            )
-        experience = self.stream.experience_of(task, data, self.data[task], event)
-        left = LeftOut(self.forgotten, task, request, experience, event)
-        first = self.claims.training(task)
-        not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
-        if not_kept:
-            raise RequestError(
-                f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), which no state keeps, so "
-                "that it can't be trained again: unlearn it as a whole"
-            )
-        plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
-        context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
-
-        def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-            self._forget(strategy, context.tasks, change)
-            try:
-                train_again(strategy, left.experience, first.options, change)
-            except (ValueError, DivergedError) as error:
-                raise RequestError(
-                    f"{event}: task {task} can't be trained without these samples: {error}. Nothing was changed"
-                ) from error
-            change.set(self, forgotten=left.forgotten)
-            reasons = self.claims.reasons_beside(context, first)
-            return replace(context.plan, claim="approximate" if reasons else "exact", reasons=reasons)
-
-        return again
-
-    def _forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
+    def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
         """Drop what this package's plugins and the host's evaluator know of tasks."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is not None:
