@@ -1,9 +1,9 @@
 """Values of declared types from plain ones, as JSON and YAML hold them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from avalanche_amnesia.checks import did_you_mean
 
@@ -11,8 +11,13 @@ _SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
-    """A value of a declared type: lists may be tuples there, and mappings data classes; an error names the place."""
+    """A value of a declared type: lists may be tuples there, and mappings data classes; an error names the place.
+
+    ``Annotated[str, names]`` is one of these names, or ``module:name``, which names something of somebody's own.
+    """
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _named(typed(arguments[0], value, place), arguments[1], place)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -36,7 +41,7 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
 
 def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     """A data class of the values of its fields."""
-    hints, owner = get_type_hints(kind), place or kind.__name__
+    hints, owner = get_type_hints(kind, include_extras=True), place or kind.__name__
     for name in values:
         if name not in hints:
             near = did_you_mean(name, hints) or f"; it has {', '.join(hints)}"
@@ -46,6 +51,13 @@ def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     if missing:
         raise ValueError(f"{owner} lacks {', '.join(missing)}")
     return kind(**{name: typed(hints[name], value, _inside(place, name)) for name, value in values.items()})
+
+
+def _named(value: str, names: Iterable[str], place: str) -> str:
+    if ":" not in value and value not in names:
+        allowed = f"{', '.join(map(repr, names))}, or MODULE:NAME of your own"
+        raise ValueError(f"{place} must be one of {allowed}, got {value!r}{did_you_mean(value, names)}")
+    return value
 
 
 def _checked(value: Any, allowed: Any, what: str, place: str) -> Any:

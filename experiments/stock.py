@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import mean
-from typing import Any, cast
+from typing import Any
 
 from avalanche_amnesia.lab.study.building import make_stock as make_built
-from avalanche_amnesia.lab.study.settings import MethodKind, MethodSettings
+from avalanche_amnesia.lab.study.settings import MethodSettings
 from experiments.streams import STREAMS
 
 TRIALS = Path(__file__).parent / "results" / "baselines.json"
@@ -51,7 +51,7 @@ def make_stock(method: str, stream: str, seed: int, settings: Settings | None = 
     """
     settings = chosen(stream, method) if settings is None else settings
     setup = STREAMS[stream]
-    built = MethodSettings(cast(MethodKind, method), cast(Any, settings.optimizer), settings.lr, dict(settings.options))
+    built = MethodSettings(method, settings.optimizer, settings.lr, dict(settings.options))
     return make_built(built, setup.network, setup.n_tasks, seed, **dict(setup.training) | kwargs)
 
 

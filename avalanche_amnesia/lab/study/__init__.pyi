@@ -1,4 +1,5 @@
 from .experiment import cells_of as cells_of
+from .experiment import experiment_of as experiment_of
 from .experiment import read_experiment as read_experiment
 from .settings import Cell as Cell
 from .settings import Experiment as Experiment

@@ -1,34 +1,29 @@
 """Streams, networks and strategies from settings."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from avalanche.benchmarks import CLScenario
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import EWC, LwF, Naive, Replay
+from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
 from avalanche_amnesia import benchmarks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
-from avalanche_amnesia.checks import known_options
+from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import streams
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
-from avalanche_amnesia.contrib.baselines import (
-    PALL,
-    CLPUDERpp,
-    DarkReplayPlugin,
-    Independent,
-    NetworkPerTask,
-    SideNetworks,
-)
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, DarkReplayPlugin, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.lab.study.named import chosen, named
 from avalanche_amnesia.lab.study.settings import (
     OBEY_NOTHING,
     Cell,
@@ -37,28 +32,37 @@ from avalanche_amnesia.lab.study.settings import (
     ScenarioSettings,
     StreamSettings,
 )
-from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel, SubnetModel, TaskNormModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, DisjointSubnets, HardAttention, ScoredWeights
+from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
+from avalanche_amnesia.training import (
+    HAT,
+    WSN,
+    AdaHAT,
+    AmnesiacHAT,
+    DisjointSubnets,
+    HardAttention,
+    ScoredWeights,
+    TaskStrategy,
+)
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
 
-OWN: dict[str, tuple[type, type]] = {
-    "AmnesiacHAT": (AmnesiacHAT, MaskedModel),
-    "HAT": (HAT, MaskedModel),
-    "AdaHAT": (AdaHAT, MaskedModel),
-    "DisjointSubnets": (DisjointSubnets, DisjointModel),
-    "WSN": (WSN, SubnetModel),
-    "PALL": (PALL, SubnetModel),
-    "CLPU-DER++": (CLPUDERpp, SideNetworks),
-    "Independent": (Independent, NetworkPerTask),
+OWN: dict[str, type] = {
+    "AmnesiacHAT": AmnesiacHAT,
+    "HAT": HAT,
+    "AdaHAT": AdaHAT,
+    "DisjointSubnets": DisjointSubnets,
+    "WSN": WSN,
+    "PALL": PALL,
+    "CLPU-DER++": CLPUDERpp,
+    "Independent": Independent,
 }
-"""Kind of method → strategy of this package, and the model that it trains."""
+"""Kind of method → strategy of this package."""
 STOCK: dict[str, type] = {"Naive": Naive, "EWC": EWC, "LwF": LwF, "Replay": Replay, "DER++": Naive}
 """Kind of method → strategy of Avalanche's, which two plugins make forget on request."""
 MEMORY = 50
 """Samples of each task that DER++ keeps; Replay as many times the stream's tasks, shared by those that it has."""
-OF_MODELS = ("density", "shared_head")
-"""Options of a method that are its model's: share of weights of a WSN's task; classes of one head for all tasks."""
+DEFAULTS: dict[str, dict[str, Any]] = {"EWC": {"ewc_lambda": 1e4}, "LwF": {"alpha": 1.0, "temperature": 2.0}}
+"""Options that Avalanche's strategies have no defaults for."""
 Maker = Callable[..., Any]
 
 
@@ -66,15 +70,38 @@ def make_stream(
     settings: StreamSettings, seed: int, root: str | Path | None = None, download: bool = False
 ) -> CLScenario:
     """The tasks, without requests."""
-    room = benchmarks if hasattr(benchmarks, settings.name) else streams
-    make = _combined if settings.name == "Combined" else getattr(room, settings.name)
-    takes = inspect.signature(make).parameters
-    given = {"n_train": settings.n_train, "n_test": settings.n_test}
-    known_options([name for name, value in given.items() if value is not None], takes, settings.name)
-    known_options(settings.options, takes, settings.name)
-    offered = given | {"seed": seed, "root": root, "download": download} | settings.options
-    stream: CLScenario = make(settings.n_tasks, **{name: value for name, value in offered.items() if name in takes})
+    sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
+    given = {name: value for name, value in sizes.items() if value is not None} | settings.options
+    offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root, "download": download}
+    stream: CLScenario = _called(stream_maker(settings), given, offered, settings.name)
+    if not hasattr(stream, "train_stream"):
+        raise TypeError(f"{settings.name} returned {stream!r}, no benchmark: return what task_benchmark returns")
+    if len(stream.train_stream) != settings.n_tasks:
+        n = len(stream.train_stream)
+        raise ValueError(
+            f"stream.n_tasks={settings.n_tasks}, but {settings.name} has {n} tasks: say stream.n_tasks={n}"
+        )
     return stream
+
+
+def stream_maker(settings: StreamSettings) -> Maker:
+    """The function that makes a stream."""
+    if ":" in settings.name:
+        maker: Maker = named(settings.name, "stream.name")
+        return maker
+    return _combined if settings.name == "Combined" else _of_package(settings.name)
+
+
+def _of_package(name: str) -> Any:
+    return getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
+
+
+def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
+    """Call a function with settings, which it must take, and with what is offered as far as it takes it by name."""
+    takes = inspect.signature(make).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        known_options(given, takes, owner)
+    return make(**{name: value for name, value in offered.items() if name in takes} | dict(given))
 
 
 def _combined(
@@ -103,9 +130,10 @@ def _combined(
 
 def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
     """The requests of a stream."""
-    make = SCENARIOS[settings.name]
+    make = chosen(settings.name, SCENARIOS, "scenario")
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
-    return make(n_tasks, **settings.options)
+    scenario: Scenario = make(n_tasks, **settings.options)
+    return scenario
 
 
 def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
@@ -113,36 +141,96 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
     if settings.name == "MLP":
         *hidden, features = settings.widths
         return MLP(example.numel(), hidden=hidden, features=features)
-    network: nn.Module = getattr(streams, {"ResNet18": "cifar_resnet18"}.get(settings.name, settings.name))()
+    offered = {"shape": tuple(example.shape), "widths": settings.widths}
+    network: nn.Module = _called(network_maker(settings), settings.options, offered, settings.name)
+    if not hasattr(network, "features"):
+        with torch.no_grad():
+            network.features = network.eval()(example[None]).shape[1]
+        network.train()
     return network
+
+
+def network_maker(settings: NetworkSettings) -> Maker:
+    """The class or function that makes a network."""
+    if ":" in settings.name:
+        maker: Maker = named(settings.name, "network.name")
+        return maker
+    return _of_package({"ResNet18": "cifar_resnet18"}.get(settings.name, settings.name))
+
+
+def strategy_class(settings: MethodSettings) -> type:
+    """The class of a method's strategies."""
+    kind = chosen(settings.kind, OWN | STOCK, "methods: kind")
+    if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
+        raise ValueError(
+            f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, such as "
+            "avalanche_amnesia.training:HAT"
+        )
+    return kind
+
+
+def optimizer_class(settings: MethodSettings) -> type:
+    """The class of a method's optimizer."""
+    there = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and c is not torch.optim.Optimizer}
+    name = settings.optimizer
+    if ":" not in name and name not in there:
+        near = did_you_mean(name, there) or f"; it has {', '.join(sorted(there))}"
+        raise ValueError(f"methods: torch.optim has no optimizer {name!r}{near}")
+    kind: type = chosen(name, there, "methods: optimizer")
+    return kind
+
+
+def model_class(kind: type) -> type:
+    """The model that a strategy trains: what it says of its argument ``model``, or one for Avalanche's own."""
+    try:
+        annotation = get_type_hints(kind.__init__).get("model")  # type: ignore[misc]
+    except NameError as error:
+        raise ValueError(f"{kind.__name__}: the types of its arguments can't be read ({error})") from error
+    if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
+        return annotation
+    if issubclass(kind, TaskStrategy):
+        raise ValueError(
+            f"{kind.__name__} does not say which model it trains: annotate the argument model of its __init__ with a "
+            "class that is made of a network, model: MaskedModel"
+        )
+    return TaskNormModel
 
 
 def make_strategy(
     settings: MethodSettings, network: Callable[[], nn.Module], benchmark: CLScenario, seed: int, **kwargs: Any
 ) -> Any:
     """A fresh strategy with the same initial bits every time."""
-    if settings.kind in STOCK:
+    kind = strategy_class(settings)
+    if not issubclass(kind, TaskStrategy):
         return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
-    torch.manual_seed(seed)
-    kind, wrap = OWN[settings.kind]
-    options = dict(settings.options)
-    model = wrap(network(), **{name: options.pop(name) for name in OF_MODELS if name in options})
+    model, options = _model(kind, network, seed, settings.options)
     if options.get("isolation") == "planned":
         options["isolation"] = Pools.planned(benchmark)
-    options = {name: _object(name, value, settings.kind, seed) for name, value in options.items()}
+    options = {name: _object(name, value, kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
     return _made(kind, settings, model, options | {"seed": seed} | kwargs)
 
 
-def _object(name: str, value: Any, kind: str, seed: int) -> Any:
+def _model(
+    kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A method's model, which gets the options that only it takes (``density``, ``shared_head``); the other options."""
+    torch.manual_seed(seed)
+    wrap = model_class(kind)
+    its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
+    model = wrap(network(), **{name: value for name, value in options.items() if name in its})
+    return model, {name: value for name, value in options.items() if name not in its}
+
+
+def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     """Argument of a strategy, from its settings: a mapping, of which ``name`` says the kind where there are several."""
     kinds: dict[str, Maker] = {
-        "masks": ScoredWeights if kind == "WSN" else HardAttention,
+        "masks": ScoredWeights if issubclass(kind, WSN) else HardAttention,
         "trajectory": TrajectoryPlugin,
         "unlearning": UnlearningPlugin,
     }
-    if name in kinds:
+    if name in kinds and isinstance(value, Mapping):
         return kinds[name](**value)
     if name not in ("adjustment", "compensation", "repair"):
         return value
@@ -160,9 +248,9 @@ def _object(name: str, value: Any, kind: str, seed: int) -> Any:
 def make_stock(
     settings: MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
 ) -> Any:
-    """A fresh strategy of Avalanche's that forgets on request, with norms of each task's own."""
-    torch.manual_seed(seed)
-    model, options = TaskNormModel(network()), dict(settings.options)
+    """A fresh strategy of Avalanche's, or in its way, that forgets on request, with norms of each task's own."""
+    kind = strategy_class(settings)
+    model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
     plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
     if settings.kind == "Replay":
         options["mem_size"] = options.pop("memory_per_task", MEMORY) * n_tasks
@@ -170,13 +258,32 @@ def make_stock(
         plugins.append(DarkReplayPlugin(**({"memory_per_task": MEMORY, "seed": seed} | options)))
         options = {}
     fixed = {"criterion": nn.CrossEntropyLoss(), "plugins": plugins}
-    return _made(STOCK[settings.kind], settings, model, fixed | options | kwargs)
+    return _made(kind, settings, model, fixed | options | kwargs)
 
 
 def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
-    optimizer = getattr(torch.optim, settings.optimizer)(model.parameters(), lr=settings.lr)
+    optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
     quiet = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
-    return kind(**{"model": model, "optimizer": optimizer} | quiet | dict(options))
+    given = {"model": model, "optimizer": optimizer} | quiet | dict(options)
+    takes = inspect.signature(kind).parameters.values()
+    must = [p.name for p in takes if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    lacks = [name for name in must if name not in given]
+    if lacks:
+        raise ValueError(f"{settings.kind} needs {', '.join(lacks)}: give options: {{{lacks[0]}: …}} of the method")
+    return kind(**given)
+
+
+def check_names(cells: Iterable[Cell]) -> None:
+    """Look up all that settings name: what does not exist is an error before anything runs."""
+    for cell in cells:
+        experiment, method = cell.experiment, cell.experiment.methods[cell.method]
+        if issubclass(strategy_class(method), TaskStrategy):
+            model_class(strategy_class(method))
+        optimizer_class(method)
+        stream_maker(experiment.stream)
+        make_scenario(experiment.scenarios[cell.scenario], experiment.stream.n_tasks)
+        if experiment.network.name != "MLP":
+            network_maker(experiment.network)
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:

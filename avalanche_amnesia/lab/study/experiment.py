@@ -46,6 +46,12 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
     if profile is not None:
         _known(str(file), "profile", profile, profiles)
         content = _merged(content, profiles[profile])
+    return experiment_of(content, changes)
+
+
+def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> Experiment:
+    """An experiment of plain values, such as a file holds, and changes of them, as for :func:`read_experiment`."""
+    content = dict(content)
     for key in ("methods", "scenarios"):
         if isinstance(content.get(key), Mapping):
             content[key] = {name: value for name, value in content[key].items() if value is not None}
@@ -104,8 +110,9 @@ def cells_of(
         seeds: likewise; others than the experiment's are allowed.
 
     Raises:
-        ValueError: for a name that the experiment does not have, or where nothing is left.
+        ValueError: for a name that the experiment does not have, a setting that can't be so, or where nothing is left.
     """
+    experiment = typed(Experiment, asdict(experiment))
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:

@@ -4,16 +4,55 @@ Nothing here needs torch: ``--help`` must be quick.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-_Digits = Literal["SplitDigits", "PermutedDigits", "RotatedDigits"]
-_Mnist = Literal["SplitMNIST", "PermutedMNIST", "RotatedMNIST", "SplitFashionMNIST"]
-StreamName = Literal[_Digits, _Mnist, "SplitCIFAR10", "SplitCIFAR100", "SplitOmniglot", "Combined"]
-NetworkName = Literal["MLP", "CharacterNet", "SmallConvNet", "ResNet18"]
-_Own = Literal["AmnesiacHAT", "HAT", "AdaHAT", "DisjointSubnets", "WSN", "PALL", "CLPU-DER++", "Independent"]
-MethodKind = Literal[_Own, "Naive", "EWC", "LwF", "Replay", "DER++"]
-_Orders = Literal["none", "listed", "published", "at_random", "oldest_first", "newest_first"]
-ScenarioName = Literal[_Orders, "bursts", "deadline", "permanent", "mid_task", "relearn"]
+METHODS = {
+    "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have heads in store for what they lose",
+    "HAT": "learned masks over units, whose parameters later tasks leave alone; a control, obeys no request",
+    "AdaHAT": "HAT in which later tasks may move used parameters a little; a control, obeys no request",
+    "DisjointSubnets": "single weights of its own for every task; unlearns exactly",
+    "WSN": "a task's mask chooses among weights that all tasks share; those of earlier tasks stay",
+    "PALL": "WSN with a few steps of repair on kept samples after a request",
+    "CLPU-DER++": "a side network for every task that may be requested; unlearns exactly",
+    "Independent": "a network for every task; unlearns exactly",
+    "Naive": "Avalanche's fine-tuning, task after task",
+    "EWC": "Avalanche's elastic weight consolidation",
+    "LwF": "Avalanche's learning without forgetting, by distillation",
+    "Replay": "Avalanche's replay of kept samples",
+    "DER++": "replay of kept samples with the logits of their time",
+}
+STREAMS = {
+    "SplitDigits": "the ten classes of scikit-learn's digits in equal parts; needs no data root",
+    "PermutedDigits": "digits, the pixels in another order for each task; needs no data root",
+    "RotatedDigits": "digits, turned by an angle of the task's own; needs no data root",
+    "SplitMNIST": "the ten classes of MNIST in equal parts",
+    "PermutedMNIST": "MNIST, the pixels in another order for each task",
+    "RotatedMNIST": "MNIST, turned by an angle of the task's own",
+    "SplitFashionMNIST": "the ten classes of Fashion-MNIST in equal parts",
+    "SplitCIFAR10": "the ten classes of CIFAR-10 in equal parts",
+    "SplitCIFAR100": "the hundred classes of CIFAR-100 in equal parts",
+    "SplitOmniglot": "handwritten characters, an alphabet per task",
+    "Combined": "MNIST, CIFAR-10, Fashion-MNIST, an alphabet and digits, one after another",
+}
+NETWORKS = {
+    "MLP": "layers of the given widths",
+    "CharacterNet": "convolutions for characters of 28 × 28",
+    "SmallConvNet": "a few convolutions for colour images of 32 × 32",
+    "ResNet18": "for colour images of 32 × 32",
+}
+SCENARIOS = {
+    "none": "no request",
+    "listed": "requests as the settings list them",
+    "published": "the AmnesiacHAT paper's: task 0 after 1, 1 after 3, 4 after 4",
+    "at_random": "after every task each remaining one with a probability",
+    "oldest_first": "after every few tasks the one learned first",
+    "newest_first": "after every few tasks the one just learned",
+    "bursts": "after every few tasks several at once",
+    "deadline": "tasks become permanent after a few more; requests come at the last moment",
+    "permanent": "every few tasks one is permanent; each of the others goes one task later",
+    "mid_task": "in the middle of a task's training the one before it",
+    "relearn": "tasks go, and come again at the end",
+}
 Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
 """Kinds of methods that get requests and obey none: what protecting tasks does by itself."""
@@ -24,14 +63,15 @@ class StreamSettings:
     """Data and tasks.
 
     Attributes:
-        name: a function of avalanche_amnesia.benchmarks; Combined: MNIST, Fashion-MNIST, CIFAR-10, an alphabet, digits
+        name: which ones; a function of your own is called with n_tasks, the options, and what it takes of seed, root,
+            download, n_train and n_test
         n_tasks: number of tasks
         n_train: training images, stratified and drawn by the seed; null: all
         n_test: test images, likewise
         options: further arguments of that function, such as jpeg, angles or class_order
     """
 
-    name: StreamName = "SplitDigits"
+    name: Annotated[str, STREAMS] = "SplitDigits"
     n_tasks: int = 5
     n_train: int | None = None
     n_test: int | None = None
@@ -43,12 +83,15 @@ class NetworkSettings:
     """Feature extractor, the same for every method.
 
     Attributes:
-        name: which one
+        name: which one; a class or function of your own is called with the options, and with shape (of an input) and
+            widths where it takes them, and returns features
         widths: units of an MLP's layers, the last of which are the features
+        options: further arguments of a network of your own
     """
 
-    name: NetworkName = "MLP"
+    name: Annotated[str, NETWORKS] = "MLP"
     widths: list[int] = field(default_factory=lambda: [256, 100, 64])
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,8 +114,9 @@ class MethodSettings:
     """A continual-learning method.
 
     Attributes:
-        kind: which one; HAT and AdaHAT get requests and obey none
-        optimizer: class of torch.optim
+        kind: which one; HAT and AdaHAT get requests and obey none; of your own: a class of strategies, whose __init__
+            names the class of its model (model: MaskedModel), or one in the way of Avalanche's
+        optimizer: class of torch.optim, or MODULE:NAME
         lr: its learning rate
         options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the
             requests; masks, trajectory and unlearning: {…} are the settings of these objects; adjustment: {name:
@@ -80,8 +124,8 @@ class MethodSettings:
             head for all tasks (domain-incremental; AmnesiacHAT, HAT and AdaHAT)
     """
 
-    kind: MethodKind
-    optimizer: Literal["Adam", "SGD"] = "Adam"
+    kind: Annotated[str, METHODS]
+    optimizer: str = "Adam"
     lr: float = 1e-3
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -91,11 +135,11 @@ class ScenarioSettings:
     """Unlearning requests.
 
     Attributes:
-        name: a function of avalanche_amnesia.contrib.streams.scenarios
+        name: which ones; a function of your own is called with n_tasks and the options, and returns a Scenario
         options: its arguments but n_tasks, such as rate and seed, every, size, iteration, tasks; of listed requests
     """
 
-    name: ScenarioName = "published"
+    name: Annotated[str, SCENARIOS] = "published"
     options: dict[str, Any] = field(default_factory=dict)
 
 

@@ -19,7 +19,7 @@ from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.runs.measuring import measure_run
 from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
-from avalanche_amnesia.lab.study.building import build
+from avalanche_amnesia.lab.study.building import build, check_names
 from avalanche_amnesia.lab.study.experiment import SETTINGS, folder_of, is_done, resolved
 from avalanche_amnesia.lab.study.settings import Cell
 from avalanche_amnesia.saving.files import replace_file
@@ -130,7 +130,11 @@ def sweep(
 
     Returns:
         Job → the error that ended it.
+
+    Raises:
+        ValueError, TypeError: for a name in the settings that nothing has.
     """
+    check_names(cells)
     return run_jobs(jobs_of(cells, out, store, root), executor, retries=retries, on_done=on_done)
 
 

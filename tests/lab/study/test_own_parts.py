@@ -1,0 +1,178 @@
+"""Methods, streams, networks, scenarios and optimizers of somebody's own stand in a study beside the package's."""
+
+import sys
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from support.at_once import AtOnce
+from support.tiny_study import TINY
+from torch import nn
+
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.contrib.streams.scenarios import Scenario
+from avalanche_amnesia.lab.command_line import main
+from avalanche_amnesia.lab.report import read_run
+from avalanche_amnesia.lab.study import settings as kinds
+from avalanche_amnesia.lab.study.building import make_network, make_stream, model_class, optimizer_class
+from avalanche_amnesia.lab.study.experiment import cells_of
+from avalanche_amnesia.lab.study.settings import MethodSettings, NetworkSettings, StreamSettings
+from avalanche_amnesia.training import TaskStrategy
+
+ROOT = Path(__file__).parents[3]
+HERE = __name__
+
+
+def two_tasks(n_tasks, seed):
+    return SplitDigits(n_tasks, seed=seed, n_train=60, n_test=50)
+
+
+def first_goes(n_tasks, after=1):
+    return Scenario({after: [0]})
+
+
+class Narrow(nn.Module):
+    """A network that does not say how many features it has."""
+
+    def __init__(self, shape, width=8):
+        super().__init__()
+        self.layer = nn.Linear(prod(shape), width)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)).relu()
+
+
+EXPERIMENT = {
+    "name": "mine",
+    "stream": {"name": f"{HERE}:two_tasks", "n_tasks": 2},
+    "network": {"name": f"{HERE}:Narrow", "options": {"width": 12}},
+    "training": {"epochs": 1, "batch_size": 20},
+    "scenarios": {"first goes": {"name": f"{HERE}:first_goes"}},
+    "methods": {
+        "Piggyback": {"kind": "experiments.piggyback:Piggyback", "options": {"score_lr": 0.003}},
+        "MAS": {"kind": "avalanche.training.supervised:MAS", "optimizer": "RMSprop"},
+        "WSN": {"kind": "WSN", "options": {"density": 0.5}},
+    },
+}
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(EXPERIMENT, sort_keys=False))
+    return tmp_path
+
+
+def test_a_sweep_has_them_beside_the_others(file, capsys):
+    assert main(["sweep", "mine.yaml", "seed=1"]) == 0
+    assert main(["report", "runs/mine", "--tables", "tables"]) == 0
+    table = (file / "tables" / "results.md").read_text()
+    assert all(f"| {name} | 1 |" in table for name in EXPERIMENT["methods"])
+    runs = {name: read_run(file / f"runs/mine/{name}/first-goes/seed1") for name in EXPERIMENT["methods"]}
+    assert {name: run.last.claim for name, run in runs.items()} == {
+        "Piggyback": "exact",
+        "MAS": "approximate",
+        "WSN": "approximate",
+    }
+    assert all(run.last.number("JSD_own_floor_order") is not None for run in runs.values())
+    assert runs["Piggyback"].last.number("JSD_own") == 0
+    assert main(["sweep", "mine.yaml", "seed=1"]) == 0
+    assert "3 runs, 3 done already" in capsys.readouterr().out
+
+
+def test_a_run_needs_no_file(file, capsys):
+    words = ["stream.n_tasks=2", f"--network={HERE}:Narrow", "training.epochs=1", f"--scenario={HERE}:first_goes"]
+    assert main(["run", "--method", "experiments.piggyback:Piggyback", "--stream", f"{HERE}:two_tasks", *words]) == 0
+    assert "runs/two_tasks/Piggyback/first_goes/seed1" in capsys.readouterr().out
+    assert main(["run"]) == 2
+    assert "amnesia list" in capsys.readouterr().err
+
+
+def test_a_module_of_the_working_directory_is_found(file):
+    (file / "beside.py").write_text("from avalanche_amnesia.benchmarks import SplitDigits as mine\n")
+    assert len(make_stream(StreamSettings("beside:mine", 2, n_train=40, n_test=50), 0).train_stream) == 2
+    sys.modules.pop("beside")
+
+
+def test_a_network_says_how_many_features_it_has_or_is_asked():
+    network = make_network(NetworkSettings(f"{HERE}:Narrow", options={"width": 5}), torch.zeros(2, 4))
+    assert (network.features, network.training) == (5, True)
+
+
+def test_every_optimizer_of_torch_is_known_by_its_name():
+    assert optimizer_class(MethodSettings("EWC", "NAdam")) is torch.optim.NAdam
+    assert optimizer_class(MethodSettings("EWC", "torch.optim.adamw:AdamW")) is torch.optim.AdamW
+
+
+class Silent(TaskStrategy):
+    """A strategy that does not say which model it trains."""
+
+    def __init__(self, *, model, optimizer, **options):
+        super().__init__(model=model, optimizer=optimizer, method=[], **options)
+
+
+def test_a_strategy_that_does_not_name_its_model_is_told_how():
+    with pytest.raises(ValueError, match=r"annotate the argument model .* model: MaskedModel"):
+        model_class(Silent)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("methods.WSN.kind=nowhere:Method", "No module named 'nowhere'"),
+        ("methods.WSN.kind=experiments.piggyback:Pigyback", "no attribute 'Pigyback'"),
+        ("methods.WSN.kind=experiments.piggyback:main", "name a class of strategies"),
+        ("methods.WSN.optimizer=Adamm", "no optimizer 'Adamm'; did you mean 'Adam'?"),
+        (f"stream.name={HERE}:no_tasks", "no attribute 'no_tasks'"),
+        (f"network.name={HERE}:Wide", "no attribute 'Wide'"),
+        ("network.name=MPL", "or MODULE:NAME of your own, got 'MPL'; did you mean 'MLP'?"),
+        (f"scenarios.first goes.name={HERE}:last_goes", "no attribute 'last_goes'"),
+        ("scenarios.first goes.options.afer=1", "no option 'afer'; did you mean 'after'?"),
+    ],
+)
+def test_a_sweep_of_names_that_nothing_has_trains_nothing(change, told, file, capsys):
+    assert main(["sweep", "mine.yaml", change]) == 2
+    assert told in capsys.readouterr().err
+    assert not (file / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+@pytest.mark.parametrize("option", ["--out", "--store"])
+def test_a_file_in_place_of_a_folder_is_refused_before_anything_trains(command, option, file, capsys):
+    assert main([command, "mine.yaml", option, "mine.yaml"]) == 2
+    assert f"{option} mine.yaml" in capsys.readouterr().err
+    assert not (file / "runs").exists()
+
+
+def test_a_benchmark_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"has 2 tasks: say stream.n_tasks=2"):
+        make_stream(StreamSettings(f"{HERE}:always_two", 3), 0)
+
+
+def always_two():
+    return two_tasks(2, 0)
+
+
+def test_settings_from_python_are_checked_alike():
+    with pytest.raises(ValueError, match=r"methods.x.kind must be one of .*did you mean 'Naive'"):
+        cells_of(replace(TINY, methods={"x": MethodSettings("Naiv")}))
+
+
+def test_what_there_is_is_listed_and_both_pages_have_it(capsys):
+    assert main(["list"]) == 0
+    told, page = capsys.readouterr().out, (ROOT / "docs" / "command_line.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    for names in (kinds.METHODS, kinds.STREAMS, kinds.NETWORKS, kinds.SCENARIOS):
+        assert f"| {', '.join(names)} |" in readme
+        for name, line in names.items():
+            assert f"| {name} | {line} |" in page
+            assert f"  {name} " in told
+            assert line in told
+    listed = told.partition("metrics\n")[2].splitlines()
+    assert len(listed) > 10
+    assert all(" ".join(line.split()) in page.replace(" | ", " ").replace("| ", "") for line in listed)
