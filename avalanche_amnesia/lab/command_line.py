@@ -5,7 +5,6 @@ are all that the parser knows of it. Rooms are imported when a command uses them
 """
 
 import argparse
-import importlib
 import inspect
 import os
 import re
@@ -16,7 +15,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import shtab
 
@@ -26,7 +25,8 @@ from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
-from avalanche_amnesia.lab.study.settings import Experiment
+from avalanche_amnesia.lab.study.named import named
+from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings
 from avalanche_amnesia.typed import typed
 
 Changes = list[tuple[str, str]]
@@ -51,47 +51,66 @@ def demo(
         epochs: per task (20 on digits, 2 on MNIST)
         store: keep references here; started again, it goes on
     """
+    _refuse_what_is_in_the_way({"--out": out, "--store": store})
     from avalanche_amnesia.lab.study.demo import run_demo
 
     run_demo(out, _say, data_root=data_root, seed=seed, epochs=epochs, store=store)
 
 
 def run(
-    file: Path,
+    file: Path | None = None,
     *,
     changes: Changes,
     profile: str | None = None,
     method: str | None = None,
     scenario: str | None = None,
+    stream: str | None = None,
+    network: str | None = None,
     seed: int | None = None,
     out: Path = RUNS,
     store: Path = STORE,
     data_root: Path | None = None,
     download: bool = False,
 ) -> None:
-    """One method on one stream with one request scenario: amnesia run FILE key=value …
+    """One method on one stream with one request scenario: amnesia run FILE key=value …, or --method without a file.
 
     Args:
-        file: the experiment's YAML file
+        file: the experiment's YAML file; without one the methods and scenarios are those of amnesia list
         profile: a profile of the file: small, full
-        method: name of a method; the file's first
-        scenario: name of a request scenario; the file's first
-        seed: the file's first
+        method: name of a method of the file, by default its first; MODULE:NAME of your own
+        scenario: name of a request scenario of the file, by default its first
+        stream: in place of the file's
+        network: in place of the file's
+        seed: by default the file's first
         out: folder for results
         store: of references
         data_root: folder with data sets, or AMNESIA_DATA
         download: let torchvision fetch data that is missing
     """
     from avalanche_amnesia.lab.study.experiment import folder_of, is_done
-    from avalanche_amnesia.lab.study.sweep import run_cell
 
-    experiment = study.read_experiment(file, profile, changes)
-    methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
+    given = {"stream.name": stream, "network.name": network}
+    changes = [*((key, name) for key, name in given.items() if name is not None), *changes]
+    if file is not None:
+        experiment = study.read_experiment(file, profile, changes)
+        methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
+    elif method is None:
+        raise ValueError("run needs an experiment's file, or --method and --stream: amnesia list says which there are")
+    else:
+        of_methods, of_scenarios = {_row(method): {"kind": method}}, {}
+        if scenario is not None:
+            of_scenarios["scenarios"] = {_row(scenario): {"name": scenario}}
+        name = _row(stream or StreamSettings.name)
+        experiment = study.experiment_of({"name": name, "methods": of_methods, **of_scenarios}, changes)
+        methods, scenarios = [], []
     cell = study.cells_of(experiment, methods, scenarios, [] if seed is None else [seed])[0]
     folder = folder_of(cell, out)
+    _refuse_what_is_in_the_way({"--out": folder, "--store": store})
     if is_done(cell, folder):
         _say(f"there already, with these settings: {folder}")
         return
+    from avalanche_amnesia.lab.study.sweep import run_cell
+
     done = run_cell(cell, folder, store, data_root, download, _say)
     _say(f"{_in_words(done.last)}\n{folder}")
 
@@ -144,6 +163,7 @@ def sweep(
     experiment = study.read_experiment(file, profile, changes)
     methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
     cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
+    _refuse_what_is_in_the_way({"--out": out, "--store": store})
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
     _say(f"{len(cells)} runs, {len(cells) - len(missing)} done already")
     if plan:
@@ -173,6 +193,7 @@ def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path
         tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep in one folder, in place
             of the page
     """
+    _refuse_what_is_in_the_way({"--tables": tables}, {"--out": out} if tables is None else {})
     if tables is None:
         shown = [run for folder in folders for run in pages.read_runs(folder)]
         page = pages.report_page(shown).encode()
@@ -212,15 +233,17 @@ def unlearn(
         strict: refuse a state that something else has written into
     """
     into = state if out is None else out
+    _refuse_what_is_in_the_way({"--out": out}, {"--record": record})
     saving.refuse_foreign(into)
-    strategy = _named(factory, "--factory")()
+    key = None if sign is None else sign.read_bytes()
+    strategy = named(factory, "--factory")()
     training.load_state(strategy, state, None if public_key is None else public_key.read_bytes())
     unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
     done = unlearning.unlearn(strategy, tasks, fingerprint=residue_search.take_fingerprint, strict=strict)
-    key = None if sign is None else sign.read_bytes()
     text = done.to_json() if key is None else done.sign(key)
+    record.parent.mkdir(parents=True, exist_ok=True)
     with saving.replacing(record) as part:  # where no record can be written, no task goes
         part.write_text(text + "\n")
         training.save_state(strategy, into, key)
@@ -280,9 +303,9 @@ def plan(store: Path, *, factory: str, benchmark: str) -> None:
     """
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
-    stream = _named(benchmark, "--benchmark")
+    stream = named(benchmark, "--benchmark")
     stream = stream() if callable(stream) else stream
-    _say(str(plan_runs(_named(factory, "--factory"), stream, runs.RunStore(store))))
+    _say(str(plan_runs(named(factory, "--factory"), stream, runs.RunStore(store))))
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
@@ -319,6 +342,21 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
     return 1 if any(outcome.result == "failed" for outcome in outcomes) else 0
 
 
+def list_() -> None:
+    """Methods, streams, networks, request scenarios and metrics, a line each."""
+    from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
+    from avalanche_amnesia.lab.study.settings import METHODS, NETWORKS, SCENARIOS, STREAMS
+
+    measured = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
+    metrics = measured | {reading.check: reading.title for reading in READINGS}
+    kinds = {"methods": METHODS, "streams": STREAMS, "networks": NETWORKS, "scenarios": SCENARIOS, "metrics": metrics}
+    for kind, names in kinds.items():
+        own = "" if kind == "metrics" else ", or MODULE:NAME of your own"
+        _say(f"{kind}{own}")
+        for name, line in names.items():
+            _say(f"  {name:21}{line}")
+
+
 def data(*, data_root: Path | None = None, download: list[str] | None = None) -> None:
     """Data sets: which there are, where they lie, and to download them.
 
@@ -341,7 +379,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         _say(f"{each.name:15}{state:11}{each.content} ({each.streams})")
 
 
-COMMANDS: Any = (demo, run, sweep, report, unlearn, verify, audit, plan, prune, sync, data)
+COMMANDS: Any = (demo, list_, run, sweep, report, unlearn, verify, audit, plan, prune, sync, data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -406,11 +444,12 @@ def _as_option(word: str, names: set[str]) -> str:
 def _add(commands: Any, function: Callable[..., int | None]) -> None:
     """Add a command whose options are the parameters of a function."""
     summary, texts = _documented(function)
-    parser = commands.add_parser(function.__name__, help=summary, description=summary, allow_abbrev=False)
+    command = function.__name__.rstrip("_")
+    parser = commands.add_parser(command, help=summary, description=summary, allow_abbrev=False)
     parser.set_defaults(function=function)
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         if parameter.annotation == Changes:
-            _add_settings(parser, function.__name__)
+            _add_settings(parser, command)
             continue
         kind, default = parameter.annotation, parameter.default
         kind = get_args(kind)[0] if get_origin(kind) in (Union, UnionType) else kind
@@ -428,7 +467,7 @@ def _add(commands: Any, function: Callable[..., int | None]) -> None:
             options |= {"required": True} if default is parameter.empty else {"default": default}
             parser.add_argument(f"--{name.replace('_', '-')}", **options)
         else:
-            parser.add_argument(name, **options)
+            parser.add_argument(name, **options if default is parameter.empty else {**options, "nargs": "?"})
 
 
 def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
@@ -444,7 +483,7 @@ def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
 
 def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
     """Name and description of every setting."""
-    (_, texts), hints = _documented(kind), get_type_hints(kind)
+    (_, texts), hints = _documented(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         name, hint = f"{before}{field.name}", hints[field.name]
         inner = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
@@ -454,6 +493,8 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         shown = "" if default is MISSING else f", default: {default}"
         what = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
+        if get_origin(hint) is Annotated:
+            what = f"{', '.join(get_args(hint)[1])}, or MODULE:NAME"
         yield name, f"{texts[field.name]} (type: {what}{shown})"
 
 
@@ -467,18 +508,23 @@ def _documented(thing: Any) -> tuple[str, dict[str, str]]:
 # What commands share ------------------------------------------------------------------------------------------
 
 
-def _named(name: str, option: str) -> Any:
-    """Look up what ``module:name`` names; modules of the working directory are found."""
-    module, _, inside = name.partition(":")
-    if not module or not inside:
-        raise ValueError(f"{option} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), inside)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{option} {name}: {error}; run the command where {module}.py lies") from error
-    finally:
-        sys.path.remove(os.getcwd())
+def _refuse_what_is_in_the_way(folders: dict[str, Path | None], files: dict[str, Path] | None = None) -> None:
+    """Raise, before anything is computed, where the folders and files that options name can't be written."""
+    for option, file in (files or {}).items():
+        if file.is_dir():
+            raise ValueError(f"{option} {file} is a folder: name a file")
+        folders = {**folders, option: file.parent}
+    for option, folder in folders.items():
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists()) if folder else None
+        if there is not None and not there.is_dir():
+            raise ValueError(f"{option} {folder}: {there} is a file; name a folder")
+        if there is not None and not os.access(there, os.W_OK):
+            raise ValueError(f"{option} {folder}: nothing may be written into {there}; name another")
+
+
+def _row(name: str) -> str:
+    """Name of a row of the tables, for a method or scenario without a file."""
+    return name.rpartition(":")[2]
 
 
 def _record(file: Path, public_key: Path | None) -> Any:

@@ -1,5 +1,6 @@
 """Slurm, through submitit."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ class SlurmExecutor:
     Raises:
         ImportError: where submitit is not installed.
         ValueError: for a share of a GPU.
-        RuntimeError: where there is no Slurm.
+        FileNotFoundError: where there is no Slurm.
     """
 
     def __init__(
@@ -40,6 +41,10 @@ class SlurmExecutor:
         if gpus != int(gpus):
             raise ValueError(
                 f"gpus={gpus}: Slurm gives whole GPUs; give 0, 1 …, or leave gpus out and say slurm_gres=shard:1"
+            )
+        if cluster == "slurm" and shutil.which("srun") is None:
+            raise FileNotFoundError(
+                "there is no Slurm here (no srun): run this on a node that submits jobs, or take another executor"
             )
         self._submitit = submitit
         self._executor = submitit.AutoExecutor(folder=logs, cluster=cluster)

@@ -121,6 +121,13 @@ def test_slurm_gives_whole_gpus(tmp_path):
         SlurmExecutor(tmp_path, gpus=0.5, cluster="local")
 
 
+def test_a_machine_without_slurm_is_told_so_in_a_line(tmp_path, monkeypatch):
+    pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match=r"there is no Slurm here \(no srun\)"):
+        SlurmExecutor(tmp_path)
+
+
 @pytest.mark.parametrize(("make", "extra"), [(RayExecutor, "ray"), (lambda: SlurmExecutor(Path("logs")), "slurm")])
 def test_an_absent_extra_is_named(make, extra, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, {"ray": "ray", "slurm": "submitit"}[extra], None)

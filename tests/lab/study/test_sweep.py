@@ -311,7 +311,7 @@ def test_options_of_a_method_are_overridden_one_by_one(file):
 
 
 def test_without_a_file(file, capsys):
-    assert main(["run"]) == 2
+    assert main(["sweep"]) == 2
     assert "the following arguments are required: file" in capsys.readouterr().err
     assert main(["run", "none.yaml"]) == 2
     assert "none.yaml" in capsys.readouterr().err
