@@ -11,35 +11,47 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, map_two_threads, same_bits
 from avalanche_amnesia.trajectory.replay import Revision, Revisions, moved_along, replay
-from avalanche_amnesia.trajectory.sparse import SparseEntries, chosen, chosen_by, fill
+from avalanche_amnesia.trajectory.sparse import SparseEntries, chosen, chosen_by, positions, put, take
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]
 """Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
 
 
-@dataclass(frozen=True)
 class Moved:
-    """The entries of a tensor that a removal changes."""
+    """The entries of a tensor that a removal changes.
 
-    where: Tensor
-    now: Tensor
-    without: Tensor
+    Attributes:
+        where: bool tensor of the tensor's shape.
+        now: their values ``(k,)``.
+        without: their values without what goes, ``(k,)``.
+    """
+
+    def __init__(self, where: Tensor, now: Tensor, without: Tensor, index: Tensor | None = None) -> None:
+        self.where, self.now, self.without = where, now, without
+        self._index = positions(where) if index is None else index
 
     @classmethod
-    def among(cls, where: Tensor, now: Tensor, without: Tensor) -> Moved | None:
-        """Those of some entries whose bits change; None: none does."""
+    def among(cls, where: Tensor, index: Tensor, now: Tensor, without: Tensor) -> Moved | None:
+        """Those of some entries, at flat ``index``, whose bits change; None: none does."""
         differ = as_integers(now).numpy() != as_integers(without).numpy()
         if not differ.all():
-            among = where.numpy()  # a view: the mask is narrowed in place, and only entries of it were compared
-            among[among.copy()] = differ
+            where.numpy().reshape(-1)[index.numpy()[~differ]] = False  # only entries of it were compared
             some = torch.from_numpy(differ)
-            now, without = now[some], without[some]
-        return cls(where, now, without) if len(now) else None
+            index, now, without = index[some], now[some], without[some]
+        return cls(where, now, without, index) if len(now) else None
 
     def to(self, device: torch.device) -> Moved:
         """The same on a device."""
-        return Moved(self.where.to(device), self.now.to(device), self.without.to(device))
+        return Moved(*(part.to(device) for part in (self.where, self.now, self.without, self._index)))
+
+    def take_out(self, tensor: Tensor) -> None:
+        """Give a tensor's entries the values without what goes, in place."""
+        put(tensor, self._index, self.without)
+
+    def put_back(self, tensor: Tensor) -> None:
+        """Give them the values that they had, in place."""
+        put(tensor, self._index, self.now)
 
     def __len__(self) -> int:
         return len(self.now)
@@ -56,7 +68,7 @@ class WholeTensors(Mapping[str, Tensor]):
         moved = self._moved[name]
         if name not in self._made:
             value = self._current[name].detach().clone()
-            fill(value, moved.where, moved.without)
+            moved.take_out(value)
             self._made[name] = value
         return self._made[name]
 
@@ -141,14 +153,15 @@ def work_out(
             where = torch.ones(committed.shape, dtype=torch.bool)
         else:  # only what a writer who goes had moved can have changed: the rest of the tensor is not compared
             where = torch.from_numpy(np.unpackbits(going, count=here.numel()).view(bool)).reshape(here.shape)
+        index = positions(where)
         if len(taking_part) == 1 and not reading and not revised:  # the usual case: only it wrote here
             ((writer, entry),) = taking_part
             assert entry is not None
-            written = chosen(here, where)
+            written = take(here, index)
             updates[writer].add(name, entry, written)
-            return Moved.among(where, written, entry.before(written)), None, None
+            return Moved.among(where, index, written, entry.before(written)), None, None
         replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
-        return Moved.among(where, chosen(here, where), chosen(replayed, where)), stays, replayed
+        return Moved.among(where, index, take(here, index), take(replayed, index)), stays, replayed
 
     # Whoever reads or is revised may enter tensors into logs, where their order counts.
     size = 0 if revisions or readers else sum(current[name].nbytes for name in names)
@@ -162,7 +175,7 @@ def work_out(
         if before is not None and name in before:
             if replayed is None:
                 replayed = committed.detach().clone()
-                fill(replayed, moved[name].where, moved[name].without)
+                moved[name].take_out(replayed)
             new_before[name] = replayed.to(committed.device)
             # The task in training goes on from the new values before it, with its own update so far on top.
             now = current[name].detach()

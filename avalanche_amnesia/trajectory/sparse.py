@@ -178,7 +178,7 @@ def positions(where: Tensor) -> Tensor:
     """Flat index ``(k,)`` of the True entries of a bool tensor, on its device."""
     if where.device.type != "cpu":
         return where.reshape(-1).nonzero()[:, 0]
-    return torch.from_numpy(np.flatnonzero(where.numpy()))
+    return torch.from_numpy(where.numpy().reshape(-1).nonzero()[0])
 
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:

@@ -25,7 +25,6 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.sparse import fill
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
@@ -185,10 +184,10 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
     """Give parameters the values that they have without what goes."""
     # Every way back is noted before the first write, so that the writes can run in two threads.
     for name, moved in removal.moved.items():
-        change.call(fill, parameters[name], moved.where, moved.now)
+        change.call(moved.put_back, parameters[name])
     size = sum(parameters[name].nbytes for name in removal.moved)
     map_two_threads(
-        lambda name: fill(parameters[name], removal.moved[name].where, removal.moved[name].without),
+        lambda name: removal.moved[name].take_out(parameters[name]),
         removal.moved,
         size,
     )
