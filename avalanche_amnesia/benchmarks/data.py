@@ -1,11 +1,13 @@
-"""The data of one task as a torch data set: a view of shared tensors, or of a lazy data set."""
+"""One task: its data as a torch data set, a view of shared tensors or of a lazy data set; its label."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -129,21 +131,93 @@ def labels_fingerprint(experience: Any) -> str:
     return digest.hexdigest()
 
 
+# Labels of tasks ------------------------------------------------------------------------------------------------------
+
+HOW_TO_LABEL = (
+    "Here every experience is a task of its own: give each its label, with task_incremental_benchmark(benchmark, "
+    "reset_task_labels=True), SplitMNIST(..., return_task_id=True) and the like, or nc_benchmark(..., task_labels=True)"
+)
+
+
+class TaskError(ValueError):
+    """An experience can't be trained as a task of its own; nothing changed."""
+
+
+def single_task(experience: Any) -> int:
+    """The one task label of an experience.
+
+    Raises:
+        TaskError: where it has none, or several.
+    """
+    labels = labels_of(experience)
+    if len(labels) != 1:
+        raise TaskError(f"an experience must hold exactly one task, got task labels {labels}. {HOW_TO_LABEL}")
+    return labels[0]
+
+
+def labels_of(experience: Any) -> list[int]:
+    """The task labels of an experience.
+
+    Raises:
+        TaskError: where it has none.
+    """
+    labels = getattr(experience, "task_labels", ())
+    if not len(labels):
+        raise TaskError(f"an experience must have a task label, got task labels []. {HOW_TO_LABEL}")
+    return [int(label) for label in labels]
+
+
+def stream_of(experience: Any) -> Any:
+    """The stream that holds an experience; None where none does."""
+    try:
+        return getattr(experience, "origin_stream", None)
+    except AssertionError:  # so the host says that none does
+        return None
+
+
+def refuse_incremental(experience: Any) -> None:
+    """Check, before anything is trained, that the stream of an experience tells its tasks apart.
+
+    Raises:
+        TaskError: for a class- or domain-incremental stream, and one of whose experiences some mix tasks, with the call
+            that mends it.
+    """
+    refuse_part(experience)
+    task, stream = single_task(experience), stream_of(experience)
+    if not hasattr(stream, "__len__"):
+        return
+    counts = Counter(single_task(other) for other in stream)
+    requested = any(getattr(other, "requests", ()) for other in stream)
+    if min(counts.values()) > 1 and not requested:  # what comes again among others may have been unlearned in between
+        raise TaskError(f"task {task}: {_of_several(counts[task])}")
+
+
 def label_of_several(task: int, n: int) -> str:
-    """Refusal of one of several experiences with one task label, and the way out."""
-    return (
-        f"training of task {task}: it is already trained and still remains, and {n} experiences of this stream have "
-        "that task label, as in a class- or domain-incremental stream. Here every experience is a task of its own: "
-        "give each its label, with SplitMNIST(..., return_task_id=True) and the like, nc_benchmark(..., "
-        "task_labels=True), or task_incremental_benchmark(benchmark, reset_task_labels=True); or unlearn the task first"
-    )
+    """Refusal of a second one of several experiences with one task label, and the way out."""
+    return f"training of task {task}: it is already trained and still remains; {_of_several(n)}; or unlearn it first"
 
 
 def why_trained(experience: Any) -> str:
     """Refusal of an experience whose task label is that of a task which remains, and the way out."""
-    task = int(experience.task_labels[0])
-    stream = getattr(experience, "origin_stream", None) or [experience]
-    n = sum(list(other.task_labels) == [task] for other in stream)
+    task = single_task(experience)
+    n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     if n > 1:
         return label_of_several(task, n)
     return f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own"
+
+
+def _of_several(n: int) -> str:
+    return (
+        f"{n} experiences of this stream have that task label, as in a class- or domain-incremental stream. "
+        f"{HOW_TO_LABEL}"
+    )
+
+
+def refuse_part(experience: Any) -> None:
+    """Raise for an experience that is a part of a task."""
+    if isinstance(experience, OnlineCLExperience):
+        n = len(experience.dataset)
+        raise TaskError(
+            f"an experience of {n} samples is a part of a task, as split_online_stream makes it, and here every "
+            f"experience is a whole task: train on the stream that was split, with train_mb_size={n} and train_epochs=1"
+        )

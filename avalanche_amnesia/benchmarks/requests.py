@@ -1,14 +1,14 @@
 """Unlearning requests as an attribute of ordinary experiences, checked when the benchmark is built."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
+from avalanche.benchmarks import CLScenario, EagerCLStream
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import label_of_several
+from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark, own_copy, scenario_like
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 
@@ -117,7 +117,8 @@ def with_unlearning(
 
     Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in the order in which they
     fire: before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). A benchmark that carries
-    such already keeps them, and gets these in addition.
+    such already keeps them, and gets these in addition. Call it last: streams that the host derives from this one, such
+    as those of ``benchmark_with_validation_stream``, are without.
 
     Args:
         benchmark: each train experience has exactly one task label.
@@ -138,6 +139,7 @@ def with_unlearning(
             or a value that is not allowed; the message names event, task and rule. Also where what the benchmark
             carries already is at odds with it.
     """
+    benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
     carried = [request for due in _carried(benchmark) for request in due]
     given = _listed(requests, len(tasks))
@@ -160,6 +162,7 @@ def with_unlearning(
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
     """A new benchmark without requests, in which each task comes once; which are permanent, and when, stays."""
+    benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
     _rehearse(tasks, _carried(benchmark), declared, TaskLedger(deadline))
@@ -171,16 +174,7 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """A new benchmark with the train experiences at these positions, in this order; its test stream stays."""
     train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
-    return _of_streams(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
-
-
-def _of_streams(benchmark: CLScenario, streams: Sequence[EagerCLStream]) -> CLScenario:
-    """A scenario of other streams, with all attributes of a benchmark."""
-    result = CLScenario(list(streams))
-    for name, value in vars(benchmark).items():
-        if not name.startswith("_") and name not in vars(result):
-            setattr(result, name, value)
-    return result
+    return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -203,7 +197,7 @@ def _scheduled(
 ) -> CLScenario:
     """A copy of the benchmark that carries this, and nothing else, whatever it carried."""
     streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
-    result = _of_streams(benchmark, streams)
+    result = scenario_like(benchmark, streams)
     for stream in streams:
         stream.benchmark = result
         for experience in stream:
@@ -242,18 +236,21 @@ def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
     return given if carried is None else carried
 
 
-def _tasks(benchmark: CLScenario) -> list[int]:
+def _labelled(benchmark: CLScenario) -> CLScenario:
     if not hasattr(benchmark, "streams"):
         raise TypeError(
             f"with_unlearning takes a benchmark, such as SplitDigits() or what task_benchmark returns, got a "
             f"{type(benchmark).__name__}: {benchmark!r}"
         )
-    stream = benchmark.streams.get("train")
-    if stream is None:
+    if "train" not in benchmark.streams:
         raise ValueError(f"The benchmark has no train stream; its streams are {', '.join(benchmark.streams)}")
+    return labelled_benchmark(benchmark)
+
+
+def _tasks(benchmark: CLScenario) -> list[int]:
     tasks = []
-    for position, experience in enumerate(stream):
-        labels = list(getattr(experience, "task_labels", ()))
+    for position, experience in enumerate(benchmark.train_stream):
+        labels = list(experience.task_labels)
         if len(labels) != 1:
             raise ValueError(
                 f"Train experience {position} has the task labels {labels}, but unlearning needs exactly one "
@@ -333,15 +330,6 @@ def rehearse(
         if request.when == "after":
             enter = ledger.check if request.is_partial else ledger.forget
             enter(request.tasks, request.event(task), known)
-
-
-def own_copy(experience: CLExperience) -> CLExperience:
-    twin = copy(experience)
-    for name, value in list(vars(twin).items()):
-        if isinstance(value, ExperienceAttribute):
-            # A plain copy shares this box, and placing the twin in a stream would renumber the original.
-            vars(twin)[name] = ExperienceAttribute(value.value, value.use_in_train, value.use_in_eval)
-    return twin
 
 
 def _sorted_numbers(name: str, values: Iterable[object]) -> tuple[int, ...]:

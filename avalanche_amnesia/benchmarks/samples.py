@@ -7,7 +7,8 @@ from avalanche.benchmarks import CLScenario
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import targets_of
-from avalanche_amnesia.benchmarks.requests import own_copy, rearranged
+from avalanche_amnesia.benchmarks.requests import rearranged
+from avalanche_amnesia.benchmarks.stream_labels import own_copy
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 
 

@@ -10,7 +10,8 @@ from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks.data import single_task, task_data
+from avalanche_amnesia.benchmarks.stream_labels import labelled_stream
 from avalanche_amnesia.evaluation.functional import floor_ratio
 from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
@@ -191,7 +192,7 @@ class FeatureDistance(ReferenceMetric):
 
 def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
     """Task → its experience in a stream."""
-    return {int(experience.task_label): experience for experience in stream}
+    return {single_task(experience): experience for experience in labelled_stream(stream)}
 
 
 def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:

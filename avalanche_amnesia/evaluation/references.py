@@ -19,6 +19,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.benchmarks.samples import experience_without
+from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.evaluation.same_data import difference_of_data
@@ -89,7 +90,7 @@ class References:
         if not hasattr(benchmark, "streams"):
             raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
         self.make_strategy: Callable[..., Any] | None = make_strategy
-        self.benchmark = benchmark
+        self.benchmark = benchmark = labelled_benchmark(benchmark)
         self.train_options = dict(train_options or {})
         stream = without_requests(benchmark).train_stream
         self._experiences = {int(experience.task_label): experience for experience in stream}

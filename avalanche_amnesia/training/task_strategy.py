@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.seeding import preserved_rng
@@ -35,7 +36,7 @@ from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskError, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
@@ -140,6 +141,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self.seed = checks.whole_number("seed", seed, None)
         self.reset_optimizer = reset_optimizer
         self._trains = False
+        self._placed: int | None = None  # experiences in the streams whose places are the task labels
         self.optimizer_always_fresh = reset_optimizer
         """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
@@ -157,8 +159,12 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
                 that the model can't run on, labels that its head has no class for; the task was undone.
         """
-        given = listed(experiences, "strategy.train")
-        streams = None if eval_streams is None else [listed(one, "train(eval_streams=…)") for one in eval_streams]
+        given = self._tasks_in(listed(experiences, "strategy.train"))
+        if given and not self.model.tasks:
+            refuse_incremental(given[0])
+        streams = None
+        if eval_streams is not None:
+            streams = [self._tasks_in(listed(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng():
             try:
                 self._trains = True
@@ -218,8 +224,34 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             TypeError: for what are no experiences, a benchmark say.
         """
         refuse_unfinished(self)
-        known = remaining_experiences(self, listed(exp_list, "strategy.eval"))
+        given = self._tasks_in(listed(exp_list, "strategy.eval"))
+        if given and not self.model.tasks:
+            refuse_incremental(given[0])
+        known = remaining_experiences(self, given)
         return super().eval(known, **kwargs) if known else {}
+
+    def _tasks_in(self, experiences: Sequence[Any]) -> list[Any]:
+        """Experiences with task labels; where streams have none, their places say which task is which."""
+        found = list(experiences)
+        if not all(hasattr(experience, "task_labels") and stream_of(experience) for experience in found):
+            from avalanche_amnesia.benchmarks.stream_labels import labelled  # lazy: most streams have labels
+
+            found = labelled(found)
+        for n in {e.labelled_by_place for e in found if hasattr(e, "labelled_by_place")}:
+            if self._placed is None:
+                warnings.warn(
+                    f"this stream has no task labels: each of its {n} experiences is taken as the task of its place, "
+                    f"from 0. task_incremental_benchmark(benchmark) gives them these labels",
+                    stacklevel=3,
+                )
+                self._placed = n
+            if n != self._placed:
+                raise TaskError(
+                    f"streams of {self._placed} and of {n} experiences have no task labels, so that their places can't "
+                    "say which experience is of which task: give streams of as many, or the same labels to both, by "
+                    "task_incremental_benchmark(benchmark, reset_task_labels=True) say"
+                )
+        return found
 
     def forward(self) -> Any:
         """As the host's; what a model can't run on is named at a task's first mini-batch, and the task undone."""

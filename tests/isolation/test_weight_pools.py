@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.evaluation.capacity import network_capacity
@@ -28,7 +29,7 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, UnknownTaskError
 from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.training import MaskWarning, load_state
-from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError
+from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 STREAM = split(200)

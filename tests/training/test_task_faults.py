@@ -14,9 +14,9 @@ from support.strategy_state import bits
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT, HardAttention, MaskWarning, ScoredWeights
-from avalanche_amnesia.training.plugins.task_mask import TaskError
 
 WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
 

@@ -12,13 +12,12 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.plugins.task_mask import single_task
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.context import UnlearningContext

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import RepairSummary
+from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, Samples, TaskMemory
 from avalanche_amnesia.models.multi_head import inside_backbone
@@ -19,7 +20,7 @@ from avalanche_amnesia.optimizers import sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
-from avalanche_amnesia.training.plugins.task_mask import DivergedError, single_task
+from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 from avalanche_amnesia.trajectory.replay import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+from avalanche.benchmarks import CLExperience
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from torch import nn
@@ -125,4 +126,4 @@ def listed(experiences: Any, call: str) -> list[Any]:
 
 
 def _is_experience(thing: object) -> bool:
-    return hasattr(thing, "dataset") and hasattr(thing, "origin_stream")
+    return isinstance(thing, CLExperience) or (hasattr(thing, "dataset") and hasattr(thing, "origin_stream"))

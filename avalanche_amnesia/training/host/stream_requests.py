@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, rehearse
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.plugins.task_mask import single_task
 
 
 class StreamRequests:

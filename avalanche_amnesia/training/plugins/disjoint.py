@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import why_trained
+from avalanche_amnesia.benchmarks.data import TaskError, single_task, why_trained
 from avalanche_amnesia.isolation.pools import Pools
 from avalanche_amnesia.models.disjoint import DisjointModel
 from avalanche_amnesia.models.shares import Share
@@ -15,7 +15,7 @@ from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, is_last_to_finish
-from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskError, refuse_untrained, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, refuse_untrained
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import unmoved
 from avalanche_amnesia.unit_graph.findings import ModelError

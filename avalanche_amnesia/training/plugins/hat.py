@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
@@ -26,7 +27,7 @@ from avalanche_amnesia.training.hat_formulas import (
 )
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_faults import closed_layers, full_layers, whole_layers
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, rule_of

@@ -5,6 +5,7 @@ from typing import Any
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import labels_of
 from avalanche_amnesia.seeding import RngState, derive_seed, rng_state, seed_all, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 
@@ -45,11 +46,11 @@ class SeedingPlugin(SupervisedPlugin):
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Seed what the task's modules are drawn from."""
-        seed_all(derive_seed(self.seed, "modules", *strategy.experience.task_labels))
+        seed_all(derive_seed(self.seed, "modules", *labels_of(strategy.experience)))
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Seed data order and dropout."""
-        seed_all(derive_seed(self.order_seed, "order", *strategy.experience.task_labels))
+        seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Give the caller's random streams back."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.benchmarks.data import why_trained
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, why_trained
 from avalanche_amnesia.models.multi_head import MultiHeadModel, inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
@@ -22,10 +22,6 @@ from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, n
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
-
-
-class TaskError(ValueError):
-    """An experience can't be trained as a task of its own; nothing changed."""
 
 
 class DivergedError(RuntimeError):
@@ -183,6 +179,8 @@ class TaskMaskPlugin(TaskEndPlugin):
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
         self.undo_training(strategy)
+        if not model.masked_tasks:
+            refuse_incremental(strategy.experience)
         if task in model.masked_tasks:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a mask: {list(model.masked_tasks)}")
         self.training = self.task_class(task)
@@ -344,14 +342,3 @@ def refuse_untrained(strategy: Strategy) -> None:
             f"{strategy.train_mb_size} of its {len(strategy.experience.dataset)} samples, with drop_last=True none if "
             "these are fewer; or train_epochs is 0, or a plugin stopped the training"
         )
-
-
-def single_task(experience: Any) -> int:
-    """The one task label of an experience."""
-    labels = list(getattr(experience, "task_labels", []))
-    if len(labels) != 1:
-        raise TaskError(
-            f"an experience must hold exactly one task, got task labels {labels}; build the stream with "
-            "avalanche_amnesia.benchmarks or avalanche's task_incremental_benchmark"
-        )
-    return int(labels[0])

@@ -8,7 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
-from avalanche_amnesia.benchmarks.data import why_trained
+from avalanche_amnesia.benchmarks.data import single_task, why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -17,7 +17,7 @@ from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction

@@ -12,7 +12,7 @@ from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import Provenance, UnlearningPlan, UnlearningRecord
-from avalanche_amnesia.benchmarks.data import labels_fingerprint
+from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, refuse_incremental, single_task
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
@@ -29,9 +29,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPl
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import (
     TaskEndPlugin,
-    TaskError,
     TaskMaskPlugin,
-    single_task,
 )
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
@@ -274,6 +272,8 @@ class UnlearningPlugin(SupervisedPlugin):
         self.claims.look_before_training(strategy.model)
         if self.current is not None:  # trained again inside an unlearning: its requests were answered long ago
             return
+        if not self.ledger.n_trained:
+            refuse_incremental(experience)
         self.stream.note(experience)
         check_iterations(strategy)
         if self.ledger.n_trained == 0 and self.deadline is None:

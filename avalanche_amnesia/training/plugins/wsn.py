@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.optimizers import BareAdam, BareStep, flush_denormals
@@ -19,7 +20,7 @@ from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
-from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, single_task
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
 

@@ -1,0 +1,108 @@
+"""Labels for streams that have none: those of their samples, or the places of the experiences."""
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import combinations
+from typing import Any
+
+from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
+from avalanche.benchmarks.utils import ConstantSequence, TaskLabels
+
+from avalanche_amnesia.benchmarks.data import HOW_TO_LABEL, TaskError, refuse_part, stream_of
+
+
+def own_copy(experience: CLExperience) -> CLExperience:
+    """A copy that can be placed in another stream."""
+    twin = copy(experience)
+    for name, value in list(vars(twin).items()):
+        if isinstance(value, ExperienceAttribute):
+            # A plain copy shares this box, and placing the twin in a stream would renumber the original.
+            vars(twin)[name] = ExperienceAttribute(value.value, value.use_in_train, value.use_in_eval)
+    return twin
+
+
+def scenario_like(benchmark: CLScenario, streams: Sequence[Any]) -> CLScenario:
+    """A scenario of other streams, with all attributes of a benchmark."""
+    result = CLScenario(list(streams))
+    for name, value in vars(benchmark).items():
+        if not name.startswith("_") and name not in vars(result):
+            setattr(result, name, value)
+    return result
+
+
+def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
+    """A benchmark whose experiences have task labels: the given one, or a copy; see :func:`labelled_stream`."""
+    given = list(benchmark.streams.values())
+    streams = [labelled_stream(stream) for stream in given]
+    return benchmark if streams == given else scenario_like(benchmark, streams)
+
+
+def labelled(experiences: Sequence[Any]) -> list[Any]:
+    """Experiences as they are, but those without task labels out of a labelled copy of their stream."""
+    streams: dict[int, Any] = {}
+    found = []
+    for experience in experiences:
+        stream = stream_of(experience)
+        if stream is not None and hasattr(experience, "task_labels"):
+            found.append(experience)
+            continue
+        refuse_part(experience)
+        if stream is None:  # the host asks for its name
+            experience = own_copy(experience)
+            stream = EagerCLStream("train", [experience])
+        if id(stream) not in streams:
+            streams[id(stream)] = stream, list(labelled_stream(stream))
+        found.append(streams[id(stream)][1][experience.current_experience])
+    return found
+
+
+def labelled_stream(stream: Any) -> Any:
+    """A stream whose experiences have task labels: the given one, or a copy.
+
+    In the copy they are the labels of the samples, where all have some, else the places of the experiences, each of
+    which then has an attribute ``labelled_by_place``: how many they are.
+
+    Raises:
+        TaskError: for a stream without labels that is class-incremental, each class in one experience alone, or has
+            the host's form for domain-incremental ones.
+    """
+    experiences = list(stream)
+    if all(hasattr(experience, "task_labels") for experience in experiences):
+        return stream
+    of_samples: list[Any] = [getattr(experience.dataset, "targets_task_labels", None) for experience in experiences]
+    by_place = any(labels is None for labels in of_samples)
+    if by_place:
+        _refuse_unlabelled(stream, experiences)
+    twins = []
+    for place, (experience, labels) in enumerate(zip(experiences, of_samples, strict=True)):
+        twin: Any = own_copy(experience)
+        if by_place:
+            of_all = TaskLabels(ConstantSequence(place, len(twin.dataset)))
+            twin._dataset = twin.dataset.update_data_attribute(name="targets_task_labels", new_value=of_all)
+            twin.task_labels, twin.labelled_by_place = [place], len(experiences)
+        else:
+            twin.task_labels = sorted(int(label) for label in labels.uniques)
+        if len(twin.task_labels) == 1:
+            twin.task_label = twin.task_labels[0]
+        twins.append(twin)
+    return EagerCLStream(stream.name, twins)
+
+
+def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
+    classes = []
+    for place, experience in enumerate(experiences):
+        targets = getattr(experience.dataset, "targets", None)
+        if targets is None:
+            raise TaskError(
+                f"the data set of experience {place} has no targets, the label of each of its samples: make it by "
+                "as_classification_dataset(data), of data with a list data.targets"
+            )
+        classes.append({int(label) for label in targets})
+    if len(classes) == 1 and hasattr(stream, "__len__"):
+        return
+    # The host gives no length to streams of new instances alone.
+    if not hasattr(stream, "__len__") or not any(one & other for one, other in combinations(classes, 2)):
+        raise TaskError(
+            f"the {len(classes)} experiences of this stream have no task labels, as in a class- or domain-incremental "
+            f"stream. {HOW_TO_LABEL}"
+        )

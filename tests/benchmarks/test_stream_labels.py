@@ -1,0 +1,185 @@
+"""Streams as the host builds them: their tasks are told apart, or they are refused before anything is trained."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from avalanche.benchmarks import (
+    DatasetExperience,
+    EagerCLStream,
+    benchmark_from_datasets,
+    benchmark_with_validation_stream,
+    class_incremental_benchmark,
+    nc_benchmark,
+    new_instances_benchmark,
+    ni_benchmark,
+    split_online_stream,
+    task_incremental_benchmark,
+    with_task_labels,
+)
+from avalanche.benchmarks.utils import (
+    AvalancheDataset,
+    DataAttribute,
+    TaskAwareSupervisedClassificationDataset,
+    TaskLabels,
+    as_classification_dataset,
+)
+from support import tiny
+from support.strategies import stock
+from support.strategy_state import bits, unlearning_plugin
+from torch.utils.data import TensorDataset
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
+from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.training.plugins import TaskError
+
+
+def of_sets(*sets):
+    """The host's first builder; no task labels."""
+    return benchmark_from_datasets(
+        train=[as_classification_dataset(one) for one in sets], test=[as_classification_dataset(one) for one in sets]
+    )
+
+
+def domains():
+    return of_sets(tiny.data(16), tiny.data(24), tiny.data(32))
+
+
+def new_classes():
+    sets = {name: as_classification_dataset(tiny.data(classes=4)) for name in ("train", "test")}
+    return class_incremental_benchmark(sets, num_experiences=2, class_order=[0, 1, 2, 3])
+
+
+def mixed():
+    data = tiny.data()
+    labels = [DataAttribute(data.targets, "targets"), TaskLabels([i % 2 for i in range(len(data))])]
+    part = TaskAwareSupervisedClassificationDataset([data], data_attributes=labels)
+    return with_task_labels(benchmark_from_datasets(train=[part, part], test=[part, part]))
+
+
+def zero_labels(make):
+    return make(tiny.data(classes=4), tiny.data(classes=4), 2, task_labels=False, seed=0)
+
+
+MEND = r"task_incremental_benchmark\(benchmark, reset_task_labels=True\)"
+REFUSED = {
+    "new classes": (new_classes, "2 experiences of this stream have no task labels, as in a class-.*" + MEND),
+    "own classes": (lambda: of_sets(tiny.data(), tiny.data(first=2)), "no task labels, as in a class-.*" + MEND),
+    "all zero, classes": (functools.partial(zero_labels, nc_benchmark), "2 experiences .* that task label.*" + MEND),
+    "all zero, samples": (functools.partial(zero_labels, ni_benchmark), "2 experiences .* that task label.*" + MEND),
+    "new samples": (
+        lambda: new_instances_benchmark(*(as_classification_dataset(tiny.data()) for _ in "ab"), 2),
+        "2 experiences of this stream have no task labels, as in a class- or domain-.*" + MEND,
+    ),
+    "mixed": (mixed, r"exactly one task, got task labels \[0, 1\].*" + MEND),
+    "no labels": (
+        lambda: benchmark_from_datasets(train=[AvalancheDataset([TensorDataset(torch.zeros(2, 8))])]),
+        r"experience 0 has no targets.*as_classification_dataset\(data\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["amnesiac", "pools"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_stream_that_tells_no_tasks_apart_is_refused_before_anything_is_trained(name, kind):
+    make, message = REFUSED[name]
+    strategy, stream = tiny.strategy(kind), make().train_stream
+    before = bits(strategy.model)
+    for ask in (strategy.eval, strategy.train, lambda given: strategy.train([*given][0])):  # noqa: RUF015
+        with pytest.raises(TaskError, match=message):
+            ask(stream)
+    assert strategy.model.tasks == ()
+    assert bits(strategy.model) == before
+    strategy.train(tiny.tasks().train_stream[0])
+    assert strategy.model.tasks == (0,)
+
+
+@pytest.mark.parametrize("name", ["all zero, classes", "new classes", "mixed"])
+def test_a_stock_strategy_refuses_it_too(name):
+    strategy = stock(epochs=1, model=MultiHeadModel(tiny.Net()), train_mb_size=8)
+    before = bits(strategy.model)
+    with pytest.raises(TaskError, match=MEND):
+        strategy.train(REFUSED[name][0]().train_stream[0])
+    assert bits(strategy.model) == before
+    strategy.train(tiny.tasks().train_stream[0])
+    assert unlearning_plugin(strategy).ledger.remaining == (0,)
+
+
+@pytest.mark.parametrize("name", ["new classes", "own classes", "all zero, classes", "mixed"])
+def test_the_call_that_mends_it_does(name):
+    benchmark = task_incremental_benchmark(REFUSED[name][0](), reset_task_labels=True)
+    strategy = tiny.strategy()
+    strategy.train(benchmark.train_stream)
+    strategy.eval(benchmark.test_stream)
+    assert strategy.model.tasks == (0, 1)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_places_of_a_stream_without_labels_are_the_tasks_and_this_is_said_once(split):
+    benchmark = benchmark_with_validation_stream(domains(), 0.25) if split else domains()
+    strategy, expected = tiny.strategy(), tiny.strategy()
+    with pytest.warns(UserWarning, match="no task labels: each of its 3 experiences is taken as the task of its place"):
+        strategy.train(benchmark.train_stream[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        strategy.train(benchmark.train_stream[1:], eval_streams=[benchmark.test_stream[:2]])
+        strategy.eval(benchmark.test_stream)
+        strategy.unlearn([1])
+    expected.train(task_incremental_benchmark(benchmark).train_stream)
+    expected.unlearn([1])
+    assert strategy.model.tasks == (0, 2)
+    assert bits(strategy.model) == bits(expected.model)
+    assert not hasattr(benchmark.train_stream[0], "task_labels")  # the script's own stays as it is
+    with pytest.raises(TaskError, match="streams of 3 and of 2 experiences have no task labels"):
+        strategy.eval(of_sets(tiny.data(), tiny.data(32)).test_stream)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
+    """Three tasks of one class each, and requests that are given behind the split."""
+    benchmark = benchmark_with_validation_stream(tiny.tasks([[2], [0], [1]]), 0.25)
+    benchmark = with_unlearning(benchmark, {2: [0]})
+    strategy = tiny.strategy(kind)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="this stream has no task labels")
+        strategy.train(benchmark.train_stream)
+        strategy.eval(benchmark.valid_stream)
+        strategy.eval(benchmark.test_stream)
+    assert strategy.model.tasks == (1, 2)
+
+
+def test_references_and_metrics_take_such_a_stream():
+    benchmark = benchmark_with_validation_stream(tiny.tasks(), 0.25)
+    references = References(tiny.strategy, benchmark)
+    metric = unlearned_accuracy_metrics(benchmark, references)[0]
+    assert sorted(metric.test_experiences) == [0, 1]
+    assert references.reference([1]).tasks == (1,)
+
+
+def test_a_part_of_a_task_is_refused_with_the_settings_that_train_it_as_it_is():
+    stream = split_online_stream(tiny.tasks().train_stream, experience_size=4)
+    strategy = tiny.strategy()
+    for ask in (strategy.train, strategy.eval):
+        with pytest.raises(TaskError, match=r"a part of a task, as split_online_stream makes it.*train_mb_size=4 and"):
+            ask(with_task_labels(stream) if ask == strategy.eval else stream)
+    assert strategy.model.tasks == ()
+
+
+def test_an_experience_of_no_stream_is_a_stream_of_its_own():
+    alone = DatasetExperience(dataset=as_classification_dataset(tiny.data()))
+    strategy = tiny.strategy()
+    with pytest.warns(UserWarning, match="each of its 1 experiences"):
+        strategy.train(alone)
+    assert strategy.model.tasks == (0,)
+
+
+def test_a_task_that_comes_again_may_have_been_unlearned_in_between():
+    first, second = tiny.tasks().train_stream
+    stream = EagerCLStream("train", [first, second, first])
+    strategy = tiny.strategy()
+    strategy.train(stream[:2])
+    strategy.unlearn([0])
+    strategy.train(stream[2])
+    assert strategy.model.tasks == (1, 0)

@@ -1,0 +1,47 @@
+"""Streams of a few samples and the smallest network, for what is tried out in one step."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from avalanche_amnesia import WSN, AmnesiacHAT, DisjointModel, DisjointSubnets, MaskedModel, SubnetModel
+from avalanche_amnesia.benchmarks import task_benchmark
+
+KINDS = {"amnesiac": (AmnesiacHAT, MaskedModel), "wsn": (WSN, SubnetModel), "pools": (DisjointSubnets, DisjointModel)}
+
+
+class Net(nn.Module):
+    features = 6
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.first(x))))
+
+
+def strategy(kind: str = "amnesiac", *, net: Any = Net, **options: Any) -> Any:
+    torch.manual_seed(0)
+    make, wrap = KINDS[kind]
+    model = wrap(net())
+    return make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **{"train_mb_size": 8, **options})
+
+
+def samples(n: int = 24, classes: int = 2, first: int = 0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 8, generator=torch.Generator().manual_seed(n))
+    return x, torch.arange(n) % classes + first
+
+
+def data(n: int = 24, classes: int = 2, first: int = 0) -> TensorDataset:
+    """As :func:`samples`, a data set that the host takes."""
+    found = TensorDataset(*samples(n, classes, first))
+    found.targets = found.tensors[1].tolist()
+    return found
+
+
+def tasks(parts: Any = ((0, 1), (2, 3)), given: Any = None) -> Any:
+    given = samples(classes=4) if given is None else given
+    return task_benchmark(given, given, parts)
