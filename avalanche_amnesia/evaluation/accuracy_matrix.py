@@ -9,7 +9,8 @@ from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric
-from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
+from avalanche_amnesia.evaluation.figures import Cell, Table, matrix_figure
+from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.saving.encoding import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of

@@ -1,21 +1,17 @@
-"""Figures in one style, without pyplot's global state, and their place among the metrics' values."""
+"""Figures in one style, without pyplot's global state."""
 
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
-import torch
-from avalanche.evaluation.metric_results import TensorImage
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from torch import Tensor
 
 WIDTH = 360
 """Points; about the pixels of a phone, so that text keeps its size there."""
@@ -32,6 +28,16 @@ COLOURS = {
     "seed": "#7d5a00",
 }
 """Name → colour; the report has another one of each name for dark pages."""
+ROLES: dict[str, dict[str, Any]] = {
+    "here": {"color": COLOURS["here"], "marker": "o", "linestyle": "-"},
+    "retrained": {"color": COLOURS["retrained"], "marker": "s", "linestyle": (0, (3.5, 1.5))},
+    "never": {"color": COLOURS["never"], "marker": "^", "linestyle": "-."},
+    "chance": {"color": COLOURS["quiet"], "marker": "|", "markersize": 15, "markeredgewidth": 3},
+    "order": {"color": COLOURS["order"], "marker": "D", "linestyle": ":"},
+    "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
+}
+"""Role → how its lines and marks look, in every figure."""
+REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3)), "zorder": 1}
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
 _FRAME: Sequence[dict[str, Any]] = (
     {"edgecolor": "#ffffff", "linewidth": 4},
@@ -39,7 +45,6 @@ _FRAME: Sequence[dict[str, Any]] = (
 )
 _WHITE_FROM = 0.685  # white and black are equally easy to read there
 SMALL = 9.5
-_DPI = 100
 _MAX_CELLS_WITH_NUMBERS = 400
 
 house_style = matplotlib.rc_context(
@@ -77,25 +82,13 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
 
 
-class Picture(TensorImage):
-    """A figure as a metric's value: drawn when a logger asks for pixels, skipped by loggers of text."""
-
-    def __init__(self, draw: Callable[..., Figure], *arguments: Any, table: Table | None = None) -> None:
-        self._draw, self._arguments, self.table = draw, arguments, table
-
-    @cached_property
-    @house_style
-    def image(self) -> Tensor:
-        """Pixels, uint8 of shape ``(3, height, width)``."""
-        figure = self._draw(*self._arguments)
-        canvas = FigureCanvasAgg(figure)
-        figure.set_dpi(_DPI)
-        canvas.draw()
-        pixels = np.asarray(canvas.buffer_rgba())[..., :3]
-        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 0)))
-
-    def __repr__(self) -> str:
-        return f"Picture({getattr(self._draw, '__name__', self._draw)})"
+@house_style
+def as_png(figure: Figure) -> bytes:
+    """A figure as a file; the same figure gives the same bytes."""
+    picture = io.BytesIO()
+    dots_per_inch = min(130, 2600 / figure.get_figheight())  # a figure of many panels stays a file for a page
+    figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
+    return picture.getvalue()
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:

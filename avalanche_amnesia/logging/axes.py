@@ -2,15 +2,9 @@
 
 from typing import Any
 
+from avalanche_amnesia.logging.names import EVENT, ITERATION, TASK
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-
-ITERATION = "iteration"
-"""Training iterations so far (the strategy's clock)."""
-TASK = "task"
-"""Label of the task trained last; -1 before the first one."""
-EVENT = "event"
-"""Task ends and unlearnings so far: the axis that only grows, on which an unlearning has a before and an after."""
 
 AXES = (ITERATION, TASK, EVENT)
 

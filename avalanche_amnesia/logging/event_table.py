@@ -7,7 +7,7 @@ from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
-from avalanche_amnesia.logging.axes import EVENT
+from avalanche_amnesia.logging.names import EVENT
 
 _OWN = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
 _FORGOTTEN = (

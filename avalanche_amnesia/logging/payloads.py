@@ -11,7 +11,8 @@ from matplotlib.image import imread
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
-from avalanche_amnesia.evaluation.figures import Picture, Table
+from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.evaluation.picture import Picture
 
 
 class Histogram(NamedTuple):

@@ -12,9 +12,10 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.logging import BaseLogger
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
-from avalanche_amnesia.evaluation.figures import Picture
-from avalanche_amnesia.logging.axes import AXES, EVENT, ITERATION, TASK, Position, axis_of
+from avalanche_amnesia.evaluation.picture import Picture
+from avalanche_amnesia.logging.axes import AXES, Position, axis_of
 from avalanche_amnesia.logging.event_table import EventTable
+from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
 from avalanche_amnesia.saving.strategy_settings import origin_of
 from avalanche_amnesia.strategy import Strategy
@@ -22,7 +23,6 @@ from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
-EVENTS = "Events"
 """Name of the table of events."""
 
 

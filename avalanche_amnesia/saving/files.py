@@ -3,6 +3,8 @@
 A state is one JSON file, and the tensors that it names by their content.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 import os
@@ -10,11 +12,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STATE = "state.json"
 HEAD = {"format": "avalanche-amnesia state", "version": 2}
@@ -192,6 +195,8 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
 
 
 def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    from safetensors.torch import save  # and torch with it, which records are read without
+
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
     name = _name(content)
     if not (path / name).is_file() or (path / name).read_bytes() != content:  # a damaged one is written again
@@ -200,6 +205,8 @@ def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read_blob(file: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
     with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):
         content = file.read_bytes()
         if _name(content) != file.name:

@@ -15,7 +15,8 @@ from support.wandb_recorder import Recorder
 from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib import metrics as contrib_metrics
-from avalanche_amnesia.logging.axes import EVENT, axis_of
+from avalanche_amnesia.logging.axes import axis_of
+from avalanche_amnesia.logging.names import EVENT
 
 
 @pytest.mark.parametrize(

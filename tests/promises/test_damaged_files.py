@@ -19,7 +19,7 @@ from support.strategies import DIGITS, amnesiac, quiet
 from support.strategy_state import bits, fingerprint, trajectory
 
 from avalanche_amnesia.lab.logging import JSONLogger
-from avalanche_amnesia.lab.logging.json_lines import lines_of
+from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.plugins import TrajectoryPlugin

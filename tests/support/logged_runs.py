@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.logging.json_lines import lines_of, replay
+from avalanche_amnesia.lab.logging.json_lines import replay
+from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload
 from avalanche_amnesia.logging.run_logger import RunWriter, tells_of

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from avalanche_amnesia.evaluation.event_metric import EventMetric
-from avalanche_amnesia.evaluation.figures import Cell, Picture, Table, matrix_figure
+from avalanche_amnesia.evaluation.figures import Cell, Table, matrix_figure
+from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 

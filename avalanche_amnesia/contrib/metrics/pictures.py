@@ -1,13 +1,7 @@
-"""Pictures of a run: the capacity after every event, and which units each task uses; how lines and marks look.
+"""Pictures of a run: the capacity after every event, and which units each task uses."""
 
-Colours, dashes and marks belong to roles (``here``, ``retrained``, ``never``, ``chance``, ``order``, ``seed``), which
-mean the same in every figure.
-"""
-
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,42 +13,24 @@ from torch import Tensor
 from avalanche_amnesia.evaluation.capacity import network_capacity, trajectory_bytes
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.figures import (
-    COLOURS,
+    REQUEST,
+    ROLES,
     SHARES,
     SMALL,
     WIDTH,
-    Picture,
     house_style,
     name_ticks,
     new_figure,
 )
+from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
-ROLES: dict[str, dict[str, Any]] = {
-    "here": {"color": COLOURS["here"], "marker": "o", "linestyle": "-"},
-    "retrained": {"color": COLOURS["retrained"], "marker": "s", "linestyle": (0, (3.5, 1.5))},
-    "never": {"color": COLOURS["never"], "marker": "^", "linestyle": "-."},
-    "chance": {"color": COLOURS["quiet"], "marker": "|", "markersize": 15, "markeredgewidth": 3},
-    "order": {"color": COLOURS["order"], "marker": "D", "linestyle": ":"},
-    "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
-}
-"""Role → how its lines and marks look."""
-REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3)), "zorder": 1}
 MAX_WIDTH = 1024
 """Pixels; wider layers show the mean of neighbouring units in one column."""
 MAX_LAYERS = 24
 """Layers that a figure of masks shows; of deeper networks those evenly spread over the depth."""
-
-
-@house_style
-def as_png(figure: Figure) -> bytes:
-    """A figure as a file; the same figure gives the same bytes."""
-    picture = io.BytesIO()
-    dots_per_inch = min(130, 2600 / figure.get_figheight())  # a figure of many panels stays a file for a page
-    figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
-    return picture.getvalue()
 
 
 @house_style

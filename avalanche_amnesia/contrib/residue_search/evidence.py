@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import Fingerprint, Kind, Sketch, Trace
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -122,47 +120,3 @@ def _masks(model: nn.Module, tasks: Sequence[int], uninformative: Mapping[int, C
             if of_layers:
                 found[f"mask of task {task}"] = torch.cat([part.reshape(-1) for part in parts.values()])
     return found
-
-
-# Hashes and sketches ------------------------------------------------------------------------------------------------
-
-# Hashes find copies, in any type and shape. Sums of many entries with random signs (a count sketch, Charikar et al.
-# 2002) keep inner products up to chance: they find a tensor that contains an update, beside others.
-
-ENTRIES_PER_NUMBER = 16
-"""A sketch gives away at most one number per this many entries."""
-
-LARGEST, SMALLEST = 512, 32
-"""Numbers of a sketch; a tensor too small for the smallest has none."""
-
-TELLING = 16
-"""Tensors with fewer entries are not looked for: too many others are equal to them by chance."""
-
-
-def values_hash(tensor: Tensor) -> str:
-    """SHA-256 of the values as float32, for any type and shape."""
-    values = tensor.detach().cpu().reshape(-1).float().contiguous().numpy()
-    return hashlib.sha256(values.tobytes()).hexdigest()
-
-
-def pattern_hash(chosen: Tensor) -> str:
-    """SHA-256 of which entries a bool tensor chooses."""
-    return hashlib.sha256(np.packbits(chosen.detach().cpu().reshape(-1).numpy()).tobytes()).hexdigest()
-
-
-def telling(tensor: Tensor) -> bool:
-    """Tell whether a tensor is large and varied enough for equality with it to mean something."""
-    return tensor.numel() >= TELLING and bool((tensor != tensor.reshape(-1)[0]).any())
-
-
-def sketch(tensor: Tensor, name: str) -> Tensor | None:
-    """The sketch of a tensor, float64 ``(numbers,)``; None where it is too small for one."""
-    n = tensor.numel()
-    numbers = min(LARGEST, n // ENTRIES_PER_NUMBER)
-    if numbers < SMALLEST:
-        return None
-    generator = torch.Generator().manual_seed(derive_seed(0, "sketch", name, n))
-    group = torch.randint(numbers, (n,), generator=generator)
-    sign = torch.randint(2, (n,), generator=generator).double().mul_(2).sub_(1)
-    signed = tensor.detach().cpu().reshape(-1).double() * sign
-    return torch.zeros(numbers, dtype=torch.float64).index_add_(0, group, signed)

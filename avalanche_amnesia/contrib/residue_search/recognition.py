@@ -1,14 +1,20 @@
 """Recognition of removed tensors in other ones, by hashes, and of removed updates, by regression."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from math import exp, lgamma, sqrt
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from avalanche_amnesia.audit.record import Trace, UnlearningRecord
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.contrib.residue_search.evidence import Evidence, pattern_hash, sketch, telling, values_hash
+from avalanche_amnesia.contrib.residue_search.sketches import pattern_hash, sketch, telling, values_hash
+
+if TYPE_CHECKING:
+    from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 
 Match = tuple[str, str, float]
 """Kind, name and strength of a finding."""

@@ -1,11 +1,13 @@
 """The audit: everything reachable from a strategy, or every file below a folder, against a record."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,12 +15,14 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.audit.words import as_html, wrapped
-from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 from avalanche_amnesia.contrib.residue_search.file_contents import UnreadableFileError, contents, is_text
 from avalanche_amnesia.contrib.residue_search.recognition import Recogniser
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.sparse import SparseValues
+
+if TYPE_CHECKING:
+    from avalanche_amnesia.contrib.residue_search.evidence import Evidence
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.scan import AuditReport
 from avalanche_amnesia.evaluation.figures import Table
-from avalanche_amnesia.logging.axes import EVENT
+from avalanche_amnesia.logging.names import EVENT
 from avalanche_amnesia.logging.run_logger import RunLogger
 
 FINDINGS = "Audit/findings"

@@ -9,7 +9,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,10 @@ from PIL import Image
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.lab.logging.run_lines import FORMAT, RUN_FILE, VERSION, JSONRunError, lines_of
 from avalanche_amnesia.logging.payloads import Histogram, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string
 from avalanche_amnesia.saving.files import replace_file, writing
-
-RUN_FILE = "run.jsonl"
-_FORMAT = "avalanche-amnesia run"
-_VERSION = 1
-
-
-class JSONRunError(ValueError):
-    """A folder that holds no readable run of JSON lines, or one that can't be written there."""
 
 
 class JSONWriter(RunWriter):
@@ -143,7 +136,7 @@ class JSONLogger(RunLogger):
                 f"{folder} is not an empty folder: give each run a new one, e.g. JSONLogger('runs/seed-3')"
             )
         about = {"project": project, "name": name, "group": group, "job_type": job_type or "main", "tags": list(tags)}
-        head = {"kind": "run", "format": _FORMAT, "version": _VERSION, "id": uuid.uuid4().hex[:12], **about}
+        head = {"kind": "run", "format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12], **about}
         line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # the identifier goes where the folder goes
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -209,25 +202,6 @@ def replay(root: Path, writer: RunWriter) -> bool:
     if exit_code is not None:
         writer.finish(exit_code)
     return exit_code is not None
-
-
-def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of a run, the first of which says what it is."""
-    file = folder / RUN_FILE
-    if not file.is_file():
-        raise JSONRunError(f"{folder} holds no {RUN_FILE}: give the folder of a JSONLogger")
-    *whole, _cut = file.read_bytes().split(b"\n")
-    for number, text in enumerate(whole, 1):
-        try:
-            line = json.loads(text)
-            kind = line["kind"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise JSONRunError(f"line {number} of {file} is broken: {error}") from error
-        if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", _FORMAT, _VERSION):
-            raise JSONRunError(f"{file} does not begin like a run of version {_VERSION} of JSONLogger")
-        yield line
-    if not whole:
-        raise JSONRunError(f"{file} has no whole line: give the folder of a JSONLogger")
 
 
 def _cut_broken_line(file: Path) -> None:

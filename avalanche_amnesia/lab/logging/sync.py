@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, lines_of, replay
+from avalanche_amnesia.lab.logging.json_lines import replay
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
 from avalanche_amnesia.logging.wandb import Mode, WandBWriter, resolve_mode
 from avalanche_amnesia.saving.files import replace_file
 

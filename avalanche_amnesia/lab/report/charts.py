@@ -13,8 +13,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from avalanche_amnesia.contrib.metrics.pictures import REQUEST, ROLES
-from avalanche_amnesia.evaluation.figures import COLOURS, house_style, name_ticks, new_figure
+from avalanche_amnesia.evaluation.figures import COLOURS, REQUEST, ROLES, house_style, name_ticks, new_figure
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
 

@@ -1,28 +1,12 @@
 """Measures of a run, and their form on the page: one table for the page, the tables of studies and the demo.
 
-To show a metric is an entry of :func:`metrics_of`, and of :data:`COLUMNS`, :data:`READINGS` or both.
+To show a metric is an entry of ``metrics_of`` in ``lab/runs/measuring.py``, and here of :data:`COLUMNS`,
+:data:`READINGS` or both.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from avalanche.evaluation import PluginMetric
-from avalanche.evaluation.metrics import accuracy_metrics
-
-from avalanche_amnesia.contrib.metrics.cost import cost_metrics
-from avalanche_amnesia.contrib.metrics.distances import distance_metrics
-from avalanche_amnesia.contrib.metrics.mask_sharing import mask_overlap_metrics, owners_metrics
-from avalanche_amnesia.contrib.metrics.membership import membership_metrics
-from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
-from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
-from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
-from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
-from avalanche_amnesia.evaluation.capacity import capacity_metrics
-from avalanche_amnesia.evaluation.compared import Floor
-from avalanche_amnesia.evaluation.jsd import jsd_metrics
-from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.reading import Get, Moment, number
 from avalanche_amnesia.lab.report.wording import bits, percent, points, share, times
@@ -82,26 +66,6 @@ def mean_accuracy(moment: Moment) -> float | None:
 def capacity_before(moment: Moment) -> float | None:
     """Capacity before the first request since the moment before."""
     return moment.first.get("CapacityBefore", {}).get(None)
-
-
-def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
-    """Every metric that is shown."""
-    return [
-        *accuracy_metrics(experience=True),
-        *accuracy_matrix_metrics(),
-        *accuracy_difference_metrics(references, controls=("heads", "reference")),
-        *jsd_metrics(references, noise_floor=floors),
-        *distance_metrics(references, noise_floor=floors),
-        *unlearned_accuracy_metrics(benchmark, references),
-        *relapse_metrics(benchmark, references),
-        *few_shot_metrics(benchmark, references),
-        *membership_metrics(benchmark, references),
-        *capacity_metrics(),
-        *capacity_pictures_metrics(),
-        *owners_metrics(),
-        *mask_overlap_metrics(),
-        *cost_metrics(references),
-    ]
 
 
 COLUMNS = {

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE, lines_of
-from avalanche_amnesia.logging.axes import EVENT, TASK
-from avalanche_amnesia.logging.run_logger import EVENTS
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
+from avalanche_amnesia.logging.names import EVENT, EVENTS, TASK
 
 Numbers = dict[str, dict[int | None, float]]
 """Name of a metric → task, None for all of them → number."""

@@ -5,12 +5,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from avalanche.evaluation import PluginMetric
+from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
+from avalanche_amnesia.contrib.metrics.cost import cost_metrics
+from avalanche_amnesia.contrib.metrics.distances import distance_metrics
+from avalanche_amnesia.contrib.metrics.mask_sharing import mask_overlap_metrics, owners_metrics
+from avalanche_amnesia.contrib.metrics.membership import membership_metrics
+from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
+from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
+from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
+from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
+from avalanche_amnesia.evaluation.capacity import capacity_metrics
+from avalanche_amnesia.evaluation.compared import Floor
+from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
-from avalanche_amnesia.lab.report.measures import metrics_of
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.saving.files import replace_file
@@ -67,3 +80,23 @@ def measure_run(
             kept.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept, file.read_bytes())
     return strategy
+
+
+def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
+    """Every metric that is shown."""
+    return [
+        *accuracy_metrics(experience=True),
+        *accuracy_matrix_metrics(),
+        *accuracy_difference_metrics(references, controls=("heads", "reference")),
+        *jsd_metrics(references, noise_floor=floors),
+        *distance_metrics(references, noise_floor=floors),
+        *unlearned_accuracy_metrics(benchmark, references),
+        *relapse_metrics(benchmark, references),
+        *few_shot_metrics(benchmark, references),
+        *membership_metrics(benchmark, references),
+        *capacity_metrics(),
+        *capacity_pictures_metrics(),
+        *owners_metrics(),
+        *mask_overlap_metrics(),
+        *cost_metrics(references),
+    ]

@@ -9,8 +9,7 @@ import loky
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.audit.words import tasks_in_words
-from avalanche_amnesia.contrib.metrics.pictures import as_png
-from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
+from avalanche_amnesia.evaluation.figures import Cell, as_png, matrix_figure
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Moment, Run, spread

@@ -12,9 +12,8 @@ from typing import Any, TypeVar
 import yaml
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.contrib.metrics.pictures import as_png
-from avalanche_amnesia.evaluation.figures import COLOURS, house_style, new_figure
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points

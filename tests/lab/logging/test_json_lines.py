@@ -29,7 +29,7 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.payloads import Histogram

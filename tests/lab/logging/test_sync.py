@@ -14,7 +14,7 @@ from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.scan import AuditReport, Finding
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, log_audit, sync
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.wandb import artefact_name
 

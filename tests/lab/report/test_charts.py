@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.contrib.metrics.pictures import ROLES
-from avalanche_amnesia.evaluation.figures import COLOURS, Cell, matrix_figure
+from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell, matrix_figure
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import bits, percent

@@ -1,0 +1,33 @@
+"""Lines of a run that was logged as JSON, read as they are."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+RUN_FILE = "run.jsonl"
+FORMAT = "avalanche-amnesia run"
+VERSION = 1
+
+
+class JSONRunError(ValueError):
+    """A folder that holds no readable run of JSON lines, or one that can't be written there."""
+
+
+def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of a run, the first of which says what it is."""
+    file = folder / RUN_FILE
+    if not file.is_file():
+        raise JSONRunError(f"{folder} holds no {RUN_FILE}: give the folder of a JSONLogger")
+    *whole, _cut = file.read_bytes().split(b"\n")
+    for number, text in enumerate(whole, 1):
+        try:
+            line = json.loads(text)
+            kind = line["kind"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise JSONRunError(f"line {number} of {file} is broken: {error}") from error
+        if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", FORMAT, VERSION):
+            raise JSONRunError(f"{file} does not begin like a run of version {VERSION} of JSONLogger")
+        yield line
+    if not whole:
+        raise JSONRunError(f"{file} has no whole line: give the folder of a JSONLogger")

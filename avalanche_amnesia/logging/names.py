@@ -1,0 +1,10 @@
+"""Names that a run's log has besides those of its metrics."""
+
+ITERATION = "iteration"
+"""Training iterations so far (the strategy's clock)."""
+TASK = "task"
+"""Label of the task trained last; -1 before the first one."""
+EVENT = "event"
+"""Task ends and unlearnings so far: the axis that only grows, on which an unlearning has a before and an after."""
+EVENTS = "Events"
+"""The table of events."""
