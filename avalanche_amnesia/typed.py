@@ -49,7 +49,7 @@ def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     missing = [name for name in needed if name not in values]
     if missing:
-        raise ValueError(f"{owner} lacks {', '.join(missing)}")
+        raise ValueError(f"{owner} lacks {', '.join(missing)}; it needs {', '.join(needed)}")
     return kind(**{name: typed(hints[name], value, _inside(place, name)) for name, value in values.items()})
 
 

@@ -9,6 +9,7 @@ import inspect
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -21,6 +22,7 @@ import shtab
 
 from avalanche_amnesia import __version__, saving, training
 from avalanche_amnesia import audit as records
+from avalanche_amnesia.audit.words import seconds_in_words
 from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
@@ -109,6 +111,7 @@ def run(
     if is_done(cell, folder):
         _say(f"there already, with these settings: {folder}")
         return
+    _say(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 
     done = run_cell(cell, folder, store, data_root, download, _say)
@@ -126,7 +129,6 @@ def sweep(
     out: Path = RUNS,
     store: Path = STORE,
     data_root: Path | None = None,
-    plan: bool = False,
     executor: Literal["process", "ray", "slurm"] = "process",
     workers: int | None = None,
     gpus: float = 0.0,
@@ -145,7 +147,6 @@ def sweep(
         out: folder for results
         store: of references
         data_root: folder with data sets, or AMNESIA_DATA
-        plan: say what would be trained, and run nothing
         executor: where jobs run
         workers: jobs at a time (process: cores; slurm: 64)
         gpus: GPUs of a job; .25: four jobs share one
@@ -153,32 +154,21 @@ def sweep(
         address: of a Ray cluster: auto, ray://HOST:10001
         slurm: submitit parameters: {"timeout_min": 120}
     """
-    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
-    from avalanche_amnesia.lab.study.sweep import plan_sweep
+    from avalanche_amnesia.lab.study.experiment import from_yaml
 
-    def listed(kind: Any, text: str, option: str) -> Any:
-        value = from_yaml(text)  # EWC, or [EWC,LwF]
-        return typed(kind, value if isinstance(value, list) else [value], option)
-
-    experiment = study.read_experiment(file, profile, changes)
-    methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
-    cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
-    _refuse_what_is_in_the_way({"--out": out, "--store": store})
-    missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
-    _say(f"{len(cells)} runs, {len(cells) - len(missing)} done already")
-    if plan:
-        _say(str(plan_sweep(missing, runs.RunStore(store), data_root)))
+    parameters = typed(dict[str, Any], from_yaml(slurm), "slurm")
+    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
+    if not missing:
         return 0
     where: executors.Executor
     if executor == "ray":
         where = executors.RayExecutor(address, gpus=gpus)
     elif executor == "slurm":
-        parameters = typed(dict[str, Any], from_yaml(slurm), "slurm")
         where = executors.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
         where = executors.ProcessExecutor(workers, gpus)
     try:
-        failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_say_done)
+        failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_done_teller())
     finally:
         where.close()
     return 1 if failed else 0
@@ -258,16 +248,17 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         public_key: PEM file of the signer of the record, and of the state
         state: state that shall be as the unlearning left it
     """
-    from avalanche_amnesia.audit.signing import signed_by
-    from avalanche_amnesia.bits import state_hashes
-    from avalanche_amnesia.saving.encoding import decode
-    from avalanche_amnesia.saving.files import read_state
-
     read = _record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
     _say(f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}")
     if state is None:
         return 0
+    from avalanche_amnesia.audit.signing import signed_by
+    from avalanche_amnesia.bits import state_hashes
+    from avalanche_amnesia.saving.encoding import decode
+    from avalanche_amnesia.saving.files import read_body, read_state
+
+    read_body(state)  # what is no state is told without torch
     body, tensors = read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes()))
     here, left = state_hashes(decode(body["model"]["tensors"], tensors)), read.after
     other = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
@@ -286,15 +277,48 @@ def audit(path: Path, *, record: Path, public_key: Path | None = None) -> int:
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the record's signer, to verify it
     """
-    found = residue_search.audit(path, _record(record, public_key))
+    read = _record(record, public_key)
+    if not path.exists():
+        raise ValueError(f"nothing is at {path}: give a folder or a file to look through")
+    found = residue_search.audit(path, read)
     _say(found.table())
     if not found.clean:
         return 1
     return 3 if found.unread else 0
 
 
-def plan(store: Path, *, factory: str, benchmark: str) -> None:
-    """Plan of a stream's runs, or with FILE in place of STORE of a sweep: what they train, what is there, how long.
+def plan(
+    file: Path,
+    *,
+    changes: Changes,
+    profile: str | None = None,
+    method: str = "[]",
+    scenario: str = "[]",
+    seed: str = "[]",
+    out: Path = RUNS,
+    store: Path = STORE,
+    data_root: Path | None = None,
+) -> None:
+    """Plan of a sweep: what it would train, what is there, how long it takes. Runs nothing.
+
+    Args:
+        file: the experiment's YAML file
+        profile: a profile of the file: small, full
+        method: only these methods: EWC, or [EWC,LwF]
+        scenario: only these scenarios
+        seed: these seeds in place of the file's
+        out: folder for results
+        store: of references
+        data_root: folder with data sets, or AMNESIA_DATA
+    """
+    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
+    from avalanche_amnesia.lab.study.sweep import plan_sweep
+
+    _say(str(plan_sweep(missing, runs.RunStore(store), data_root)))
+
+
+def plan_script(store: Path, *, factory: str, benchmark: str) -> None:
+    """Plan of a script's run through a store: what it would train, what is there, how long it takes. Runs nothing.
 
     Args:
         store: directory of RunStore(path)
@@ -379,7 +403,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         _say(f"{each.name:15}{state:11}{each.content} ({each.streams})")
 
 
-COMMANDS: Any = (demo, list_, run, sweep, report, unlearn, verify, audit, plan, prune, sync, data)
+COMMANDS: Any = (demo, list_, run, sweep, plan, report, unlearn, verify, audit, plan_script, prune, sync, data)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -409,7 +433,8 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, which :func:`main` writes."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
+        lacks = message.removeprefix("the following arguments are required: ")
+        raise ValueError(message if lacks == message else f"{self.prog} needs {lacks}; {self.prog} --help explains")
 
 
 def _parsed(words: list[str]) -> dict[str, Any]:
@@ -420,8 +445,9 @@ def _parsed(words: list[str]) -> dict[str, Any]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for function in COMMANDS:
         _add(commands, function)
-    if words[:1] == ["plan"] and any(word.endswith((".yaml", ".yml")) for word in words):
-        words = ["sweep", *words[1:], "--plan"]
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        near = did_you_mean(words[0], commands.choices) or f"; there are {', '.join(commands.choices)}"
+        raise ValueError(f"there is no command {words[0]!r}{near}")
     names = set(commands.choices[words[0]]._option_string_actions) if words and words[0] in commands.choices else set()
     if "--set" in names:
         words = [_as_option(word, names) for word in words]
@@ -436,6 +462,8 @@ def _parsed(words: list[str]) -> dict[str, Any]:
 def _as_option(word: str, names: set[str]) -> str:
     """``key=value`` as an option: of the command, if it has one of this name, else a change of the experiment."""
     name, equals, _ = word.partition("=")
+    if not equals and re.match(r"(stream|network|training|methods|scenarios)\.", word) and not os.path.exists(word):
+        raise ValueError(f"{word} lacks its value: say {word}=VALUE")
     if not equals or word.startswith("-"):
         return word
     return f"--{word}" if f"--{name}" in names else f"--set={word}"
@@ -444,7 +472,7 @@ def _as_option(word: str, names: set[str]) -> str:
 def _add(commands: Any, function: Callable[..., int | None]) -> None:
     """Add a command whose options are the parameters of a function."""
     summary, texts = _documented(function)
-    command = function.__name__.rstrip("_")
+    command = function.__name__.rstrip("_").replace("_", "-")
     parser = commands.add_parser(command, help=summary, description=summary, allow_abbrev=False)
     parser.set_defaults(function=function)
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
@@ -527,11 +555,47 @@ def _row(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+def _missing_runs(
+    file: Path,
+    changes: Changes,
+    profile: str | None,
+    method: str,
+    scenario: str,
+    seed: str,
+    out: Path,
+    store: Path,
+) -> list[Any]:
+    """Runs of a sweep that are not done; how many there are is said."""
+    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
+
+    def listed(kind: Any, text: str, option: str) -> Any:
+        value = from_yaml(text)  # EWC, or [EWC,LwF]
+        return typed(kind, value if isinstance(value, list) else [value], option)
+
+    experiment = study.read_experiment(file, profile, changes)
+    methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
+    cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
+    _refuse_what_is_in_the_way({"--out": out, "--store": store})
+    missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
+    n_references = len({(cell.method, cell.seed) for cell in missing})
+    _say(
+        f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already"
+        f"{f'; references of {n_references} methods and seeds come first' if missing else ''}"
+    )
+    return missing
+
+
 def _record(file: Path, public_key: Path | None) -> Any:
     """A record, its signature checked where a key is given."""
-    if public_key is None:
-        return records.UnlearningRecord.load(file)
-    return records.verify(file.read_text(), public_key.read_bytes())
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}: give the JSON file of an unlearning's record")
+    try:
+        text = file.read_text()
+        if public_key is None:
+            return records.UnlearningRecord.from_json(text)
+        return records.verify(text, public_key.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file}: {'it is no text' if isinstance(error, UnicodeDecodeError) else error}") from error
 
 
 def _bytes(text: str) -> int:
@@ -541,12 +605,20 @@ def _bytes(text: str) -> int:
     return int(float(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[found[2]])
 
 
-def _say_done(done: Any) -> None:
-    if done.error is not None:
-        result = f"failed: {type(done.error).__name__}: {done.error}"
-    else:
-        result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result.last)
-    _say(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}")
+def _done_teller() -> Callable[[Any], None]:
+    """Teller of the jobs that end, and of the time that is left where all take as long as those before."""
+    begun = time.monotonic()
+
+    def tell(done: Any) -> None:
+        if done.error is not None:
+            result = f"failed: {type(done.error).__name__}: {done.error}"
+        else:
+            result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result.last)
+        left = (time.monotonic() - begun) / done.n_done * (done.n_jobs - done.n_done)
+        until = f"; about {seconds_in_words(left)} left" if done.n_done < done.n_jobs else ""
+        _say(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}{until}")
+
+    return tell
 
 
 def _in_words(last: Any) -> str:

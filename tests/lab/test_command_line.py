@@ -1,4 +1,4 @@
-"""Help of the command line comes without the host, which takes seconds to import."""
+"""Commands import no more than they need: the host takes seconds, and so does torch."""
 
 import subprocess
 import sys
@@ -12,9 +12,48 @@ try:
 except SystemExit:
     print("imported:", {"torch", "avalanche", "numpy", "wandb", "yaml"} & set(sys.modules))
 """
+WRONG = """
+import sys
+from avalanche_amnesia.lab.command_line import main
+
+for words in (
+    "verify absent.json",
+    "verify binary.yaml",
+    "report absent",
+    "report . --tables tables",
+    "plan absent.yaml",
+    "plan binary.yaml",
+    "sweep experiment.yaml methods.A.kind=B",
+    "run experiment.yaml --out binary.yaml",
+    "audit . --record absent.json",
+    "nothing",
+):
+    assert main(words.split()) == 2, words
+assert not {"torch", "avalanche", "wandb"} & set(sys.modules), "to say what is wrong"
+import avalanche_amnesia.audit.record, avalanche_amnesia.lab.report.page, avalanche_amnesia.lab.study.tables
+assert not {"torch", "avalanche", "wandb"} & set(sys.modules), "for records, pages and tables"
+import avalanche_amnesia.contrib.residue_search.scan
+assert not {"avalanche", "wandb", "matplotlib.pyplot"} & set(sys.modules), "for a search of files"
+"""
 
 
-def test_help_imports_nothing_slow():
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+def in_a_process(code, folder):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=folder)
+
+
+def test_help_imports_nothing_slow(tmp_path):
+    done = in_a_process(HELP, tmp_path)
     assert "--training.batch_size" in done.stdout
     assert done.stdout.endswith("imported: set()\n")
+
+
+def test_wrong_files_are_told_without_torch_and_right_ones_read_without_the_host(tmp_path):
+    (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
+    (tmp_path / "experiment.yaml").write_text("name: x\nmethods: {A: {kind: HAT}}\n")
+    told = in_a_process(WRONG, tmp_path).stderr.splitlines()
+    assert len(told) == 10
+    assert all(line.startswith("amnesia: ") for line in told)
+    assert "there is no file absent.json" in told[0]
+    assert told[1] == "amnesia: binary.yaml: it is no text"
+    assert told[5] == "amnesia: binary.yaml is no YAML (no text)"
+    assert told[9].startswith("amnesia: there is no command 'nothing'")

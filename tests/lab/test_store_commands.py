@@ -62,7 +62,7 @@ def test_plan_and_prune(script, capsys):
     for task in (0, 1):
         run.train(DIGITS.train_stream[task])
     for benchmark in ("trained:BENCHMARK", "trained:made_benchmark"):
-        assert main(["plan", str(script / "store"), "--factory", "trained:make", "--benchmark", benchmark]) == 0
+        assert main(["plan-script", str(script / "store"), "--factory", "trained:make", "--benchmark", benchmark]) == 0
         assert "main run" in capsys.readouterr().out
     assert main(["prune", str(script / "store"), "--keep", "1G"]) == 0
     assert "0 of 2 states deleted" in capsys.readouterr().out

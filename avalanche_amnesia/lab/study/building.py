@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import torch
 from avalanche.benchmarks import CLScenario
@@ -13,7 +13,7 @@ from avalanche.training.supervised import EWC, LwF, Naive, Replay
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
-from avalanche_amnesia import benchmarks
+from avalanche_amnesia import benchmarks, checks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import streams
@@ -204,8 +204,9 @@ def make_strategy(
     if not issubclass(kind, TaskStrategy):
         return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
     model, options = _model(kind, network, seed, settings.options)
-    if options.get("isolation") == "planned":
-        options["isolation"] = Pools.planned(benchmark)
+    if isinstance(options.get("isolation"), str):
+        checks.one_of("options.isolation", options["isolation"], Literal["none", "pools", "planned"])
+        options |= {"isolation": Pools.planned(benchmark)} if options["isolation"] == "planned" else {}
     options = {name: _object(name, value, kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]

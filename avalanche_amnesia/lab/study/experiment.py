@@ -10,7 +10,7 @@ from typing import Any, cast
 import yaml
 
 from avalanche_amnesia.checks import did_you_mean
-from avalanche_amnesia.lab.logging.json_lines import RUN_FILE
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING, Cell, Experiment
 from avalanche_amnesia.typed import typed
 
@@ -26,8 +26,14 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456
 
 
 def from_yaml(text: str) -> Any:
-    """Value of a YAML text; runs no code from it."""
-    return yaml.load(text, _Loader)
+    """Value of a YAML text; runs no code from it. An error begins with ``no YAML``."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise ValueError(f"no YAML ({error.problem}{line})") from error
+    except yaml.YAMLError as error:  # a character that no text has
+        raise ValueError("no YAML (no text)") from error
 
 
 def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tuple[str, str]] = ()) -> Experiment:
@@ -42,24 +48,38 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
         ValueError, OSError: if a file is none, or for a setting that does not exist or can't be so.
     """
     content = _extended(file)
-    profiles = content.pop("profiles", {})
+    profiles = typed(dict[str, dict[str, Any]], content.pop("profiles", {}), f"{file}: profiles")
     if profile is not None:
         _known(str(file), "profile", profile, profiles)
         content = _merged(content, profiles[profile])
-    return experiment_of(content, changes)
+    try:
+        return experiment_of(content, changes)
+    except ValueError:
+        try:
+            experiment_of(content)
+        except ValueError as error:  # the file's own fault
+            raise ValueError(f"{file}: {error}") from error
+        raise
 
 
 def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> Experiment:
     """An experiment of plain values, such as a file holds, and changes of them, as for :func:`read_experiment`."""
-    content = dict(content)
-    for key in ("methods", "scenarios"):
-        if isinstance(content.get(key), Mapping):
-            content[key] = {name: value for name, value in content[key].items() if value is not None}
+    before = content = dict(content)
     for name, value in changes:
-        change = from_yaml(value)
+        try:
+            change = from_yaml(value)
+        except ValueError as error:
+            raise ValueError(f"{name}={value}: {error}") from error
         for key in reversed(name.split(".")):
             change = {key: change}
         content = _merged(content, change)
+    for key, what, kind in (("methods", "method", "kind"), ("scenarios", "scenario", "name")):
+        if isinstance(content.get(key), Mapping):
+            content[key] = {name: value for name, value in content[key].items() if value is not None}
+            known = before.get(key) or {}
+            for name, value in content[key].items():
+                if name not in known and not (isinstance(value, Mapping) and kind in value):
+                    _known("the experiment", what, name, known)
     return cast(Experiment, typed(Experiment, content))
 
 
@@ -78,13 +98,15 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
         raise ValueError(f"{file} extends itself, by way of {', '.join(path.name for path in extending)}")
     try:
         content = from_yaml(file.read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{file} is no YAML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no YAML (no text)") from error
+    except ValueError as error:
+        raise ValueError(f"{file} is {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no settings: an experiment is 'name: …', 'methods: …' and so on")
     bases = content.pop("extends", [])
     result: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in typed(list[str], [bases] if isinstance(bases, str) else bases, f"{file}: extends"):
         result = _merged(result, _extended(file.parent / base, [*extending, file.resolve()]))
     return _merged(result, content)
 

@@ -232,7 +232,7 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
     words = ["tiny.yaml", "method=[HAT]", "scenario=[newest]", "seed=[1]"]
     assert main(["plan", *words]) == 0
     told = capsys.readouterr().out
-    assert "1 runs, 0 done already" in told
+    assert "tiny: 1 runs, 0 done already; references of 1 methods and seeds come first" in told
     assert "main runs" in told
     assert main(["sweep", *words]) == 0
     assert "[2/2] HAT, seed 1: newest: accuracy" in capsys.readouterr().out
@@ -255,6 +255,17 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         (["method=HATT"], "it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?"),
         (["scenario=latest"], "it has 'published', 'newest'"),
         (["--profile", "shrt"], "did you mean 'short'?"),
+        (
+            ["methods.HATT.lr=1"],
+            "the experiment has no method 'HATT', it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?",
+        ),
+        (["scenarios.latest.options.every=2"], "the experiment has no scenario 'latest'"),
+        (["training.epochs"], "training.epochs lacks its value: say training.epochs=VALUE"),
+        (["methods.HAT.options=["], "methods.HAT.options=[: no YAML"),
+        (
+            ["methods.AmnesiacHAT.options.isolation=pooled"],
+            "options.isolation must be one of 'none', 'pools', 'planned', got",
+        ),
         (["stream.options.clas_order=[1]"], "did you mean 'class_order'?"),
         (["stream.n_tasks=3"], "n_tasks=3 does not split 10 classes"),
     ],
@@ -270,13 +281,16 @@ def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
     ("content", "told"),
     [
         ("- a", "holds no settings"),
-        ("a: [", "is no YAML"),
+        ("a: [", "odd.yaml is no YAML (expected the node content, but found '<stream end>', line 1)"),
+        ("a: \0", "odd.yaml is no YAML (no text)"),
+        ("extends: tiny.yaml\nextends: 5", "odd.yaml: extends must be a list, got 5"),
+        ("extends: tiny.yaml\nprofiles: 5", "odd.yaml: profiles must be a mapping, got 5"),
         ("name: x\nmethods: {A: {kin: HAT}}", "did you mean 'kind'?"),
         ("extends: tiny.yaml\ntraining: {epoch: 2}", "training has no epoch; did you mean 'epochs'?"),
         ("extends: tiny.yaml\ntrainin: {epochs: 2}", "Experiment has no trainin; did you mean 'training'?"),
         ("extends: tiny.yaml\nseeds: 1", "seeds must be a list, got 1"),
         ("extends: tiny.yaml\nseeds: [1, two]", "seeds[1] must be int, got 'two'"),
-        ("seeds: [1]", "Experiment lacks name, methods"),
+        ("seeds: [1]", "odd.yaml: Experiment lacks name, methods; it needs name, methods"),
         ("extends: odd.yaml", "odd.yaml extends itself"),
         ("extends: tinny.yaml", "did you mean 'tiny.yaml'?"),
     ],
@@ -312,7 +326,7 @@ def test_options_of_a_method_are_overridden_one_by_one(file):
 
 def test_without_a_file(file, capsys):
     assert main(["sweep"]) == 2
-    assert "the following arguments are required: file" in capsys.readouterr().err
+    assert "amnesia sweep needs file" in capsys.readouterr().err
     assert main(["run", "none.yaml"]) == 2
     assert "none.yaml" in capsys.readouterr().err
 
