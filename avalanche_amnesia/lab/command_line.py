@@ -156,7 +156,7 @@ def sweep(
     """
     from avalanche_amnesia.lab.study.experiment import from_yaml
 
-    parameters = typed(dict[str, Any], from_yaml(slurm), "slurm")
+    parameters = typed(dict[str, Any], from_yaml(slurm, "--slurm"), "--slurm")
     missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
     if not missing:
         return 0
@@ -569,7 +569,7 @@ def _missing_runs(
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
 
     def listed(kind: Any, text: str, option: str) -> Any:
-        value = from_yaml(text)  # EWC, or [EWC,LwF]
+        value = from_yaml(text, option)  # EWC, or [EWC,LwF]
         return typed(kind, value if isinstance(value, list) else [value], option)
 
     experiment = study.read_experiment(file, profile, changes)

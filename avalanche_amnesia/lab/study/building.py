@@ -31,6 +31,7 @@ from avalanche_amnesia.lab.study.settings import (
     NetworkSettings,
     ScenarioSettings,
     StreamSettings,
+    TrainingSettings,
 )
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.training import (
@@ -139,13 +140,19 @@ def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
 def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
     """A feature extractor; draws from torch's global stream."""
     if settings.name == "MLP":
+        if not settings.widths:
+            raise ValueError("network.widths must have one width at least, that of the features; got []")
         *hidden, features = settings.widths
         return MLP(example.numel(), hidden=hidden, features=features)
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(network_maker(settings), settings.options, offered, settings.name)
     if not hasattr(network, "features"):
-        with torch.no_grad():
-            network.features = network.eval()(example[None]).shape[1]
+        try:
+            with torch.no_grad():
+                network.features = network.eval()(example[None]).shape[1]
+        except (RuntimeError, ValueError) as error:
+            inputs = f"{tuple(example.shape)}, {example.dtype}"
+            raise ValueError(f"{settings.name} can't take the stream's inputs of shape {inputs}: {error}") from error
         network.train()
     return network
 
@@ -232,18 +239,25 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
         "unlearning": UnlearningPlugin,
     }
     if name in kinds and isinstance(value, Mapping):
+        known_options(value, inspect.signature(kinds[name]).parameters, f"options.{name}")
         return kinds[name](**value)
     if name not in ("adjustment", "compensation", "repair"):
         return value
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    chosen = given.pop("name")
-    if name == "adjustment" and chosen in RULES:
-        return RULES[chosen](**given)
+    if "name" not in given:
+        raise ValueError(f"options.{name} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
+    which = given.pop("name")
+    if name == "adjustment" and which in RULES:
+        return RULES[which](**given)
     if name == "repair":
-        return RepairPlugin(chosen, **given, seed=seed)
-    if chosen == "backup":
+        return RepairPlugin(which, **given, seed=seed)
+    if which == "backup":
         return BackupPlugin(**given, seed=seed)
-    return ScaledUpdatesPlugin(chosen, **given) if chosen in ("draft", "rate") else value
+    if which in ("draft", "rate"):
+        return ScaledUpdatesPlugin(which, **given)
+    if given:
+        raise ValueError(f"options.{name}: {which} takes no {', '.join(map(str, given))}")
+    return which
 
 
 def make_stock(
@@ -274,10 +288,17 @@ def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mappi
     return kind(**given)
 
 
+def check_device(settings: TrainingSettings) -> None:
+    """Raise where torch can't compute on a device."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("training.device=cuda: torch finds no GPU here; say training.device=cpu")
+
+
 def check_names(cells: Iterable[Cell]) -> None:
     """Look up all that settings name: what does not exist is an error before anything runs."""
     for cell in cells:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
+        check_device(experiment.training)
         if issubclass(strategy_class(method), TaskStrategy):
             model_class(strategy_class(method))
         optimizer_class(method)
@@ -290,6 +311,7 @@ def check_names(cells: Iterable[Cell]) -> None:
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:
     """The benchmark of a run with its requests, and the maker of its strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
+    check_device(experiment.training)
     stream = make_stream(experiment.stream, cell.seed, root, download)
     scenario = make_scenario(experiment.scenarios[cell.scenario], len(stream.train_stream))
     benchmark = scenario.on(stream)

@@ -25,15 +25,15 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
-def from_yaml(text: str) -> Any:
-    """Value of a YAML text; runs no code from it. An error begins with ``no YAML``."""
+def from_yaml(text: str, place: str) -> Any:
+    """Value of a YAML text; runs no code from it. An error names the place that the text is from."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ValueError(f"no YAML ({error.problem}{line})") from error
+        raise ValueError(f"{place} is no YAML ({error.problem}{line})") from error
     except yaml.YAMLError as error:  # a character that no text has
-        raise ValueError("no YAML (no text)") from error
+        raise ValueError(f"{place} is no YAML (no text)") from error
 
 
 def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tuple[str, str]] = ()) -> Experiment:
@@ -66,10 +66,7 @@ def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]]
     """An experiment of plain values, such as a file holds, and changes of them, as for :func:`read_experiment`."""
     before = content = dict(content)
     for name, value in changes:
-        try:
-            change = from_yaml(value)
-        except ValueError as error:
-            raise ValueError(f"{name}={value}: {error}") from error
+        change = from_yaml(value, f"{name}={value}")
         for key in reversed(name.split(".")):
             change = {key: change}
         content = _merged(content, change)
@@ -97,11 +94,9 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
     if file.resolve() in extending:
         raise ValueError(f"{file} extends itself, by way of {', '.join(path.name for path in extending)}")
     try:
-        content = from_yaml(file.read_text())
+        content = from_yaml(file.read_text(), str(file))
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is no YAML (no text)") from error
-    except ValueError as error:
-        raise ValueError(f"{file} is {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no settings: an experiment is 'name: …', 'methods: …' and so on")
     bases = content.pop("extends", [])
@@ -135,6 +130,9 @@ def cells_of(
         ValueError: for a name that the experiment does not have, a setting that can't be so, or where nothing is left.
     """
     experiment = typed(Experiment, asdict(experiment))
+    for what in ("methods", "scenarios", "seeds"):
+        if not getattr(experiment, what):
+            raise ValueError(f"experiment {experiment.name} has no {what}: name one at least")
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:

@@ -261,7 +261,19 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         ),
         (["scenarios.latest.options.every=2"], "the experiment has no scenario 'latest'"),
         (["training.epochs"], "training.epochs lacks its value: say training.epochs=VALUE"),
-        (["methods.HAT.options=["], "methods.HAT.options=[: no YAML"),
+        (["methods.HAT.options=["], "methods.HAT.options=[ is no YAML"),
+        (["methods.AmnesiacHAT.options.masks.smax=1"], "options.masks has no option 'smax'; did you mean 's_max'?"),
+        (
+            ["methods.AmnesiacHAT.options.adjustment.alpha=1"],
+            "options.adjustment lacks its name: say {name: …, alpha: …}",
+        ),
+        (["methods.AmnesiacHAT.options.adjustment={name: hatt, alpha: 1}"], "options.adjustment: hatt takes no alpha"),
+        (["network.widths=[]"], "network.widths must have one width at least"),
+        (["seeds=[]"], "experiment tiny has no seeds: name one at least"),
+        (
+            ["network.name=torch.nn:Linear", "network.options={in_features: 3, out_features: 4}"],
+            "can't take the stream's",
+        ),
         (
             ["methods.AmnesiacHAT.options.isolation=pooled"],
             "options.isolation must be one of 'none', 'pools', 'planned', got",
@@ -275,6 +287,13 @@ def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert told in lines[-1]
     assert not (file / "runs" / "tiny").exists()
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_a_gpu_that_is_not_there_is_told_before_anything_trains(command, file, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main([command, "tiny.yaml", "training.device=cuda"]) == 2
+    assert "training.device=cuda: torch finds no GPU here" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
