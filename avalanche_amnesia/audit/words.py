@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -44,6 +45,38 @@ def gone_in_words(plan: UnlearningPlan) -> str:
         return tasks_in_words(plan.tasks)
     whole = f" (all of classes {_numbers(plan.classes)})" if plan.classes else ""
     return f"{len(plan.samples)} samples of task {plan.task}{whole}"
+
+
+def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
+    """What an unlearning in a saved state did, in sentences for whoever must answer for it.
+
+    Args:
+        record: of the unlearning.
+        state: directory of the new state.
+        before: directory of the state that was read; the same one where it was replaced.
+    """
+    plan, gone = record.plan, gone_in_words(record.plan)
+    told = [f"{gone[0].upper()}{gone[1:]} went out of {state}."]
+    if plan.claim == "exact":
+        told.append("It equals, bit for bit, a state that never had any of it (exact).")
+    else:
+        told.append("That it equals a state which never had any of it is not proven (approximate): see the reasons.")
+    if plan.shared:
+        entries = sum(shared.entries for shared in plan.shared.values())
+        told.append(f"{entries:,} weights that it trained stay, as remaining tasks use them.")
+    if state != before:
+        told.append(f"{before} is as it was and still holds all of it: delete it.")
+    told.append("Other copies were not touched: amnesia audit looks for them.")
+    return told
+
+
+def date_in_words(time: str) -> str:
+    """The day of a moment in ISO 8601: ``3 May 2026``; ``an unknown day`` where there is none."""
+    try:
+        day = datetime.fromisoformat(time)
+    except ValueError:
+        return "an unknown day"
+    return f"{day.day} {day:%B %Y}"
 
 
 def seconds_in_words(seconds: float) -> str:

@@ -6,13 +6,14 @@ are all that the parser knows of it. Rooms are imported when a command uses them
 
 import argparse
 import inspect
+import json
 import os
 import re
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -22,7 +23,7 @@ import shtab
 
 from avalanche_amnesia import __version__, saving, training
 from avalanche_amnesia import audit as records
-from avalanche_amnesia.audit.words import seconds_in_words
+from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
@@ -209,6 +210,7 @@ def unlearn(
     sign: Path | None = None,
     public_key: Path | None = None,
     strict: bool = False,
+    json_: bool = False,
 ) -> None:
     """Unlearn tasks of a saved state.
 
@@ -221,6 +223,7 @@ def unlearn(
         sign: PEM file of the private key that signs the record and the new state
         public_key: PEM file of the state's signer, to verify it
         strict: refuse a state that something else has written into
+        json_: print one JSON object, for programs
     """
     into = state if out is None else out
     _refuse_what_is_in_the_way({"--out": out}, {"--record": record})
@@ -237,7 +240,11 @@ def unlearn(
     with saving.replacing(record) as part:  # where no record can be written, no task goes
         part.write_text(text + "\n")
         training.save_state(strategy, into, key)
-    _say(f"{done}\n\nstate: {into}\nrecord: {record}")
+    told = outcome_in_words(done, into, state)
+    if json_:
+        _say(json.dumps({"told": told, "state": str(into), "record_file": str(record), "record": asdict(done)}))
+    else:
+        _say_sentences(told, f"{done}\n\nstate: {into}\nrecord: {record}")
 
 
 def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None) -> int:
@@ -269,19 +276,24 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     return 0
 
 
-def audit(path: Path, *, record: Path, public_key: Path | None = None) -> int:
+def audit(path: Path, *, record: Path, public_key: Path | None = None, json_: bool = False) -> int:
     """Look through files for what is left of unlearned tasks.
 
     Args:
         path: folder (or file) to look through
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the record's signer, to verify it
+        json_: print one JSON object, for programs
     """
     read = _record(record, public_key)
     if not path.exists():
         raise ValueError(f"nothing is at {path}: give a folder or a file to look through")
     found = residue_search.audit(path, read)
-    _say(found.table())
+    told = residue_search.verdict(found, read, path)
+    if json_:
+        _say(json.dumps({"told": told, "clean": found.clean, **asdict(found)}))
+    else:
+        _say_sentences(told, found.table())
     if not found.clean:
         return 1
     return 3 if found.unread else 0
@@ -298,6 +310,7 @@ def plan(
     out: Path = RUNS,
     store: Path = STORE,
     data_root: Path | None = None,
+    json_: bool = False,
 ) -> None:
     """Plan of a sweep: what it would train, what is there, how long it takes. Runs nothing.
 
@@ -310,26 +323,28 @@ def plan(
         out: folder for results
         store: of references
         data_root: folder with data sets, or AMNESIA_DATA
+        json_: print one JSON object, for programs
     """
-    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
+    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store, quiet=json_)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
-    _say(str(plan_sweep(missing, runs.RunStore(store), data_root)))
+    _say_plan(plan_sweep(missing, runs.RunStore(store), data_root), json_)
 
 
-def plan_script(store: Path, *, factory: str, benchmark: str) -> None:
+def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = False) -> None:
     """Plan of a script's run through a store: what it would train, what is there, how long it takes. Runs nothing.
 
     Args:
         store: directory of RunStore(path)
         factory: MODULE:FUNCTION, make_strategy of the references
         benchmark: MODULE:NAME of the benchmark, or of what makes it
+        json_: print one JSON object, for programs
     """
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
     stream = named(benchmark, "--benchmark")
     stream = stream() if callable(stream) else stream
-    _say(str(plan_runs(named(factory, "--factory"), stream, runs.RunStore(store))))
+    _say_plan(plan_runs(named(factory, "--factory"), stream, runs.RunStore(store)), json_)
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
@@ -493,7 +508,7 @@ def _add(commands: Any, function: Callable[..., int | None]) -> None:
             options["type"] = kind
         if parameter.kind is parameter.KEYWORD_ONLY:
             options |= {"required": True} if default is parameter.empty else {"default": default}
-            parser.add_argument(f"--{name.replace('_', '-')}", **options)
+            parser.add_argument(f"--{name.rstrip('_').replace('_', '-')}", dest=name, **options)
         else:
             parser.add_argument(name, **options if default is parameter.empty else {**options, "nargs": "?"})
 
@@ -564,6 +579,7 @@ def _missing_runs(
     seed: str,
     out: Path,
     store: Path,
+    quiet: bool = False,
 ) -> list[Any]:
     """Runs of a sweep that are not done; how many there are is said."""
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
@@ -577,11 +593,9 @@ def _missing_runs(
     cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
     _refuse_what_is_in_the_way({"--out": out, "--store": store})
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
-    n_references = len({(cell.method, cell.seed) for cell in missing})
-    _say(
-        f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already"
-        f"{f'; references of {n_references} methods and seeds come first' if missing else ''}"
-    )
+    if not quiet:
+        beside = "; their references come first" if missing else ""
+        _say(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
     return missing
 
 
@@ -626,6 +640,19 @@ def _in_words(last: Any) -> str:
     shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
     return ", ".join([*words, last.claim or "nothing unlearned"])
+
+
+def _say_plan(plan: Any, as_json: bool) -> None:
+    """Tell a ``RunPlan``."""
+    groups = [asdict(group) | {"to_compute": group.to_compute} for group in plan.runs]
+    shown = {"told": [plan.summary], "seconds": plan.seconds, "runs": groups}
+    _say(json.dumps(shown) if as_json else str(plan))
+
+
+def _say_sentences(told: Sequence[str], details: str) -> None:
+    """Write sentences, and what they rest on behind them."""
+    _say("\n".join(line for sentence in told for line in wrapped(sentence)))
+    _say(f"\n{details}")
 
 
 def _say(text: str) -> None:

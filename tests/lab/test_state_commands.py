@@ -1,7 +1,10 @@
 """A state is unlearned, audited and verified by a process that never saw the training script."""
 
+import json
 import os
+import shutil
 import sys
+from datetime import UTC, datetime
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -51,14 +54,29 @@ def unlearn(*words: str) -> int:
     return main(["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", *words])
 
 
+def today() -> str:
+    day = datetime.now(UTC)
+    return f"{day.day} {day:%B %Y}"
+
+
 def test_unlearned_audited_and_verified(run_folder, capsys):
     assert unlearn("--record", "r.json", "--out", "after") == 0
     told = capsys.readouterr().out
+    assert told.startswith("Task 1 went out of after.\n")
+    assert "state is as it was and still holds all of it: delete it.\n" in told
     assert "Unlearned task 1 (after 3 trainings)" in told
     assert max(map(len, told.splitlines())) <= 60
     assert UnlearningRecord.load("r.json").remaining == (0, 2)
     assert main(["audit", "state", "--record", "r.json"]) == 1
+    first, found = capsys.readouterr().out.split("\n\n")
+    assert " ".join(first.split()) == f"state holds a state from before the request of {today()}: delete it."
+    assert "findings" in found
     assert main(["audit", "after", "--record", "r.json"]) == 0
+    assert capsys.readouterr().out.startswith("Nothing of task 1 was found in after, among ")
+    assert main(["audit", "after", "--record", "r.json", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["clean"], told["findings"], told["unread"]) == (True, [], [])
+    assert told["told"][0].startswith("Nothing of task 1 was found")
     assert main(["verify", "r.json", "--state", "after"]) == 0
     capsys.readouterr()
     assert main(["verify", "r.json", "--state", "state"]) == 1
@@ -87,6 +105,23 @@ def test_a_record_is_signed_and_its_signature_checked(run_folder, capsys):
     (run_folder / "forged.json").write_text(forged)
     assert main(["verify", "forged.json", "--public-key", "public.pem"]) == 2
     assert "signature" in capsys.readouterr().err
+
+
+def test_what_was_done_is_told_to_programs_and_by_folder(run_folder, capsys):
+    shutil.copytree("state", "copies/monday")
+    (blob,) = [file for file in run_folder.glob("state/*.safetensors") if b"heads.1.weight" in file.read_bytes()]
+    shutil.copy(blob, "copies")
+    assert unlearn("--record", "copies/record.json", "--out", "copies/now", "--json") == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["state"], done["record_file"]) == ("copies/now", "copies/record.json")
+    assert done["record"] == json.loads((run_folder / "copies" / "record.json").read_text())
+    assert done["told"][0] == "Task 1 went out of copies/now."
+    assert main(["audit", "copies", "--record", "copies/record.json", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)["told"]
+    assert told == [
+        f"copies/{blob.name} holds a model from before the request of {today()}: delete it.",
+        f"copies/monday holds a state from before the request of {today()}: delete it.",
+    ]
 
 
 @pytest.mark.parametrize(

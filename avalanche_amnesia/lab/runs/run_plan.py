@@ -8,7 +8,7 @@ from typing import Any
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
-from avalanche_amnesia.audit.words import seconds_in_words
+from avalanche_amnesia.audit.words import seconds_in_words, wrapped
 from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.text_table import text_table
@@ -38,11 +38,21 @@ class RunPlan:
     runs: tuple[PlannedRuns, ...]
     seconds: float | None
 
+    @property
+    def summary(self) -> str:
+        """What is left to do, in a sentence."""
+        trainings, left = sum(r.trainings for r in self.runs), sum(r.to_compute for r in self.runs)
+        if not left:
+            return f"Nothing is left to train: all of {trainings} trainings are there, or shared."
+        known = "how long they take is not known until one is in the store"
+        if self.seconds is not None:
+            known = f"about {seconds_in_words(self.seconds)}, one after another"
+        return f"{left} of {trainings} trainings are left to do; {known}."
+
     def __str__(self) -> str:
         rows = [(r.what, *map(str, (r.trainings, r.shared, r.there, r.to_compute))) for r in self.runs]
-        known = "unknown until one is in the store" if self.seconds is None else seconds_in_words(self.seconds)
         table = text_table(("", "trainings", "shared", "there", "to compute"), rows)
-        return f"{table}\ntime, one after another: {known}"
+        return "\n".join([*wrapped(self.summary), table])
 
 
 def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore) -> RunPlan:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -232,10 +233,18 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
     words = ["tiny.yaml", "method=[HAT]", "scenario=[newest]", "seed=[1]"]
     assert main(["plan", *words]) == 0
     told = capsys.readouterr().out
-    assert "tiny: 1 runs, 0 done already; references of 1 methods and seeds come first" in told
+    assert told.startswith("tiny: 1 runs, 0 done already; their references come first\n")
+    assert "of 25 trainings are left to do; how long they take" in told
     assert "main runs" in told
+    assert main(["plan", *words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["seconds"] is None
+    assert sum(group["trainings"] for group in plan["runs"]) == 25
+    assert plan["told"][0].startswith(f"{sum(group['to_compute'] for group in plan['runs'])} of 25 trainings")
     assert main(["sweep", *words]) == 0
-    assert "[2/2] HAT, seed 1: newest: accuracy" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert re.search(r"\[1/2\] HAT, seed 1: references \(same, full\): \d+ trainings; about .+ left\n", told)
+    assert re.search(r"\[2/2\] HAT, seed 1: newest: accuracy .+, approximate\n|nothing unlearned\n", told)
     assert main(["sweep", *words]) == 0
     assert "1 runs, 1 done already" in capsys.readouterr().out
     assert main(["sweep", *words[:3], "seed=[1]", "training.epochs=0"]) == 1
