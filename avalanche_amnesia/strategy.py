@@ -1,6 +1,7 @@
-"""The host strategy as a type: what this package uses of Avalanche's supervised template."""
+"""The host strategy as a type, what this package uses of Avalanche's supervised template; autocast around it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -42,3 +43,28 @@ class Strategy(Protocol):
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate on experiences; returns the last value of every metric."""
+
+
+Autocast = tuple[tuple[str, torch.dtype], ...]
+"""Kinds of device, and the type to which autocast turns numbers there."""
+
+
+def autocast_now() -> Autocast:
+    """Where autocast is on."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
+
+
+@contextmanager
+def autocast(to: Autocast) -> Iterator[None]:
+    """Autocast as given, and off everywhere else."""
+    now = autocast_now()
+    if to == now:
+        yield
+        return
+    with ExitStack() as stack:
+        for kind, _ in now:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        for kind, dtype in to:
+            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        yield

@@ -2,14 +2,16 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from avalanche_amnesia.unit_graph.backbones import NamedTensors
 
 BatchTransform = Callable[[Tensor], Tensor]
 """A function of whole batches: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
@@ -95,7 +97,15 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return len(self.targets)
 
     def __getitem__(self, item: int) -> tuple[Any, int]:
-        return self.base[self.index[item]][0], self.targets[item]
+        return parted(self.base[self.index[item]])[0], self.targets[item]
+
+    def collated(self, items: list[Any]) -> list[Any]:
+        """A mini-batch of items, with what the host appends to them."""
+        own = getattr(self.base, "collate_fn", None)
+        if own is None:
+            return unpacked(default_collate(items))
+        x, y = unpacked(own([(x, y) for x, y, *_ in items]))[:2]
+        return [x, torch.as_tensor(y), *default_collate([rest for _, _, *rest in items])]
 
     def part(self, where: Sequence[int]) -> "LazyTask":
         """Some of the task's samples, as a view."""
@@ -111,9 +121,52 @@ def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Ten
     if index is not None:
         data = data.subset(index.tolist())
     # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.
-    loader = DataLoader(data, batch_size=256, generator=torch.Generator())
-    batches = [(batch[0], batch[1]) for batch in loader]
-    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+    loader = DataLoader(data, batch_size=256, generator=torch.Generator(), collate_fn=data.collate_fn)
+    batches = [unpacked(batch) for batch in loader]
+    return joined([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """Batches as one."""
+    if isinstance(parts[0], NamedTensors):
+        return NamedTensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
+    return torch.cat(list(parts))
+
+
+# Items and mini-batches: pairs, or mappings in which the label has one of the usual names ----------------------------
+
+_TASK = "targets_task_labels"
+_LABELS = ("label", "labels", "target", "targets", "y")
+
+
+def parted(item: Any) -> tuple[Any, Any]:
+    """Input and label of a data set's item, or of a mini-batch.
+
+    Raises:
+        TaskError: for what is neither a pair nor a mapping with a label.
+    """
+    if isinstance(item, Mapping):
+        name = next((name for name in _LABELS if name in item), None)
+        inputs = {key: value for key, value in item.items() if key not in (name, _TASK)}
+        if name is not None and inputs:
+            return next(iter(inputs.values())) if len(inputs) == 1 else inputs, item[name]
+        given = f"a mapping of {list(item)}"
+    elif isinstance(item, (tuple, list)) and len(item) > 1:
+        return item[0], item[1]
+    else:
+        given = f"a {type(item).__name__}"
+    raise TaskError(
+        f"the data set's items must be pairs (x, y), or mappings with the label as one of {', '.join(_LABELS)}: "
+        f"{{'pixel': x, 'label': y}}; got {given}"
+    )
+
+
+def unpacked(batch: Any) -> list[Any]:
+    """A mini-batch as a list: inputs, labels, and whatever else; inputs of several names as one batch."""
+    if isinstance(batch, Mapping):
+        batch = [*parted(batch), *([batch[_TASK]] if _TASK in batch else [])]
+    x, *rest = batch
+    return [NamedTensors(x) if isinstance(x, Mapping) and not isinstance(x, NamedTensors) else x, *rest]
 
 
 def targets_of(experience: Any) -> Tensor:

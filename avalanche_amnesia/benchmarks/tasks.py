@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import BatchTransform, Chain, LazyTask, TensorTask
+from avalanche_amnesia.benchmarks.data import BatchTransform, Chain, LazyTask, TensorTask, parted
 
 Data = tuple[Tensor, Tensor] | Dataset[Any]
 
@@ -111,6 +111,7 @@ def _dataset(samples: TensorTask | LazyTask, task: int) -> Any:
         [samples],
         # The host takes the last attribute of a mini-batch for the task label.
         data_attributes=[DataAttribute(samples.targets, "targets"), TaskLabels(ConstantSequence(task, len(samples)))],
+        collate_fn=samples.collated if isinstance(samples, LazyTask) else None,
     )
 
 
@@ -125,7 +126,9 @@ def task_benchmark(
 
     Args:
         train: ``(x, y)`` with x uint8, floating, or of other integers, of shape (N, ...) and y integer of shape (N,),
-            or a torch data set of (x, y) items, which stays lazy. uint8 reaches the model as float32 in 0..255
+            or a torch data set of (x, y) items, or of mappings ``{"pixel": x, "label": y}``, which stays lazy; inputs
+            of several names reach the network as arguments of these names. A data set's own ``collate_fn`` gets pairs
+            (input, label). uint8 reaches the model as float32 in 0..255
             unless a transform scales it; other integers (tokens, categories) reach it as int64, for an embedding.
         test: the same for the test stream.
         task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
@@ -245,7 +248,7 @@ def _labels_of(data: Data, name: str) -> Tensor:
         if targets is None:
             # Items may come with random transforms, and building a benchmark must not move the user's random stream.
             with torch.random.fork_rng(devices=[]):
-                targets = [data[item][1] for item in range(length)]
+                targets = [parted(data[item])[1] for item in range(length)]
         labels = _as_int64(targets, name)
     if len(labels) != length:
         raise ValueError(f"{name}: {length} samples but {len(labels)} labels; give one label per sample")

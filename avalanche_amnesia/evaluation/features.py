@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import evaluating, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -59,7 +59,7 @@ def _batch_features(
     if isinstance(model, TaskNormModel) and isinstance(parts, OwnModules):
         return model.features_through(x, parts)
     if isinstance(model, MultiHeadModel):
-        return model.backbone(x) if task is None else model.features(x, task)
+        return run_on(model.backbone, x) if task is None else model.features(x, task)
     classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
     if classifier is None or not classifier.classifiers:
         raise ModelError(

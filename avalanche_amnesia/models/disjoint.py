@@ -15,6 +15,7 @@ from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors, state_sites, unlike
 from avalanche_amnesia.text_table import text_table
+from avalanche_amnesia.unit_graph.backbones import run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _DEALT, _ENTRIES = "dealt", "entries."
@@ -265,7 +266,7 @@ class DisjointModel(MultiHeadModel):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through a task's network; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, lambda samples, label: self.network(label)(samples))
+        return by_task(x, task, lambda samples, label: run_on(self.network(label), samples))
 
     @torch.no_grad()
     def write_network(self, network: nn.Module, task: int) -> None:

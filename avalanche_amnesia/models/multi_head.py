@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
-from avalanche_amnesia.unit_graph.backbones import check_backbone
+from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
@@ -187,7 +187,7 @@ class MultiHeadModel(MultiTaskModule):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Backbone features ``(batch, features)`` of ``x`` for a task label, or one label per sample ``(batch,)``."""
-        return self.backbone(x)
+        return run_on(self.backbone, x)
 
     def head(self, task: int) -> nn.Module:
         """The head of a task.
@@ -227,7 +227,7 @@ class MultiHeadModel(MultiTaskModule):
         heads = {int(t): self.head(int(t)) for t in task_labels.unique()}
         features = self.features(x, task_labels)
         width = max(head.out_features for head in heads.values())  # type: ignore[type-var]
-        logits = features.new_full((len(x), int(width)), NO_CLASS)  # type: ignore[arg-type]
+        logits = features.new_full((len(features), int(width)), NO_CLASS)  # type: ignore[arg-type]
         for t, head in heads.items():
             rows = (task_labels == t).nonzero()[:, 0]
             own = head(features[rows])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
 from avalanche_amnesia.models.substitutes import NormCopies, Substitutes, norms_of
+from avalanche_amnesia.unit_graph.backbones import run_on
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 
@@ -86,5 +87,5 @@ class TaskNormModel(MultiHeadModel):
         # A teacher (LwF) is a copy in training mode that runs without gradients: it must stay as it was copied.
         others = self._copies.standing_in(() if norms is None else norms.values(), learn=torch.is_grad_enabled())
         with self._substitutes.put(others):
-            features: Tensor = self.backbone(x)
+            features: Tensor = run_on(self.backbone, x)
         return features

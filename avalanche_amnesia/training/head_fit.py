@@ -91,7 +91,7 @@ class CounterfactualFeatures:
     def __init__(self, model: TaskMaskedModel, task: int, x: Tensor, mb_size: int) -> None:
         self.model, self.task, self.mb_size, self.x = model, task, mb_size, x
         self._mask = model.binary_mask(task)
-        rows = self.x.is_floating_point() and self.x.dim() == 2
+        rows = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 2
         weights = sum(parameter.numel() for parameter in model.backbone.parameters())
         large = 2 * weights * self.x.numel() >= LARGE  # every weight at every place: an upper bound
         self._batch = BATCH_OF_LARGE if large and not rows and next(model.parameters()).device.type == "cpu" else BATCH

@@ -1,17 +1,19 @@
 """Faults of a task: its samples, its weights once it is trained, its accuracy, its mask; in words."""
 
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks.data import parted, task_data
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
 
 _MOST_SAMPLES = 256
 _NEAR_CHANCE = 0.1
@@ -21,11 +23,12 @@ _MOST_BYTES = 2**31
 _FEW_SAMPLES = 64
 
 
-def fault_of_inputs(x: Tensor) -> str | None:
+def fault_of_inputs(x: Any) -> str | None:
     """Number of samples that hold NaN or infinity, and the index of the first, in words."""
-    if not x.is_floating_point() or bool(x.isfinite().all()):
-        return None
-    return _not_finite((~x.reshape(len(x), -1).isfinite().all(1)).nonzero()[:, 0], len(x))
+    for part in tree_leaves(x):
+        if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
+            return _not_finite((~part.reshape(len(part), -1).isfinite().all(1)).nonzero()[:, 0], len(part))
+    return None
 
 
 def fault_in_memory(experience: Any) -> str | None:
@@ -39,7 +42,7 @@ def fault_of_task(experience: Any) -> str | None:
     """As :func:`fault_of_inputs`, of all samples of a task, as an evaluation sees them: reads each of them."""
     with preserved_rng():
         x, _ = task_data(experience)
-    return fault_of_inputs(x) if isinstance(x, Tensor) else None
+    return fault_of_inputs(x)
 
 
 def _not_finite(where: Tensor, n: int) -> str:
@@ -48,7 +51,14 @@ def _not_finite(where: Tensor, n: int) -> str:
 
 
 def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | None:
-    """Labels that a cross-entropy over so many classes has no class for."""
+    """Labels that a loss does not take, or that a cross-entropy over so many classes has no class for."""
+    name = type(criterion).__name__
+    if isinstance(criterion, _OF_NUMBERS) and isinstance(logits, Tensor) and logits.shape != labels.shape:
+        return (
+            f"criterion={name} gets logits {_of(logits)} and labels {_of(labels)}, and compares numbers of one shape: "
+            f"tasks are classified, with torch.nn.CrossEntropyLoss(); or criterion=lambda logits, y: {name}()(logits, "
+            "torch.nn.functional.one_hot(y, logits.shape[1]).to(logits.dtype))"
+        )
     if not isinstance(criterion, nn.CrossEntropyLoss) or labels.dim() != 1 or labels.is_floating_point():
         return None
     taken = labels[labels != criterion.ignore_index]
@@ -56,6 +66,12 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
         return f"all {len(labels)} labels are {criterion.ignore_index}, which the loss ignores"
     lowest, highest = (int(label) for label in taken.aminmax())
     classes = logits.shape[1]
+    weights = criterion.weight
+    if weights is not None and len(weights) != classes:
+        return (
+            f"the loss has weights for {len(weights)} classes, and its head has {classes}: give a function "
+            "instead, criterion=lambda logits, y: cross_entropy(logits, y, weights[logits.shape[1]])"
+        )
     if lowest >= 0 and highest < classes:
         return None
     return (
@@ -64,26 +80,110 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
     )
 
 
-def fault_of_shape(x: Tensor, model: nn.Module, error: Exception) -> str | None:
-    """Shape or type of samples that a model can't run on, in words; None where they are not to blame."""
+def fault_of_forward(x: Any, model: nn.Module, error: Exception) -> str | None:
+    """Samples that a model can't run on, in words; None where they are not to blame."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
-    given, made = (tuple(x.shape[1:]), x.dtype), "a backbone that takes them"
+    if len(x) == 1 and model.training and "more than 1 value per channel" in str(error):
+        return (
+            "one of its mini-batches has 1 sample, and batch normalisation needs several while it trains. With "
+            "strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose a "
+            "train_mb_size by which none has 1 sample"
+        )
+    parts = tree_leaves(x)
+    given = [(tuple(part.shape[1:]), part.dtype) for part in parts]
+    backbone: Any = model.backbone
+    weights = next((p.dtype for p in backbone.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    mend = "they need a backbone that takes them"
     if isinstance(model, MaskedModel):
-        expected = model.graph.input_shape, model.graph.inputs.dtype
-        if given == expected:
+        inputs = model.graph.inputs
+        same_form = list(x) == list(inputs.names) if isinstance(x, NamedTensors) else not inputs.names
+        if same_form and given == list(zip(inputs.shapes, inputs.dtypes, strict=True)):
             return None
-        made = f"{expected[0]}, {expected[1]}, for which this model was made"
-        if given[0] != expected[0]:
-            made += f", or make it with input_shape={given[0]}"
-    return f"the model can't run on its samples of shape {given[0]}, {given[1]} ({error}); they need {made}"
+        mend = f"they need {inputs.shape}, {inputs.dtype}, for which this model was made"
+        if inputs.names:
+            mend = f"they need tensors {list(inputs.names)}, for which this model was made"
+        elif not isinstance(x, Tensor):
+            mend += ", or make it with example=, a mapping of tensors"
+        elif given[0][0] != inputs.shape:
+            mend += f", or make it with input_shape={given[0][0]}"
+    of_type = given[0][1]
+    if of_type != weights and of_type in (torch.uint8, torch.float16, torch.float32, torch.float64):
+        scale = " / 255" if of_type == torch.uint8 else ""
+        mend += f". Its weights are {weights}: let the data set, or a transform of task_benchmark, return "
+        mend += f"x.to({weights}){scale}"
+        if of_type != torch.uint8:
+            mend += f"; or compute as the samples are, with backbone.to({of_type})"
+    shown = ", ".join(f"{shape}, {dtype}" for shape, dtype in given)
+    names = "" if isinstance(x, Tensor) else f" by the names {list(x)}"
+    return f"the model can't run on its samples of shape {shown}{names} ({_first_line(error)}); {mend}"
+
+
+def fault_of_loss(criterion: Any, loss: Any, labels: Any, logits: Any, error: Exception | None = None) -> str | None:
+    """What is wrong with a loss of logits and labels: it raised an error, or is no number that learns."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return None
+    name = type(criterion).__name__ if isinstance(criterion, nn.Module) else getattr(criterion, "__name__", "the loss")
+    given = f"criterion={name} gets logits {_of(logits)} and labels {_of(labels)}"
+    if error is not None:
+        return f"{given}, and fails: {type(error).__name__}: {_first_line(error)}"
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
+        return f"{given}, and returns {returned}: a loss is one number, as with reduction='mean'"
+    if not loss.requires_grad:
+        return f"{given}, and returns a number without gradients: it must be computed from the logits, by torch alone"
+    return None
+
+
+_OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+"""Losses that compare numbers, and broadcast them where their shapes differ."""
+
+
+def fault_of_batch(batch: Any) -> str | None:
+    """What is no mini-batch of inputs, labels and task labels."""
+    if len(batch) < 3:
+        return f"its loader gives mini-batches of {len(batch)} parts: inputs, labels and task labels are needed"
+    x, labels = batch[0], batch[1]
+    parts = [*(x[name] for name in x), labels] if isinstance(x, NamedTensors) else [x, labels]
+    wrong = [type(part).__name__ for part in parts if not isinstance(part, Tensor)]
+    if not wrong:
+        return None
+    return (
+        f"its mini-batches hold a {wrong[0]} where a tensor is needed: let the data set's items be (x, y) with a "
+        "tensor x, or name several of them as the backbone's forward does, {'ids': …, 'mask': …, 'label': y}"
+    )
+
+
+def fault_of_loading(data: Any, error: Exception) -> str | None:
+    """Samples that can't be put together into one mini-batch; None where something else failed."""
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if not frames or not frames[-1].endswith(_COLLATING):
+        return None
+    kinds = {_of(part) for item in (data[i] for i in range(min(8, len(data)))) for part in tree_leaves(parted(item)[0])}
+    return (
+        f"its samples can't be put together into a mini-batch; they are {', '.join(sorted(kinds))}. They must be "
+        "tensors of one shape: transforms.ToTensor() makes one of a picture, padding or a collate_fn of the data set's "
+        "own one shape of several"
+    )
+
+
+_COLLATING = ("torch/utils/data/_utils/collate.py", "avalanche/benchmarks/utils/collate_functions.py")
+"""Files that put samples together."""
+
+
+def _of(thing: Any) -> str:
+    return f"{tuple(thing.shape)} {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
     """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
-    of_one = task_data(experience, index[:1])[0].nbytes
+    of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))
     return task_data(experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
 
 
@@ -106,10 +206,10 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
     return None
 
 
-def input_of(model: nn.Module, x: Tensor) -> Tensor:
+def input_of(model: nn.Module, x: Any) -> Any:
     """Samples on a model's device, numbers in its type."""
     like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-    return x.to(like.device, like.dtype if x.is_floating_point() else x.dtype)
+    return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
 
 
 def _outputs(model: TaskMaskedModel, task: int, experience: Any) -> tuple[Tensor, Tensor]:

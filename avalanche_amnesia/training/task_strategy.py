@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
@@ -13,14 +14,15 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.seeding import preserved_rng
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training.host.arguments import (
     OwnArguments,
     PeriodicMode,
@@ -37,7 +39,15 @@ from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
-from avalanche_amnesia.training.task_faults import fault_in_memory, fault_of_inputs, fault_of_labels, fault_of_shape
+from avalanche_amnesia.training.task_faults import (
+    fault_in_memory,
+    fault_of_batch,
+    fault_of_forward,
+    fault_of_inputs,
+    fault_of_labels,
+    fault_of_loading,
+    fault_of_loss,
+)
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
@@ -142,6 +152,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self.reset_optimizer = reset_optimizer
         self._trains = False
         self._placed: int | None = None  # experiences in the streams whose places are the task labels
+        self.autocast: Autocast = ()
+        """Autocast around the call that trains, evaluates or unlearns, which forward and loss alone run under."""
         self.optimizer_always_fresh = reset_optimizer
         """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
@@ -157,15 +169,21 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Raises:
             TypeError: for what are no experiences, a benchmark say.
             TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
-                that the model can't run on, labels that its head has no class for; the task was undone.
+                that the model can't run on, labels that its head has no class for, a loss that is no number; the task
+                was undone.
         """
+        if not torch.is_grad_enabled():
+            raise TaskError(
+                "gradients are switched off around strategy.train, by torch.no_grad() or torch.inference_mode(): train "
+                "outside of it"
+            )
         given = self._tasks_in(listed(experiences, "strategy.train"))
         if given and not self.model.tasks:
             refuse_incremental(given[0])
         streams = None
         if eval_streams is not None:
             streams = [self._tasks_in(listed(one, "train(eval_streams=…)")) for one in eval_streams]
-        with preserved_rng():
+        with preserved_rng(), self._full_precision():
             try:
                 self._trains = True
                 plugin = unlearning_of(self)
@@ -228,7 +246,19 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         if given and not self.model.tasks:
             refuse_incremental(given[0])
         known = remaining_experiences(self, given)
-        return super().eval(known, **kwargs) if known else {}
+        with self._full_precision():
+            return super().eval(known, **kwargs) if known else {}
+
+    @contextmanager
+    def _full_precision(self) -> Iterator[None]:
+        """Switch autocast off, but for forward and loss: masks, heads and fits are made of whole numbers."""
+        found, before = autocast_now(), self.autocast
+        self.autocast = found or before
+        try:
+            with autocast(()):
+                yield
+        finally:
+            self.autocast = before
 
     def _tasks_in(self, experiences: Sequence[Any]) -> list[Any]:
         """Experiences with task labels; where streams have none, their places say which task is which."""
@@ -253,33 +283,81 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 )
         return found
 
-    def forward(self) -> Any:
-        """As the host's; what a model can't run on is named at a task's first mini-batch, and the task undone."""
-        if not self.is_training or self.clock.train_exp_iterations:
-            return super().forward()
-        fault = fault_of_inputs(self.mb_x)
-        self._refuse(None if fault is None else f"in its first mini-batch {fault}")
+    # The first mini-batch of a task: what is wrong with it is told in words, and the task undone ------------------
+
+    def _before_training_epoch(self, **kwargs: Any) -> None:
+        super()._before_training_epoch(**kwargs)
+        n, size = len(self.adapted_dataset), self.train_mb_size
+        norms = any(isinstance(module, _BatchNorm) for module in self.model.modules())
+        if (
+            norms
+            and not self.clock.train_exp_epochs
+            and n > size
+            and n % size == 1
+            and len(self.dataloader) > n // size
+        ):
+            from avalanche_amnesia.training.host.rehearsal import try_single  # lazy: such a last mini-batch is rare
+
+            try_single(self, **kwargs)
+
+    def training_epoch(self, **kwargs: Any) -> None:
+        """As the host's; samples that make no mini-batch are named, and the task undone."""
+        self._run(super().training_epoch, kwargs)
+
+    def eval_epoch(self, **kwargs: Any) -> None:
+        """As the host's; samples that make no mini-batch are named."""
+        self._run(super().eval_epoch, kwargs)
+
+    def _run(self, epoch: Callable[..., None], options: dict[str, Any]) -> None:
+        self.mbatch: Any = None
         try:
-            return super().forward()
+            epoch(**options)
+        except Exception as error:  # whatever a data set or loader raises
+            if self.mbatch is None:
+                self._refuse(fault_of_loading(self.adapted_dataset, error), error)
+            raise
+
+    def _unpack_minibatch(self) -> None:
+        self.mbatch = unpacked(self.mbatch)
+        if not self.clock.train_exp_iterations or not self.is_training:
+            self._refuse(fault_of_batch(self.mbatch))
+        super()._unpack_minibatch()
+
+    def forward(self) -> Any:
+        """As the host's; what a model can't run on is named, and the task undone."""
+        if self.is_training and not self.clock.train_exp_iterations:
+            fault = fault_of_inputs(self.mb_x)
+            self._refuse(None if fault is None else f"in its first mini-batch {fault}")
+        try:
+            with autocast(self.autocast):
+                return super().forward()
         except Exception as error:  # whatever the model raises
-            self._refuse(fault_of_shape(self.mb_x, self.model, error), error)
+            self._refuse(fault_of_forward(self.mb_x, self.model, error), error)
             raise
 
     def criterion(self) -> Any:
-        """As the host's; labels that the head has no class for are named, and the task undone."""
-        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
-            self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion))
+        """As the host's; labels that the head has no class for, and a loss that is no number, are named."""
+        parts = self.mb_y, self.mb_output
+        first = self.is_training and not self.clock.train_exp_iterations
+        if first:  # an accelerator does not survive such a label
+            self._refuse(fault_of_labels(*parts, self._criterion))
         try:
-            return super().criterion()
+            with autocast(self.autocast):
+                loss = super().criterion()
         except Exception as error:  # whatever the loss raises
-            if self.is_training:
-                self._refuse(fault_of_labels(self.mb_y, self.mb_output, self._criterion), error)
+            self._refuse(fault_of_labels(*parts, self._criterion), error)
+            if first:
+                self._refuse(fault_of_loss(self._criterion, None, *parts, error), error)
             raise
+        if first:
+            self._refuse(fault_of_loss(self._criterion, loss, *parts))
+        return loss
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
-        """Raise where there is something wrong with the samples of the task in training; :meth:`train` undoes it."""
+        """Raise where there is something wrong with the task in training, which :meth:`train` undoes."""
         if fault is not None:
-            raise TaskError(f"task {single_task(self.experience)}: {fault}. Its training was undone") from cause
+            undone = " Its training was undone" if self.is_training else ""
+            raise TaskError(f"task {single_task(self.experience)}: {fault}.{undone}") from cause
 
     def plan_unlearning(self, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
         """Plan of what unlearning these tasks would change; changes nothing.
@@ -291,7 +369,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Raises:
             RequestError: if they can't be requested now.
         """
-        return self._unlearning().plan(self, tasks, data=data)
+        with self._full_precision():
+            return self._unlearning().plan(self, tasks, data=data)
 
     def unlearn(
         self,
@@ -330,18 +409,19 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             UnknownStateError: if a plugin keeps learned state and has no purger; nothing changed.
             TamperedError: where ``strict`` says so; nothing changed.
         """
-        return self._unlearning().unlearn(
-            self,
-            tasks,
-            task=task,
-            samples=samples,
-            classes=classes,
-            data=data,
-            keep_probes=keep_probes,
-            allow_unknown=allow_unknown,
-            fingerprint=fingerprint,
-            strict=strict,
-        )
+        with self._full_precision():
+            return self._unlearning().unlearn(
+                self,
+                tasks,
+                task=task,
+                samples=samples,
+                classes=classes,
+                data=data,
+                keep_probes=keep_probes,
+                allow_unknown=allow_unknown,
+                fingerprint=fingerprint,
+                strict=strict,
+            )
 
     def save(self, path: str | Path, *, key: Any = None) -> Path:
         """Save the strategy between tasks: all that later trainings and unlearnings depend on, as tensors and JSON.

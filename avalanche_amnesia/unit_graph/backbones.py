@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import register_pytree_node
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -103,6 +104,59 @@ def same_draws(module: nn.Module) -> Iterator[None]:
 
 
 # Inputs: one tensor, several, or a mapping of tensors, with the samples along the first axis ------------------------
+
+
+class NamedTensors(Mapping[Any, Any]):
+    """A batch of samples that consist of several tensors, by name: what is asked of one tensor, it answers for all.
+
+    Args:
+        tensors: name → ``(batch, …)``.
+    """
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = dict(tensors)
+
+    def __getitem__(self, key: Any) -> Any:
+        """A tensor by its name; samples by their positions."""
+        if isinstance(key, str):
+            return self._tensors[key]
+        return NamedTensors({name: tensor[key] for name, tensor in self._tensors.items()})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(next(iter(self._tensors.values())))
+
+    @property
+    def device(self) -> torch.device:
+        """As a tensor's."""
+        return next(iter(self._tensors.values())).device
+
+    def numel(self) -> int:
+        """As a tensor's."""
+        return sum(tensor.numel() for tensor in self._tensors.values())
+
+    def to(self, *args: Any, **kwargs: Any) -> NamedTensors:
+        """As a tensor's."""
+        return NamedTensors({name: tensor.to(*args, **kwargs) for name, tensor in self._tensors.items()})
+
+    def split(self, size: int) -> list[NamedTensors]:
+        """As a tensor's."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+
+def _parts(batch: NamedTensors) -> tuple[list[Any], list[str]]:
+    return [batch[name] for name in batch], list(batch)
+
+
+register_pytree_node(NamedTensors, _parts, lambda tensors, names: NamedTensors(dict(zip(names, tensors, strict=True))))
+
+
+def run_on(backbone: nn.Module, x: Any) -> Any:
+    """A backbone's forward on a batch: a tensor, or tensors by the names of its arguments."""
+    return backbone(**x) if isinstance(x, Mapping) else backbone(x)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.saving.encoding import checked, made
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -264,7 +264,8 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
     groups = strategy.optimizer.param_groups
     now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
-    return {**learning_settings(strategy, learning), "parameter groups": now}
+    casts = [f"{kind}: {dtype}" for kind, dtype in getattr(strategy, "autocast", ()) or autocast_now()]
+    return {**learning_settings(strategy, learning), "parameter groups": now, **({"autocast": casts} if casts else {})}
 
 
 def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
+from avalanche_amnesia.unit_graph.backbones import run_on
 
 
 class NetworkPerTask(MultiHeadModel):
@@ -57,7 +58,7 @@ class NetworkPerTask(MultiHeadModel):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through the network of a task; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, lambda samples, label: self.network(label)(samples))
+        return by_task(x, task, lambda samples, label: run_on(self.network(label), samples))
 
 
 class SideNetworks(NetworkPerTask):

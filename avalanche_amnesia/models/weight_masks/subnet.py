@@ -30,7 +30,7 @@ from avalanche_amnesia.models.weight_masks.weight_cover import (
     switch_off,
     take_inventory,
 )
-from avalanche_amnesia.unit_graph.backbones import check_backbone
+from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
@@ -299,7 +299,7 @@ class SubnetModel(TaskMaskedModel):
         others += self._copies.standing_in(() if parts is None else parts.children())
         others += self._state.standing_in(own, learns=learns)
         with self._substitutes.put(others):
-            features = self.backbone(x)
+            features = run_on(self.backbone, x)
             if learns and own is not None:
                 self._state.keep(own)
         return features

@@ -21,6 +21,7 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from avalanche_amnesia.benchmarks.data import TaskError, unpacked
 from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.optimizers import copied
 from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
@@ -124,18 +125,41 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
         if _changing_samples(strategy, steps):
             return Rehearsal(f"{_NOT_REPEATABLE} its data set gave other samples the second time")
         beginning = _Beginning(strategy)
-        first, second = (_rehearsed(strategy, beginning, steps, kwargs) for _ in range(2))
+        loader = _FirstBatches(strategy.dataloader, steps)
+        first, second = (_rehearsed(strategy, beginning, loader, kwargs) for _ in range(2))
     except _UndoneError as error:
         raise error.cause  # noqa: B904 - the fault itself, as without a rehearsal
     except Exception as error:  # whatever a loop, model or loss raises; the training itself raises it again
+        fault = error.__cause__ or error
         return Rehearsal(
-            f"the training could not be rehearsed without plugins of others: {type(error).__name__}: {error}"
+            f"the training could not be rehearsed without plugins of others: {type(fault).__name__}: {fault}"
         )
     finally:
         for contents in users:
             contents.go_back()
         set_attributes(strategy, attributes, list(vars(strategy)))
     return Rehearsal(_difference(first, second), first)
+
+
+def try_single(strategy: Strategy, **kwargs: Any) -> None:
+    """Take a step on one sample of the first mini-batch, and put all back.
+
+    Raises:
+        TaskError: if the model can't be trained on a single sample.
+    """
+    attributes, users = dict(vars(strategy)), []
+    try:
+        users = _of_the_user(strategy)
+        single = [[part[:1] for part in unpacked(next(iter(strategy.dataloader)))]]
+        _rehearsed(strategy, _Beginning(strategy), single, kwargs)
+    except TaskError:
+        raise
+    except Exception:  # the training itself raises it again
+        return
+    finally:
+        for contents in users:
+            contents.go_back()
+        set_attributes(strategy, attributes, list(vars(strategy)))
 
 
 _NOT_REPEATABLE = "the training is not repeatable:"
@@ -195,14 +219,14 @@ def _difference(first: Seen, second: Seen) -> str | None:
     return None
 
 
-def _rehearsed(strategy: Strategy, beginning: "_Beginning", steps: int, kwargs: dict[str, Any]) -> Seen:
-    """Take the first steps, and put everything back; returns sums of the bits that they left."""
+def _rehearsed(strategy: Strategy, beginning: "_Beginning", loader: Any, kwargs: dict[str, Any]) -> Seen:
+    """Take steps on a loader's mini-batches, and put everything back; returns sums of the bits that they left."""
     # Where an interruption finds it: giving the training up goes back to it first.
     strategy.rollback_point = beginning
     watch = _Watch()
     try:
         dispatch_to(strategy, [*beginning.plugins, watch])
-        strategy.dataloader = _FirstBatches(strategy.dataloader, steps)
+        strategy.dataloader = loader
         strategy.training_epoch(**kwargs)
     except Exception as error:
         if strategy.rollback_point is not beginning:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import single_task
+from avalanche_amnesia.benchmarks.data import single_task, unpacked
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
 from avalanche_amnesia.optimizers import BareAdam, BareStep, flush_denormals
@@ -134,8 +134,9 @@ class Holdout:
         tensors = self.in_memory(strategy.experience)
         size = max(strategy.eval_mb_size, 1)
         if tensors is None:  # a generator of its own takes the draw that a loader makes for its workers
-            loader = DataLoader(self.dataset.eval(), batch_size=size, generator=torch.Generator())
-            return ([part.to(strategy.device) for part in batch] for batch in loader)
+            data = self.dataset.eval()
+            loader = DataLoader(data, batch_size=size, generator=torch.Generator(), collate_fn=data.collate_fn)
+            return ([part.to(strategy.device) for part in unpacked(batch)] for batch in loader)
         x, y = (tensor[self.out].to(strategy.device) for tensor in tensors)
         task = OneTask(int(strategy.experience.task_label), y.device)
         return ((x[i : i + size], y[i : i + size], task.labels(len(x[i : i + size]))) for i in range(0, len(x), size))

@@ -1,0 +1,288 @@
+"""Small inputs that end elsewhere in the framework's own words: they work, or one error says what mends them."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.logging import BaseLogger
+from avalanche.training.plugins import EvaluationPlugin
+from PIL import Image
+from support import tiny
+from support.strategy_state import bits
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from avalanche_amnesia import WSN, AmnesiacHAT, DisjointModel, DisjointSubnets, MaskedModel, References, SubnetModel
+from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
+from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.training.plugins import TaskError
+
+
+def refused(strategy, stream, message, **options):
+    """A training that is refused, with nothing changed; another one can follow."""
+    before = bits(strategy.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TaskError, match=message):
+            strategy.train(stream, **options)
+    assert strategy.model.tasks == ()
+    assert bits(strategy.model) == before
+
+
+# Mini-batches of one sample, and none ---------------------------------------------------------------------------------
+
+
+class Normed(tiny.Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize(("n", "size"), [(63, 20), (3, 20), (9, 1)], ids=["last of two", "only one", "all"])
+def test_batch_normalisation_of_one_sample_is_told_before_anything_is_trained(kind, n, size):
+    stream = tiny.tasks([[0], [1], [2]], tiny.samples(n, classes=3)).train_stream
+    strategy = tiny.strategy(kind, net=Normed, train_mb_size=size)
+    random = torch.get_rng_state()
+    refused(strategy, stream[0], r"task 0: one of its mini-batches has 1 sample.*drop_last=True.*train_mb_size")
+    assert torch.equal(torch.get_rng_state(), random)
+    if n == 63:
+        strategy.train(stream[0], drop_last=True)
+        assert strategy.model.tasks == (0,)
+
+
+def test_one_sample_is_enough_where_statistics_are_over_places():
+    class Maps(nn.Module):
+        features = 6
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm, self.second = nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4), nn.Linear(24, 6)
+
+        def forward(self, x):
+            return torch.relu(self.second(torch.relu(self.norm(self.first(x.unsqueeze(1)))).flatten(1)))
+
+    strategy = tiny.strategy("pools", net=Maps)
+    strategy.train(tiny.tasks([[0, 1]], tiny.samples(17)).train_stream)
+    assert strategy.model.tasks == (0,)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_no_mini_batch_at_all_is_told(kind):
+    strategy = tiny.strategy(kind, train_mb_size=1000)
+    refused(strategy, tiny.tasks().train_stream[0], r"took no step.*1000 of its 12 samples.*drop_last", drop_last=True)
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+LOSSES = {
+    "one per sample": (
+        nn.CrossEntropyLoss(reduction="none"),
+        r"logits \(8, 2\).*returns a tensor of shape \(8,\).*'mean'",
+    ),
+    "squares": (
+        nn.MSELoss(),
+        r"MSELoss gets logits \(8, 2\).*tasks are classified, with torch.nn.CrossEntropyLoss\(\)",
+    ),
+    "binary": (nn.BCEWithLogitsLoss(), r"BCEWithLogitsLoss gets .*one_hot\(y, logits.shape\[1\]\)"),
+    "weights": (nn.CrossEntropyLoss(weight=torch.ones(3)), "weights for 3 classes, and its head has 2"),
+    "nothing": (lambda logits, y: None, "returns None: a loss is one number"),
+    "no gradients": (lambda logits, y: logits.detach().sum(), "without gradients: it must be computed from the logits"),
+    "an argument": (lambda logits: logits.sum(), "fails: TypeError.*takes 1 positional argument"),
+}
+
+
+@pytest.mark.parametrize("kind", ["amnesiac", "pools"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_that_is_no_number_of_logits_and_labels_is_named(name, kind):
+    criterion, message = LOSSES[name]
+    strategy = tiny.strategy(kind, criterion=criterion)
+    refused(strategy, tiny.tasks().train_stream[0], f"task 0: .*{message}")
+
+
+def test_the_loss_that_an_error_suggests_works():
+    squares = tiny.strategy(
+        criterion=lambda logits, y: nn.MSELoss()(logits, F.one_hot(y, logits.shape[1]).to(logits.dtype))
+    )
+    squares.train(tiny.tasks().train_stream)
+    assert squares.model.tasks == (0, 1)
+
+
+def test_gradients_that_are_switched_off_are_named():
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            refused(tiny.strategy(), tiny.tasks().train_stream, "gradients are switched off around strategy.train")
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_autocast_around_everything_leaves_whole_numbers_in_whole_precision(kind):
+    stream = tiny.tasks([[0, 1], [2, 3], [1, 0]]).train_stream
+    strategy, plain = tiny.strategy(kind), tiny.strategy(kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        strategy.train(stream)
+        strategy.eval(stream)
+        record = strategy.unlearn(task=1, samples=[0, 2]) if kind == "pools" else strategy.unlearn([0])
+        assert torch.is_autocast_enabled("cpu")
+    types = {value.dtype for value in strategy.model.state_dict().values() if value.is_floating_point()}
+    assert types == {torch.float32}
+    plain.train(stream)
+    assert bits(plain.model) != bits(strategy.model)  # forwards were not whole
+    assert record.claim == ("exact" if kind == "pools" else "approximate")
+    if kind == "pools":  # trained again at other settings than before
+        assert "other settings" in strategy.unlearn(task=2, samples=[0]).plan.reasons[0]
+
+
+class Items(Dataset):
+    """Items of any kind, with labels 0 and 1."""
+
+    def __init__(self, item, **attributes):
+        self.item, self.targets = item, [i % 2 for i in range(16)]
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return self.item(torch.Generator().manual_seed(i), i % 2)
+
+
+def drawn(generator, *shape):
+    return torch.randn(*(shape or (8,)), generator=generator)
+
+
+ITEMS = {
+    "double": (
+        lambda g, y: (drawn(g).double(), y),
+        r"\(8,\), torch.float64.*x.to\(torch.float32\); .*backbone.to\(torch.fl",
+    ),
+    "bytes": (lambda g, y: ((drawn(g) * 9).byte(), y), r"\(8,\), torch.uint8.*return x.to\(torch.float32\) / 255"),
+    "ragged": (lambda g, y: (drawn(g, 3 + 2 * y, 8), y), r"they are \(3, 8\) torch.float32, \(5, 8\).*collate_fn"),
+    "pictures": (lambda g, y: (Image.fromarray(np.zeros((4, 4), "uint8")), y), r"they are Image.*ToTensor\(\)"),
+    "none": (lambda g, y: (None, y), "they are NoneType"),
+    "a list": (lambda g, y: ([0.5] * 8, y), "hold a list where a tensor is needed"),
+    "a text": (lambda g, y: ("text", y), "hold a tuple where a tensor is needed"),
+    "no label": (lambda g, y: drawn(g), r"must be pairs \(x, y\), or mappings.*got a Tensor"),
+    "no known label": (lambda g, y: {"x": drawn(g), "class": y}, r"got a mapping of \['x', 'class'\]"),
+}
+
+
+@pytest.mark.parametrize("kind", ["amnesiac", "pools"])
+@pytest.mark.parametrize("name", ITEMS)
+def test_items_that_make_no_mini_batch_are_named_with_what_they_should_be(name, kind):
+    item, message = ITEMS[name]
+    refused(tiny.strategy(kind), tiny.tasks([[0, 1]], Items(item)).train_stream, message)
+    if name in ("ragged", "pictures"):  # in the host's own data set too
+        sets = [as_classification_dataset(Items(item))]
+        strategy = tiny.strategy(kind)
+        with pytest.warns(UserWarning, match="no task labels"), pytest.raises(TaskError, match=message):
+            strategy.train(benchmark_from_datasets(train=sets).train_stream)
+        strategy.train(tiny.tasks([[0, 1]]).train_stream)
+        with pytest.raises(TaskError, match=message):
+            strategy.eval(tiny.tasks([[0, 1]], Items(item)).train_stream)
+
+
+def test_double_precision_by_what_the_error_says():
+    strategy = tiny.strategy(net=lambda: tiny.Net().double())
+    refused(
+        strategy, tiny.tasks().train_stream, r"torch.float64: let the data set, or a transform of task_benchmark, ret"
+    )
+    x, y = tiny.samples(classes=4)
+    doubled = [lambda x: x.to(torch.float64)] * 2
+    strategy.train(task_benchmark((x, y), (x, y), [[0, 1], [2, 3]], transforms=doubled).train_stream)
+    assert next(strategy.model.backbone.parameters()).dtype == torch.float64
+
+
+# Items of several names, and functions that put them together ---------------------------------------------------------
+
+
+class Tokens(nn.Module):
+    features = 6
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(7, 6), nn.Linear(6, 6)
+
+    def forward(self, ids, mask):
+        seen = mask.unsqueeze(-1)
+        return torch.relu(self.layer((self.embedding(ids) * seen).sum(1) / seen.sum(1)))
+
+
+def sentence(generator, y):
+    ids = torch.randint(7, (5,), generator=generator)
+    return {"ids": ids, "mask": torch.ones(5), "label": y}
+
+
+def of_tokens(kind, **options):
+    torch.manual_seed(0)
+    example = {"ids": torch.zeros(2, 5, dtype=torch.int64), "mask": torch.ones(2, 5)}
+    make, model = {
+        "amnesiac": (AmnesiacHAT, lambda: MaskedModel(Tokens(), example=example)),
+        "wsn": (WSN, lambda: SubnetModel(Tokens())),
+        "pools": (DisjointSubnets, lambda: DisjointModel(Tokens())),
+    }[kind]
+    model = model()
+    return make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8, **options)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_items_of_several_names_reach_the_network_by_them(kind):
+    data = Items(sentence)
+    benchmark = with_unlearning(task_benchmark(data, data, [[0, 1], [1, 0]]), {1: [0]})
+    references = References(lambda **options: of_tokens(kind, **options), benchmark)
+    metrics = [
+        *accuracy_metrics(stream=True),
+        *jsd_metrics(references),
+        *unlearned_accuracy_metrics(benchmark, references),
+    ]
+    strategy = of_tokens(kind, evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    strategy.train(benchmark.train_stream)
+    results = strategy.eval(benchmark.test_stream)
+    assert strategy.model.tasks == (1,)
+    assert any(name.startswith("JSD") for name in results)
+    assert any("UnlearnedAccuracy" in name for name in results)
+
+
+def test_other_names_than_the_network_s_are_told():
+    strategy = of_tokens("amnesiac")
+    data = Items(lambda g, y: {"words": torch.zeros(5, dtype=torch.int64), "mask": torch.ones(5), "label": y})
+    refused(strategy, tiny.tasks([[0, 1]], data).train_stream, r"names \['words', 'mask'\].*tensors \['ids', 'mask'\]")
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_one_name_is_the_input_itself(labelled):
+    """A data set of mappings, with and without a list of all labels."""
+    named = Items(lambda g, y: {"pixel": drawn(g), "label": y})
+    pairs = Items(lambda g, y: (drawn(g), y))
+    if not labelled:
+        del named.targets
+    states = []
+    for data in (named, pairs):
+        strategy = tiny.strategy()
+        strategy.train(tiny.tasks([[0], [1]], data).train_stream)
+        states.append(bits(strategy.model))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_a_data_set_s_own_collate_fn_puts_its_samples_together(kind):
+    def padded(items):
+        return torch.stack([x.mean(0) for x, _ in items]), [y for _, y in items]
+
+    data = Items(lambda g, y: (drawn(g, 3 + 2 * y, 8), y), collate_fn=padded)
+    strategy = tiny.strategy(kind)
+    benchmark = tiny.tasks([[0, 1], [1, 0]], data)
+    strategy.train(benchmark.train_stream)
+    strategy.eval(benchmark.test_stream)
+    strategy.unlearn([0])
+    assert strategy.model.tasks == (1,)
