@@ -44,7 +44,8 @@ def gone_in_words(plan: UnlearningPlan) -> str:
     if plan.task is None:
         return tasks_in_words(plan.tasks)
     whole = f" (all of classes {_numbers(plan.classes)})" if plan.classes else ""
-    return f"{len(plan.samples)} samples of task {plan.task}{whole}"
+    n = len(plan.samples)
+    return f"{n} sample{'s' * (n > 1)} of task {plan.task}{whole}"
 
 
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:

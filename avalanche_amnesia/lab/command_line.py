@@ -203,8 +203,12 @@ def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path
 def unlearn(
     state: Path,
     *,
-    tasks: list[int],
+    tasks: list[int] | None = None,
+    task: int | None = None,
+    samples: list[int] | None = None,
+    classes: list[int] | None = None,
     factory: str,
+    benchmark: str | None = None,
     record: Path,
     out: Path | None = None,
     sign: Path | None = None,
@@ -212,12 +216,16 @@ def unlearn(
     strict: bool = False,
     json_: bool = False,
 ) -> None:
-    """Unlearn tasks of a saved state.
+    """Unlearn tasks of a saved state, or samples or classes of one.
 
     Args:
         state: directory that strategy.save(path) made
         tasks: labels, from 0
+        task: in their place, the one that is trained again without --samples and --classes, and remains
+        samples: positions in the task's training data, from 0
+        classes: labels in the task's training data
         factory: MODULE:FUNCTION without arguments that builds the strategy as the saved one was built, untrained
+        benchmark: MODULE:NAME of the benchmark with the data of --task, or of what makes it
         record: JSON file that receives the record
         out: directory for the new state; by default STATE itself
         sign: PEM file of the private key that signs the record and the new state
@@ -225,16 +233,33 @@ def unlearn(
         strict: refuse a state that something else has written into
         json_: print one JSON object, for programs
     """
+    if (tasks is None) == (task is None) or (task is None) != (samples is None and classes is None):
+        raise ValueError("unlearn needs one of --tasks TASK … and --task TASK with --samples, --classes or both")
+    if (benchmark is None) != (task is None):
+        raise ValueError("--task needs --benchmark MODULE:NAME, whose data it is trained on again; --tasks needs none")
+    from avalanche_amnesia.saving.files import read_body
+
     into = state if out is None else out
     _refuse_what_is_in_the_way({"--out": out}, {"--record": record})
     saving.refuse_foreign(into)
     key = None if sign is None else sign.read_bytes()
+    read_body(state)  # what is no state is told first
     strategy = named(factory, "--factory")()
+    if not hasattr(strategy, "plugins"):
+        raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
     training.load_state(strategy, state, None if public_key is None else public_key.read_bytes())
     unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
-    done = unlearning.unlearn(strategy, tasks, fingerprint=residue_search.take_fingerprint, strict=strict)
+    asked: dict[str, Any] = {"fingerprint": residue_search.take_fingerprint, "strict": strict}
+    if benchmark is None:
+        done = unlearning.unlearn(strategy, tasks or (), **asked)
+    else:
+        data = [each for each in _benchmark(benchmark).train_stream if list(each.task_labels) == [task]]
+        if not data:
+            raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
+        asked |= {"samples": samples or (), "classes": classes or (), "data": data[0]}
+        done = unlearning.unlearn(strategy, task=task, **asked)
     text = done.to_json() if key is None else done.sign(key)
     record.parent.mkdir(parents=True, exist_ok=True)
     with saving.replacing(record) as part:  # where no record can be written, no task goes
@@ -342,9 +367,7 @@ def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = Fals
     """
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
-    stream = named(benchmark, "--benchmark")
-    stream = stream() if callable(stream) else stream
-    _say_plan(plan_runs(named(factory, "--factory"), stream, runs.RunStore(store)), json_)
+    _say_plan(plan_runs(named(factory, "--factory"), _benchmark(benchmark), runs.RunStore(store)), json_)
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
@@ -392,8 +415,9 @@ def list_() -> None:
     for kind, names in kinds.items():
         own = "" if kind == "metrics" else ", or MODULE:NAME of your own"
         _say(f"{kind}{own}")
+        width = max(map(len, names))
         for name, line in names.items():
-            _say(f"  {name:21}{line}")
+            _say(f"  {name:{width}}  {line}")
 
 
 def data(*, data_root: Path | None = None, download: list[str] | None = None) -> None:
@@ -568,6 +592,15 @@ def _refuse_what_is_in_the_way(folders: dict[str, Path | None], files: dict[str,
 def _row(name: str) -> str:
     """Name of a row of the tables, for a method or scenario without a file."""
     return name.rpartition(":")[2]
+
+
+def _benchmark(name: str) -> Any:
+    """The benchmark that ``module:name`` names, or makes."""
+    found = named(name, "--benchmark")
+    found = found() if callable(found) else found
+    if not hasattr(found, "train_stream"):
+        raise ValueError(f"--benchmark {name} is {found!r}, no benchmark")
+    return found
 
 
 def _missing_runs(

@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.audit.words import gone_in_words
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.names import EVENT
 
@@ -25,7 +26,8 @@ _OF_STREAM = re.compile(r"([^/]+)(/eval_phase/(?!train_)\w+)?")
 class EventTable:
     """Rows of events, each with the values that its run logs before the next event.
 
-    Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned, remaining, affected, claim,
+    Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned (tasks, or samples of one in
+    words), remaining, affected, claim,
     accuracy (mean over the remaining tasks, of Avalanche's accuracy per experience), and every number of a metric over
     ``event`` that is not of a single task or layer: first ``JSD_own`` with its order floor, their ratio and the old
     head, then ``AccuracyDifference``, ``Capacity`` … Of several values of one event the last one counts. A row tells
@@ -46,7 +48,8 @@ class EventTable:
         """Begin the row of an unlearning; `record`: None where another plugin than ours unlearns."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
-            row |= {"unlearned": _listed(record.tasks), "remaining": _listed(record.remaining)}
+            gone = _listed(record.tasks) if record.task is None else gone_in_words(record.plan)
+            row |= {"unlearned": gone, "remaining": _listed(record.remaining)}
             row |= {"affected": _listed(record.affected), "claim": record.claim}
         self._begin(row, None if record is None else record.remaining)
 

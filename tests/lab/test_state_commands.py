@@ -18,7 +18,7 @@ SCRIPT = """
 import sys
 import torch
 from torch.optim import Adam
-from avalanche_amnesia import AmnesiacHAT, MaskedModel
+from avalanche_amnesia import AmnesiacHAT, DisjointModel, DisjointSubnets, MaskedModel
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MLP
 
@@ -27,11 +27,20 @@ def make_strategy():
     model = MaskedModel(MLP(64, hidden=(24,), features=16))
     return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40, train_epochs=2)
 
+def make_disjoint():
+    torch.manual_seed(0)
+    model = DisjointModel(MLP(64, hidden=(24,), features=16))
+    return DisjointSubnets(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40)
+
+def digits():
+    return SplitDigits(n_train=400, n_test=200)
+
 if __name__ == "__main__":
-    strategy = make_strategy()
-    for experience in SplitDigits(n_train=400, n_test=200).train_stream[:3]:
-        strategy.train(experience)
-    strategy.save("state")
+    for make, name in ((make_strategy, "state"), (make_disjoint, "disjoint")):
+        strategy = make()
+        for experience in digits().train_stream[:3]:
+            strategy.train(experience)
+        strategy.save(name)
 """
 
 
@@ -124,6 +133,39 @@ def test_what_was_done_is_told_to_programs_and_by_folder(run_folder, capsys):
     ]
 
 
+PART = ["unlearn", "disjoint", "--task", "1", "--factory", "train:make_disjoint", "--record", "part.json"]
+
+
+def test_samples_and_classes_of_a_task_go(run_folder, capsys):
+    asked = ["--samples", "0", "7", "--classes", "1", "--benchmark", "train:digits", "--out", "rest"]
+    assert main([*PART, *asked]) == 0
+    record = UnlearningRecord.load("part.json")
+    assert (record.task, record.plan.classes, record.claim, record.remaining) == (1, (1,), "exact", (0, 1, 2))
+    told = capsys.readouterr().out
+    assert f"{len(record.plan.samples)} samples of task 1 (all of classes 1) went out of rest." in " ".join(
+        told.split()
+    )
+    assert "It equals, bit for bit, a state that never had any of it" in told
+    assert main(["verify", "part.json", "--state", "rest"]) == 0
+    assert main(["audit", "rest", "--record", "part.json"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--benchmark", "train:digits"], "--task TASK with --samples, --classes or both"),
+        (["--samples", "1"], "--task needs --benchmark MODULE:NAME"),
+        (["--samples", "1", "--benchmark", "train:torch"], "no benchmark"),
+        (["--samples", "999", "--benchmark", "train:digits"], "has 80 samples"),
+        (["--samples", "1", "--tasks", "1", "--benchmark", "train:digits"], "unlearn needs one of"),
+    ],
+)
+def test_a_bad_request_for_samples_is_told(words, told, run_folder, capsys):
+    assert main([*PART[:-1], "bad.json", *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not os.path.exists("bad.json")
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -147,6 +189,6 @@ def test_missing_options_are_named_as_they_are_given(capsys):
     assert main(["unlearn", "state", "--tasks", "1"]) == 2
     told = capsys.readouterr().err
     assert main(["unlearn"]) == 2
-    whole = "amnesia: amnesia unlearn needs state, --tasks, --factory, --record; amnesia unlearn --help explains\n"
+    whole = "amnesia: amnesia unlearn needs state, --factory, --record; amnesia unlearn --help explains\n"
     assert capsys.readouterr().err == whole
     assert told == "amnesia: amnesia unlearn needs --factory, --record; amnesia unlearn --help explains\n"

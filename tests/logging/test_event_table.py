@@ -1,5 +1,6 @@
 """Table of events: which values belong to which event."""
 
+from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.logging.event_table import EventTable
 
 
@@ -52,3 +53,23 @@ def test_what_is_of_one_task_or_layer_or_no_event_has_no_column():
         | {"event": 1, "what": "trained", "task": 0}
     ]
     assert not table.changed
+
+
+def test_samples_that_went_are_told_in_words():
+    nothing = dict.fromkeys(("removed", "affected", "compensated", "purges", "unpurged"), ())
+    plan = UnlearningPlan(
+        tasks=(),
+        event="after task 3",
+        entries={},
+        shared={},
+        claim="exact",
+        trajectory_bytes=0,
+        task=1,
+        samples=("a", "b"),
+        classes=(0,),
+        **nothing,
+    )
+    table = EventTable()
+    table.unlearned(4, 3, UnlearningRecord(plan, (), (), (0, 1, 2, 3), 4, 80, 0.1))
+    (row,) = by_column(table)
+    assert (row["unlearned"], row["remaining"]) == ("2 samples of task 1 (all of classes 0)", "0, 1, 2, 3")

@@ -3,14 +3,17 @@
 Tasks are numbered by their position in the stream, from 0.
 """
 
+import inspect
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from avalanche.benchmarks import CLScenario
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.requests import Requests, UnlearningRequest, rearranged, with_unlearning
+from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.seeding import derive_seed
 
 
@@ -63,16 +66,54 @@ def none(n_tasks: int) -> Scenario:
     return Scenario()
 
 
+Listed = Sequence[int] | Mapping[str, Any]
+
+
 def listed(
     n_tasks: int,
-    requests: Mapping[int | str, Sequence[int]] | None = None,
+    requests: Mapping[int | str, Listed] | Sequence[Mapping[str, Any]] | None = None,
     permanent: Sequence[int] = (),
     deadline: int | None = None,
 ) -> Scenario:
-    """Requests as they are listed, which is how a file of settings gives a schedule of its own."""
+    """Requests as they are listed, which is how a file of settings gives a schedule of its own.
+
+    Args:
+        n_tasks: of the stream.
+        requests: position → tasks, ``{3: [0]}``, or the arguments of an :class:`UnlearningRequest`, ``{3: {"task": 1,
+            "samples": [0, 7]}}``; or a list of such arguments, with ``at``.
+        permanent: tasks that are permanent from the end of their training.
+        deadline: further tasks after which a task becomes permanent by itself; None: never.
+
+    Raises:
+        ValueError: for requests in another form; what they may ask for, the benchmark says.
+        TypeError: for an argument that a request does not have.
+    """
     checks.whole_number("n_tasks", n_tasks)
-    schedule = {int(at): list(tasks) for at, tasks in (requests or {}).items()}
+    if isinstance(requests, Mapping):
+        places = {_position(at): one for at, one in requests.items()}
+        schedule: Any = {
+            at: _request(one) if isinstance(one, Mapping) else list(checks.integers(f"requests: {at}", one, "tasks"))
+            for at, one in places.items()
+        }
+    elif isinstance(requests or [], Sequence) and all(isinstance(one, Mapping) for one in requests or ()):
+        schedule = tuple(_request(one) for one in requests or ())
+    else:
+        raise ValueError(
+            f"requests={requests!r} must map positions to tasks, {{3: [0]}}, or list requests, "
+            "[{task: 1, samples: [0, 7], at: 3}]"
+        )
     return Scenario(schedule, tuple(permanent), deadline)
+
+
+def _position(at: int | str) -> int:
+    if not str(at).isdecimal():
+        raise ValueError(f"requests: {at!r} is no position of the stream; give an int of at least 0")
+    return int(at)
+
+
+def _request(given: Mapping[str, Any]) -> UnlearningRequest:
+    known_options(given, inspect.signature(UnlearningRequest).parameters, "a request")
+    return UnlearningRequest(**given)
 
 
 def published(n_tasks: int) -> Scenario:

@@ -41,7 +41,7 @@ class Answer:
 
 def answer(entry: Entry) -> Answer:
     """Answer the three questions for one strategy, from the end of its stream."""
-    evidence = list(_evidence_of(entry)) if entry.unlearned else []
+    evidence = list(_evidence_of(entry)) if entry.requests else []
     verdict, really = _verdict(entry, evidence)
     difference = entry.spread(number("AccuracyDifference")) if entry.unlearned else None
     beside = "" if difference is None else f" (other tasks: {points(difference.mean)} of accuracy)"
@@ -58,15 +58,23 @@ def claim(entry: Entry) -> str:
 def _forgotten(entry: Entry) -> str:
     if not entry.requests:
         return "Nothing: no task was requested."
-    requests = "; ".join(f"{tasks(each.unlearned_now)} after task {each.task}" for each in entry.requests.values())
-    return f"{tasks(entry.unlearned).capitalize()} of {len(entry.after)} ({requests})."
+    moments = entry.requests.values()
+    requests = "; ".join(f"{_gone(each.unlearned_now, each.parts_now)} after task {each.task}" for each in moments)
+    whole = f"{tasks(entry.unlearned).capitalize()} of {len(entry.after)}" if entry.unlearned else "No whole task"
+    return f"{whole} ({requests})."
+
+
+def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
+    """Tasks and samples that went: ``task 0 and 3 samples of task 1``."""
+    return listed([*([tasks(whole)] if whole else []), *parts])
 
 
 def _verdict(entry: Entry, evidence: Sequence[Evidence]) -> tuple[str, str]:
-    if not entry.unlearned:
+    if not entry.requests:
         return "nothing", "There was nothing to forget."
     if claim(entry) == "exact":
-        equals = f"its records claim that the model equals, bit for bit, one that never saw {tasks(entry.unlearned)}"
+        gone = _gone(entry.unlearned, entry.parts)
+        equals = f"its records claim that the model equals, bit for bit, one that never saw {gone}"
         return "exact", f"Yes, by construction: {equals}."
     traces = [item.check for item in evidence if item.finding == "trace"]
     clear = [item.check for item in evidence if item.finding == "clear"]
@@ -147,7 +155,7 @@ def jsd_reading(value: float, order: float | None, seed: float | None) -> tuple[
 
 
 def _against_retrained(entry: Entry, reading: Reading) -> Iterator[Evidence]:
-    """A reading of the model against the same on the retrained one, by the mean over the unlearned tasks.
+    """A reading of the model against the same on the retrained one, by the mean over the tasks that lost something.
 
     A head that knows nothing of a model's features reads anything around chance. So a mean that is higher than there is
     a trace only where tasks and seeds agree (a one-sided t-test of the differences, 5 %), and undecided elsewhere; so
@@ -165,7 +173,8 @@ def _against_retrained(entry: Entry, reading: Reading) -> Iterator[Evidence]:
     if there is None:
         yield Evidence("open", reading.check, f"{read_as}.")
         return
-    getters = {task: (number(metric, task), number(f"{metric}_reference", task)) for task in entry.unlearned}
+    measured = entry.first.last.by_task(metric)
+    getters = {task: (number(metric, task), number(f"{metric}_reference", task)) for task in measured}
     means = {task: (entry.spread(ours), entry.spread(theirs)) for task, (ours, theirs) in getters.items()}
     far = [task for task, (a, b) in means.items() if a is not None and b is not None and a.mean > b.mean + 2 * SAME]
     read = [(ours(run.last), theirs(run.last)) for ours, theirs in getters.values() for run in entry.runs]

@@ -139,4 +139,23 @@ READINGS = (
         "Membership inference by the loss of the old head: the area under the curve (AUC) is 0.5 for guessing. "
         "Where it is near 0.5 for models that did learn the task, this attack is no evidence of forgetting.",
     ),
+    Reading(
+        "ForgottenSamples_accuracy",
+        "forgotten samples",
+        "{here} of the forgotten samples are classified right, by the retrained model {there}",
+        _SHARES,
+        "forgotten_samples",
+        "Are forgotten samples still known?",
+        "Samples that a remaining task forgot, read by the task's classifier. The retrained model, which never had "
+        "them, reads many of them too, as it knows others like them: what counts is the difference.",
+    ),
+    Reading(
+        "ForgottenSamples_membership",
+        "membership of forgotten samples",
+        "telling them from test samples has AUC {here}, on the retrained model {there} (0.5 is chance)",
+        Axis("AUC", share, "{:g}".format, (0.0, 1.0)),
+        "forgotten_samples_membership",
+        "Can one guess that the forgotten samples were trained on?",
+        "Membership inference by the loss, on the samples that a remaining task forgot.",
+    ),
 )

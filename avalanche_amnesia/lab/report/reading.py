@@ -19,6 +19,8 @@ _ACCURACY = "Top1_Acc_Exp"
 _COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
 _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
 """Name of a number, in which the stream does not count; numbers of trainings have none."""
+_LISTED = re.compile(r"\d+(, \d+)*")
+"""Tasks in the table of events; other words tell of parts of a task."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Moment:
         remaining: remaining tasks, in training order.
         unlearned: all tasks unlearned so far, in the order of unlearning.
         unlearned_now: those of them that went since the moment before.
+        parts: samples of remaining tasks that were unlearned so far, in words, an entry per request.
+        parts_now: those of them that went since the moment before.
         claim: of the last unlearning so far.
         numbers: of the last event, a task's end or an unlearning; of several the last one counts.
         first: the first number of each name, of any event since the moment before.
@@ -42,6 +46,8 @@ class Moment:
     unlearned_now: tuple[int, ...]
     claim: str | None
     numbers: Numbers
+    parts: tuple[str, ...] = ()
+    parts_now: tuple[str, ...] = ()
     first: Numbers = field(default_factory=dict)
     tables: Mapping[str, Table] = field(default_factory=dict)
 
@@ -140,9 +146,14 @@ class Entry:
         return self.first.last.unlearned
 
     @property
+    def parts(self) -> Sequence[str]:
+        """Samples of remaining tasks that were unlearned by the end of the stream, in words."""
+        return self.first.last.parts
+
+    @property
     def requests(self) -> dict[int, Moment]:
         """Place in the stream → moment with a request."""
-        return {place: moment for place, moment in enumerate(self.first.moments) if moment.unlearned_now}
+        return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
     def costs(self) -> list[Cost]:
@@ -254,18 +265,23 @@ class _Reader:
         columns, *rows = self._tables.pop(EVENTS)
         events = [dict(zip(columns, row, strict=True)) for row in rows]
         before: tuple[int, ...] = ()
+        n_parts_before = 0
         first = self._first
         if self._ended == self._event:  # evaluated once more
             first = self.moments.pop().first
         if self.moments:
-            before = self.moments[-1].unlearned
+            before, n_parts_before = self.moments[-1].unlearned, len(self.moments[-1].parts)
         trained: dict[int, None] = {}
         gone: dict[int, None] = {}
+        parts: list[str] = []
         for event in events:
             if event["what"] == "trained":
                 gone.pop(event["task"], None)
                 trained[event["task"]] = None
-            gone |= dict.fromkeys(_tasks(event["unlearned"]))
+            if _LISTED.fullmatch(event["unlearned"] or ""):
+                gone |= dict.fromkeys(_tasks(event["unlearned"]))
+            elif event["unlearned"]:
+                parts.append(event["unlearned"])
         listed = events[-1]["remaining"]  # None: nobody keeps a ledger
         remaining = tuple(task for task in trained if task not in gone) if listed is None else _tasks(listed)
         self.moments.append(
@@ -276,6 +292,8 @@ class _Reader:
                 unlearned_now=tuple(task for task in gone if task not in before),
                 claim=next((event["claim"] for event in reversed(events) if event["claim"]), None),
                 numbers={name: dict(of) for name, of in self._numbers.items()},
+                parts=tuple(parts),
+                parts_now=tuple(parts[n_parts_before:]),
                 first=first,
                 tables=dict(self._tables),
             )

@@ -12,6 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.contrib.metrics.cost import cost_metrics
 from avalanche_amnesia.contrib.metrics.distances import distance_metrics
+from avalanche_amnesia.contrib.metrics.forgotten_samples import forgotten_samples_metrics
 from avalanche_amnesia.contrib.metrics.mask_sharing import mask_overlap_metrics, owners_metrics
 from avalanche_amnesia.contrib.metrics.membership import membership_metrics
 from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
@@ -84,7 +85,10 @@ def measure_run(
 
 def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
     """Every metric that is shown."""
+    requests = [request for each in benchmark.train_stream for request in getattr(each, "requests", ())]
+    of_samples = any(request.is_partial for request in requests)
     return [
+        *(forgotten_samples_metrics(benchmark, references) if of_samples else ()),
         *accuracy_metrics(experience=True),
         *accuracy_matrix_metrics(),
         *accuracy_difference_metrics(references, controls=("heads", "reference")),

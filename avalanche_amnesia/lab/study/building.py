@@ -327,4 +327,12 @@ def build(cell: Cell, root: str | Path | None = None, download: bool = False) ->
             method, lambda: make_network(experiment.network, example), benchmark, cell.seed, **sizes | kwargs
         )
 
+    requests = [request for each in benchmark.train_stream for request in each.requests]
+    if any(request.is_partial for request in requests):
+        strategy = make()
+        if not any(getattr(part, "trains_again", False) for part in (strategy.model, *strategy.plugins)):
+            raise ValueError(
+                f"{cell.method} under {cell.scenario}: {method.kind} can't train a task again without some samples, "
+                "for which no other task may depend on it; take weight pools, isolation: pools, or another scenario"
+            )
     return benchmark, make

@@ -11,7 +11,15 @@ import yaml
 
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
-from avalanche_amnesia.lab.study.settings import OBEY_NOTHING, Cell, Experiment
+from avalanche_amnesia.lab.study.settings import (
+    METHODS,
+    OBEY_NOTHING,
+    TRAIN_AGAIN,
+    Cell,
+    Experiment,
+    MethodSettings,
+    ScenarioSettings,
+)
 from avalanche_amnesia.typed import typed
 
 SETTINGS = "settings.yaml"
@@ -118,7 +126,10 @@ def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 def cells_of(
     experiment: Experiment, methods: Sequence[str] = (), scenarios: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> list[Cell]:
-    """Runs of an experiment; of methods that obey no request none in which a task comes again.
+    """Runs of an experiment, without those in which a method can't do what is asked for.
+
+    Of methods that obey no request there is none in which a task comes again, and of those that can't train a task
+    again without some samples none in which samples or classes go.
 
     Args:
         experiment: with all of its methods, scenarios and seeds.
@@ -138,17 +149,29 @@ def cells_of(
         for name in given:
             _known(f"experiment {experiment.name}", what, name, known)
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
-    found = [
-        Cell(experiment, method, scenario, seed)
-        for method, scenario, seed in wanted
-        if experiment.methods[method].kind not in OBEY_NOTHING or experiment.scenarios[scenario].name != "relearn"
-    ]
+    cells = [Cell(experiment, *names) for names in wanted]
+    hindered = [_hindrance(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
+    found = [cell for cell, why in zip(cells, hindered, strict=True) if why is None]
     if not found:
-        raise ValueError(
-            f"{', '.join(methods)} under {', '.join(scenarios)}: a method that obeys no request still has the task "
-            "that comes again, and can't learn it; take another scenario or method"
-        )
+        raise ValueError(f"{cells[0].method} under {cells[0].scenario}: {hindered[0]}; take another scenario or method")
     return found
+
+
+def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None:
+    """Reason for which a method of ours can't run under a scenario; of others it shows when they are built."""
+    if method.kind in OBEY_NOTHING and scenario.name == "relearn":
+        return "a method that obeys no request still has the task that comes again, and can't learn it"
+    pooled = method.kind == "AmnesiacHAT" and method.options.get("isolation") in ("pools", "planned")
+    if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in TRAIN_AGAIN and not pooled:
+        able = f"{', '.join(TRAIN_AGAIN)}, and AmnesiacHAT with isolation: pools or planned"
+        return f"samples and classes of a task are forgotten by training it again, which only these can: {able}"
+    return None
+
+
+def _asks_for_samples(scenario: ScenarioSettings) -> bool:
+    requests = scenario.options.get("requests") or ()
+    listed = requests.values() if isinstance(requests, Mapping) else requests
+    return any(isinstance(one, Mapping) and not {"samples", "classes"}.isdisjoint(one) for one in listed)
 
 
 def resolved(cell: Cell) -> dict[str, Any]:

@@ -56,6 +56,8 @@ SCENARIOS = {
 Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
 """Kinds of methods that get requests and obey none: what protecting tasks does by itself."""
+TRAIN_AGAIN = ("DisjointSubnets", "Independent")
+"""Kinds of methods that forget samples of a task; AmnesiacHAT does with pools."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ class ScenarioSettings:
 
     Attributes:
         name: which ones; a function of your own is called with n_tasks and the options, and returns a Scenario
-        options: its arguments but n_tasks, such as rate and seed, every, size, iteration, tasks; of listed requests
+        options: its arguments but n_tasks, such as rate and seed, every, size, iteration, tasks; of listed requests,
+            such as {3: [0], 4: {task: 1, samples: [0, 7]}}
     """
 
     name: Annotated[str, SCENARIOS] = "published"

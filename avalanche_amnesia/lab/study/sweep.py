@@ -12,6 +12,7 @@ import torch
 import yaml
 from avalanche.logging import BaseLogger
 
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.evaluation.references import Expected, References
 from avalanche_amnesia.lab.executors import Executor, Job, JobDone, run_jobs
 from avalanche_amnesia.lab.report.reading import Run, read_run
@@ -58,7 +59,7 @@ def run_cell(
     benchmark, make = build(cell, root, download)
     kept = None if store is None else RunStore(store)
     stream, floors = cell.experiment.stream, cell.experiment.floors
-    requests = {e.task_label: [[*r.tasks] for r in e.requests] for e in benchmark.train_stream if e.requests}
+    requests = {e.task_label: [_asked(r) for r in e.requests] for e in benchmark.train_stream if e.requests}
     settings = resolved(cell) | {"data": f"{stream.name}, {stream.n_tasks} tasks", "requests": requests}
     beside: dict[str, Any] = {"loggers": loggers, "progress": progress, "store": kept, "workers": workers}
     measure_run(cell.method, make, benchmark, folder, settings=settings, noise_floor=floors, **beside)
@@ -67,6 +68,12 @@ def run_cell(
     saved = yaml.safe_dump(resolved(cell), sort_keys=False, allow_unicode=True)
     replace_file(folder / SETTINGS, saved.encode())  # last: they say that the results are whole
     return run
+
+
+def _asked(request: UnlearningRequest) -> Any:
+    """What a request asks for, as plain values."""
+    parts = {name: list(getattr(request, name)) for name in ("samples", "classes") if getattr(request, name)}
+    return {"task": request.tasks[0], **parts} if parts else list(request.tasks)
 
 
 @_as_worker()

@@ -61,6 +61,30 @@ def test_listed_requests_are_what_was_listed():
         scenarios.listed(4, {3: [0]}, permanent=[0]).on(small(4))
 
 
+def test_listed_requests_may_name_samples_and_classes():
+    scenario = scenarios.listed(4, {1: [0], 3: {"task": 2, "samples": [4, 1]}})
+    part = UnlearningRequest(task=2, samples=[1, 4], at=3)
+    assert [e.requests for e in scenario.on(small(4)).train_stream][3] == (part,)
+    several = scenarios.listed(4, [{"task": 2, "classes": [0], "at": 3}, {"tasks": [0], "at": 3, "when": "before"}])
+    assert [r.when for r in several.on(small(4)).train_stream[3].requests] == ["before", "after"]
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [
+        ({1: 0}, r"requests: 1 must be a list of tasks"),
+        ({"x": [0]}, "'x' is no position of the stream"),
+        ([1], r"requests=\[1\] must map positions to tasks"),
+        (5, "requests=5 must map positions to tasks"),
+        ({1: {"task": 0, "sample": [1]}}, "a request has no option 'sample'; did you mean 'samples'?"),
+        ({1: {"task": 0}}, "needs samples"),
+    ],
+)
+def test_requests_in_another_form_are_refused(requests, told):
+    with pytest.raises((ValueError, TypeError), match=told):
+        scenarios.listed(4, requests)
+
+
 def test_the_published_schedule():
     assert scenarios.published(5).requests == {1: [0], 3: [1], 4: [4]}
     published = {2: 1, 4: 2, 5: 5, 7: 6, 9: 7, 10: 10, 12: 11, 14: 12, 15: 15, 17: 16, 19: 17, 20: 20}
