@@ -8,10 +8,12 @@ Adds to ``experiments/results/adapters.json`` and writes the table beside it; wh
 
 import time
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from statistics import mean
 
 import torch
+from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 from torch.optim import Adam
 
@@ -32,13 +34,25 @@ RATES = (1e-3, 3e-3, 1e-2)
 OUTPUT = Path("experiments/results/adapters.json")
 
 
+def residual():
+    """A small residual network; features ``(batch, 256)``."""
+    channels = (32, 64, 128, 256)
+    network = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=0, channels=channels, stem_width=16, stem_type="deep")
+    network.maxpool = nn.Identity()  # images of 32 × 32
+    network.features = channels[-1]
+    return network
+
+
+NETWORKS = {"convolutional": SmallConvNet, "residual": residual}
+
+
 class LowRank(nn.Module):
     """A convolution as it is, and a low-rank update beside it that begins at zero."""
 
     def __init__(self, layer):
         super().__init__()
         self.layer = layer
-        self.down = nn.Conv2d(layer.in_channels, RANKS, 3, padding=1, bias=False)
+        self.down = nn.Conv2d(layer.in_channels, RANKS, 3, layer.stride, 1, bias=False)
         self.up = nn.Conv2d(RANKS, layer.out_channels, 1, bias=False)
         nn.init.zeros_(self.up.weight)
 
@@ -52,12 +66,13 @@ def images_of(root, validation):
     return images.train, images.test, Chain((*images.before, *images.after))
 
 
-def pretrained(train, prepare, seed):
+def pretrained(name, train, prepare, seed):
     """A network trained on the classes that no task has; the same for all methods of a seed."""
     x, y = train
     rows = (y < len(KNOWN)).nonzero()[:, 0]
     torch.manual_seed(seed)
-    network, head = SmallConvNet(), nn.Linear(128, len(KNOWN))
+    network = NETWORKS[name]()
+    head = nn.Linear(network.features, len(KNOWN))
     optimizer = Adam([*network.parameters(), *head.parameters()], lr=1e-3)
     for index in (part for _ in range(4) for part in rows[torch.randperm(len(rows))][:10_000].split(64)):
         optimizer.zero_grad()
@@ -69,7 +84,9 @@ def pretrained(train, prepare, seed):
 def adapted(network, seed):
     torch.manual_seed(seed)
     network = deepcopy(network).requires_grad_(False)
-    network.convolutions = nn.ModuleList(map(LowRank, network.convolutions))
+    wide = [name for name, layer in network.named_modules() if getattr(layer, "kernel_size", None) == (3, 3)]
+    for name in wide:
+        network.set_submodule(name, LowRank(network.get_submodule(name)))
     return network
 
 
@@ -93,9 +110,9 @@ def own_bytes(model, task):
     return own
 
 
-def run(method, seed, rate, root, validation):
+def run(network, method, seed, rate, root, validation):
     (x, y), (tx, ty), prepare = images_of(root, validation)
-    network = pretrained((x, y), prepare, seed)
+    network = pretrained(network, (x, y), prepare, seed)
     rows = torch.cat([(y == label).nonzero()[:PER_CLASS, 0] for label in range(10)])
     data = (x[rows], y[rows]), (tx, ty)
     benchmark = with_unlearning(task_benchmark(*data, TASKS, transforms=[prepare] * len(TASKS)), REQUESTS)
@@ -120,9 +137,9 @@ def run(method, seed, rate, root, validation):
 
 def table(rows):
     lines = ["# Adapters on a network of five classes", "", NOTES, ""]
-    lines += ["| method | accuracy | exact | bytes of a task | ms per request | rate |", "|---" * 6 + "|"]
-    for method in METHODS:
-        mine = test_rows(rows, method=method)
+    lines += ["| network | method | accuracy | exact | bytes of a task | ms per request | rate |", "|---" * 7 + "|"]
+    for network, method in product(NETWORKS, METHODS):
+        mine = test_rows(rows, network=network, method=method)
         if mine:
             cells = [f"{100 * mean(row['accuracy'] for row in mine):.1f}", "yes" if mine[0]["exact"] else "no"]
             cells += [
@@ -130,21 +147,23 @@ def table(rows):
                 f"{mean(row['milliseconds'] for row in mine):.1f}",
                 f"{mine[0]['rate']:g}",
             ]
-            lines.append(f"| {method} | {' | '.join(cells)} |")
+            lines.append(f"| {network} | {method} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-NOTES = """CIFAR-10 (copies from JPEG of quality 75), a convolutional network trained on 10,000 images of classes 0-4,
-then five tasks of two of the other classes each, 1,000 images a class, 4 epochs; tasks 1 and 2 are unlearned. Accuracy
-(per cent) of each task when it had been trained, on test images, seed 21; Adam at the best of .001,
-.003 and .01 for each method on held out training images of seed 101. All heads are fitted. Requests with all hashes."""
+NOTES = """CIFAR-10 (copies from JPEG of quality 75), a network trained on 10,000 images of classes 0-4, then five tasks
+of two of the other classes each, 1,000 images a class, 4 epochs; tasks 1 and 2 are unlearned. Accuracy (per cent) of
+each task when it had been trained, on test images, seed 21; Adam at the best of .001, .003 and .01 for each method on
+held out training images of seed 101. All heads are fitted. Requests with all hashes."""
 
 
 def main():
     parser = arguments(__doc__)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options = parser.parse_args()
-    run_trials(OUTPUT, options, [{"method": method} for method in options.methods], RATES, run, table)
+    places = [{"network": network, "method": method} for network, method in product(options.networks, options.methods)]
+    run_trials(OUTPUT, options, places, RATES, run, table)
 
 
 if __name__ == "__main__":
