@@ -26,5 +26,8 @@ from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe
 from .references import References as References
 from .references import ReferencesError as ReferencesError
+from .task_inference import Prediction as Prediction
+from .task_inference import TaskInference as TaskInference
+from .task_inference import task_inference_metrics as task_inference_metrics
 from .unlearned_accuracy import UnlearnedAccuracy as UnlearnedAccuracy
 from .unlearned_accuracy import unlearned_accuracy_metrics as unlearned_accuracy_metrics

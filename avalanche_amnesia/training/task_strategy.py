@@ -13,7 +13,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -52,6 +52,7 @@ from avalanche_amnesia.training.task_faults import (
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
     from avalanche_amnesia.benchmarks.requests import UnlearningRequest
+    from avalanche_amnesia.evaluation.task_inference import InferenceRule, Prediction
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
     from avalanche_amnesia.unlearning.applying import TakeFingerprint
 
@@ -282,6 +283,24 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                     "task_incremental_benchmark(benchmark, reset_task_labels=True) say"
                 )
         return found
+
+    def predict(self, x: Tensor, task: int | None = None, rule: InferenceRule = "entropy") -> Prediction:
+        """Task, class and certainty of samples, without a task label or with one.
+
+        Args:
+            x: ``(batch, …)``, on any device.
+            task: label of all samples' task; None: inferred for each sample
+                (:class:`~avalanche_amnesia.evaluation.TaskInference`), at the cost of one pass per task.
+            rule: by which it is inferred, ``entropy`` or ``confidence``.
+
+        Raises:
+            UnknownTaskError: if the task has no head: it was never trained, or was unlearned.
+            ValueError: if no task is left, or for another rule.
+        """
+        from avalanche_amnesia.evaluation.task_inference import TaskInference  # lazy: most trainings predict nothing
+
+        refuse_unfinished(self)
+        return TaskInference(self.model, rule)(x.to(self.device), task)
 
     # The first mini-batch of a task: what is wrong with it is told in words, and the task undone ------------------
 

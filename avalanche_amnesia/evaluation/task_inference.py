@@ -1,0 +1,140 @@
+"""Task and class of samples whose task is not known, read from every task's head."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from avalanche.evaluation import GenericPluginMetric
+from avalanche.evaluation.metrics import Mean
+from torch import Tensor
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.strategy import Strategy
+
+InferenceRule = Literal["entropy", "confidence"]
+
+
+class Prediction(NamedTuple):
+    """What was predicted of a batch.
+
+    Attributes:
+        tasks: label of the task whose head was read, per sample: int64 of shape ``(batch,)``.
+        classes: its class with the largest logit, int64 of shape ``(batch,)``.
+        certainty: in [0, 1], 0 where all classes are equally probable; shape ``(batch,)``.
+    """
+
+    tasks: Tensor
+    classes: Tensor
+    certainty: Tensor
+
+
+class TaskInference:
+    """Predicts samples without task labels: every task's head is read, and the most certain one is believed.
+
+    The certainty of a head with ``C`` classes and softmax probabilities ``p`` is ``1 − H(p) / log C`` (``entropy``,
+    the criterion by which SupSup chooses a mask), or ``(max p − 1/C) / (1 − 1/C)`` (``confidence``). Nothing is
+    trained, and nothing is kept of a task: once it is unlearned, no sample is given to it. A batch costs one pass per
+    task.
+
+    Args:
+        model: with a head for each task.
+        rule: ``entropy`` or ``confidence``.
+
+    Raises:
+        TypeError: for another model.
+        ValueError: for another rule.
+
+    Reference: Wortsman et al., "Supermasks in Superposition", NeurIPS 2020, for the entropy.
+    """
+
+    def __init__(self, model: MultiHeadModel, rule: InferenceRule = "entropy") -> None:
+        if not isinstance(model, MultiHeadModel):
+            raise TypeError(
+                f"a task is inferred from heads of tasks: give a MultiHeadModel, not {type(model).__name__}"
+            )
+        checks.one_of("rule", rule, InferenceRule)
+        self.model, self.rule = model, rule
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor, task: int | None = None) -> Prediction:
+        """Predict a batch.
+
+        Args:
+            x: ``(batch, …)``, on the model's device.
+            task: label of all samples' task, where it is known; None: inferred for each sample.
+
+        Raises:
+            UnknownTaskError: if the task has no head.
+            ValueError: if no task is left.
+        """
+        tasks = self.model.tasks if task is None else (task,)
+        if not tasks:
+            raise ValueError("the model has no task: none was trained, or all were unlearned")
+        trains = self.model.training
+        self.model.eval()
+        try:
+            read = [self._read(self.model(x, label)) for label in tasks]
+        finally:
+            self.model.train(trains)
+        certainty, chosen = torch.stack([certain for certain, _ in read]).max(0)
+        classes = torch.stack([classes for _, classes in read])[chosen, torch.arange(len(x), device=x.device)]
+        return Prediction(torch.tensor(tasks, device=x.device)[chosen], classes, certainty)
+
+    def _read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Certainty and class of each sample. A head of one class is always certain: it counts as undecided."""
+        n, p = logits.shape[1], logits.float().softmax(1)
+        most, classes = p.max(1)
+        if n == 1:
+            return torch.zeros_like(most), classes
+        if self.rule == "confidence":
+            return (most - 1 / n) / (1 - 1 / n), classes
+        return 1 - torch.special.entr(p).sum(1) / math.log(n), classes
+
+
+class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
+    """Share of samples that are predicted right without their task's label, in [0, 1].
+
+    ``TaskInference_Acc``: task and class are right; the class only, where all tasks share one head. Compare it with
+    the accuracy of Avalanche's ``accuracy_metrics``, which know the label. ``TaskInference_Task``: the task is right.
+    """
+
+    def __init__(self, rule: InferenceRule, emit_at: Literal["experience", "stream"], *, task_only: bool) -> None:
+        checks.one_of("rule", rule, InferenceRule)
+        super().__init__(Mean(), reset_at=emit_at, emit_at=emit_at, mode="eval")
+        self.rule, self.emit_at, self.task_only = rule, emit_at, task_only
+
+    def reset(self) -> None:
+        """Begin again, before an experience or a stream."""
+        self._metric.reset()
+
+    def result(self) -> float:
+        """The share so far."""
+        share: float = self._metric.result()
+        return share
+
+    def update(self, strategy: Strategy) -> None:
+        """Predict a mini-batch."""
+        model: Any = strategy.model
+        predicted = TaskInference(model, self.rule)(strategy.mb_x)
+        right = predicted.tasks == strategy.mb_task_id
+        if not self.task_only:
+            in_common = len({id(model.head(task)) for task in model.tasks}) == 1 < len(model.tasks)
+            right = (predicted.classes == strategy.mb_y) & (right | in_common)
+        self._metric.update(float(right.float().mean()), len(right))
+
+    def __str__(self) -> str:
+        where = "Exp" if self.emit_at == "experience" else "Stream"
+        return f"TaskInference_{'Task' if self.task_only else 'Acc'}_{where}"
+
+
+def task_inference_metrics(rule: InferenceRule = "entropy") -> list[TaskInferenceMetric]:
+    """Accuracy without task labels, and how often the task was inferred, per experience and stream of an evaluation.
+
+    Args:
+        rule: of :class:`TaskInference`.
+    """
+    places: tuple[Literal["experience", "stream"], ...] = ("experience", "stream")
+    return [TaskInferenceMetric(rule, place, task_only=only) for only in (False, True) for place in places]

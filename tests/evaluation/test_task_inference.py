@@ -1,0 +1,119 @@
+"""Predictions without task labels, against computation by hand, before and after requests."""
+
+import math
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, silent, wide
+from torch import nn
+from torch.optim import Adam
+
+from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.evaluation import TaskInference, task_inference_metrics
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.training import AmnesiacHAT
+
+
+def disjoint(**options):
+    torch.manual_seed(0)
+    model = DisjointModel(wide())
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    options = {"train_mb_size": 20, "train_epochs": 3, "isolation": Pools(4), **options}
+    return DisjointSubnets(model=model, optimizer=optimizer, **options)
+
+
+@pytest.fixture(scope="module", params=[make, disjoint], ids=["units", "weight pools"])
+def trained(request):
+    strategy = request.param(
+        evaluator=silent(*task_inference_metrics(), accuracy_metrics(experience=True, stream=True))
+    )
+    strategy.train(PERMUTED.train_stream)
+    return strategy
+
+
+def by_hand(model, x, tasks, rule):
+    """Task and class of each sample, one after another."""
+    answers = []
+    with torch.no_grad():
+        logits = {task: model.eval()(x, task).double() for task in tasks}
+    for row in range(len(x)):
+        certainty = {}
+        for task, of_task in logits.items():
+            p = of_task[row].softmax(0)
+            entropy = -sum(float(v) * math.log(float(v)) for v in p if v > 0)
+            n = len(p)
+            certainty[task] = 1 - entropy / math.log(n) if rule == "entropy" else (float(p.max()) - 1 / n) / (1 - 1 / n)
+        task = max(certainty, key=certainty.get)
+        answers.append((task, int(logits[task][row].argmax()), certainty[task]))
+    return answers
+
+
+@pytest.mark.parametrize("rule", ["entropy", "confidence"])
+def test_the_most_certain_head_is_believed(trained, rule):
+    x = torch.cat([task_data(experience)[0][:25] for experience in TEST])
+    trained.model.train()
+    predicted = trained.predict(x, rule=rule)
+    assert trained.model.training
+    tasks, classes, certainty = zip(*by_hand(trained.model, x, range(4), rule), strict=True)
+    assert (predicted.tasks.tolist(), predicted.classes.tolist()) == (list(tasks), list(classes))
+    assert predicted.certainty.tolist() == pytest.approx(certainty, abs=1e-4)
+    assert len(set(tasks)) > 1
+
+
+def test_a_known_task_is_read(trained):
+    x, _ = task_data(TEST[2])
+    predicted = trained.predict(x, task=2)
+    assert predicted.tasks.tolist() == [2] * len(x)
+    assert torch.equal(predicted.classes, trained.model.eval()(x, 2).argmax(1))
+
+
+def test_metrics_beside_the_accuracy_with_the_label(trained):
+    measured = trained.eval(TEST)
+    shares = []
+    for experience in TEST:
+        task, (x, y) = experience.task_label, task_data(experience)
+        predicted = trained.predict(x)
+        right = predicted.tasks == task
+        shares.append(float((right & (predicted.classes == y)).float().mean()))
+        place = f"eval_phase/test_stream/Task{task:03d}/Exp{task:03d}"
+        assert measured[f"TaskInference_Acc_Exp/{place}"] == pytest.approx(shares[-1])
+        assert measured[f"TaskInference_Task_Exp/{place}"] == pytest.approx(float(right.float().mean()))
+        assert shares[-1] <= measured[f"Top1_Acc_Exp/{place}"] + 1e-6
+    stream = next(value for name, value in measured.items() if name.startswith("TaskInference_Acc_Stream"))
+    assert stream == pytest.approx(sum(shares) / len(shares))
+
+
+def test_no_sample_is_given_to_an_unlearned_task():
+    strategy = make(evaluator=silent(*task_inference_metrics()))
+    strategy.train(BENCHMARK.train_stream)
+    x, _ = task_data(TEST[0])
+    assert set(strategy.predict(x).tasks.tolist()) <= {1, 3}
+    assert {name.split("/")[3] for name in strategy.eval(TEST) if "Acc_Exp" in name} == {"Task001", "Task003"}
+    strategy.unlearn([1, 3])
+    with pytest.raises(ValueError, match="has no task"):
+        strategy.predict(x)
+
+
+def test_where_tasks_share_a_head_only_the_class_counts():
+    torch.manual_seed(0)
+    model = MaskedModel(wide(), shared_head=10)
+    optimizer, evaluator = Adam(model.parameters(), lr=1e-2), silent(*task_inference_metrics())
+    strategy = AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=40, evaluator=evaluator)
+    strategy.train(PERMUTED.train_stream[:2])
+    measured = strategy.eval(TEST[:1])
+    predicted, y = strategy.predict(task_data(TEST[0])[0]), task_data(TEST[0])[1]
+    place = "eval_phase/test_stream/Task000/Exp000"
+    assert measured[f"TaskInference_Acc_Exp/{place}"] == pytest.approx(float((predicted.classes == y).float().mean()))
+    assert bool(((predicted.classes == y) & (predicted.tasks != 0)).any())
+
+
+def test_wrong_arguments():
+    with pytest.raises(TypeError, match="give a MultiHeadModel, not Linear"):
+        TaskInference(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="rule"):
+        TaskInference(MultiHeadModel(wide()), "loudest")
+    with pytest.raises(ValueError, match="rule"):
+        task_inference_metrics("loudest")
