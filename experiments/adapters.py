@@ -8,6 +8,7 @@ Adds to ``experiments/results/adapters.json`` and writes the table beside it; wh
 
 import time
 from copy import deepcopy
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -66,9 +67,10 @@ def images_of(root, validation):
     return images.train, images.test, Chain((*images.before, *images.after))
 
 
-def pretrained(name, train, prepare, seed):
+@cache
+def pretrained(name, seed, root, validation):
     """A network trained on the classes that no task has; the same for all methods of a seed."""
-    x, y = train
+    (x, y), _, prepare = images_of(root, validation)
     rows = (y < len(KNOWN)).nonzero()[:, 0]
     torch.manual_seed(seed)
     network = NETWORKS[name]()
@@ -112,7 +114,7 @@ def own_bytes(model, task):
 
 def run(network, method, seed, rate, root, validation):
     (x, y), (tx, ty), prepare = images_of(root, validation)
-    network = pretrained(network, (x, y), prepare, seed)
+    network = pretrained(network, seed, root, validation)
     rows = torch.cat([(y == label).nonzero()[:PER_CLASS, 0] for label in range(10)])
     data = (x[rows], y[rows]), (tx, ty)
     benchmark = with_unlearning(task_benchmark(*data, TASKS, transforms=[prepare] * len(TASKS)), REQUESTS)
