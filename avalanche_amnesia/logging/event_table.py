@@ -17,6 +17,7 @@ _FORGOTTEN = (
     "JSD_own_ratio_order",
     "UnlearnedAccuracy",
     "UnlearnedAccuracy_reference",
+    "UnlearnedAccuracy_chance",
     "JSD_own_floor_seed",
 )
 _ACCURACY = re.compile(r"Top1_Acc_Exp/eval_phase/(?!train_)\w+/Task(\d+)(/Exp\d+)?")

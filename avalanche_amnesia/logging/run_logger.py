@@ -11,13 +11,13 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.logging import BaseLogger
 
-from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
+from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.logging.axes import AXES, Position, axis_of
+from avalanche_amnesia.logging.configuration import configuration_of
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
-from avalanche_amnesia.saving.strategy_settings import origin_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -71,8 +71,8 @@ class RunLogger(BaseLogger, ABC):
     """Logs every metric over `iteration`, `task` or `event` (see `axes.py`), and the table ``Events``.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
-    strategy) is the logger itself. The run says by itself what it is: its configuration is what a record's provenance
-    says of the strategy (method, seed, settings, versions), and without a name it is called by method and seed.
+    strategy) is the logger itself. The run says by itself what it is: its configuration (see `configuration.py`) holds
+    method, seed, stream, network, optimizer, options and versions, and without a name it is called by method and seed.
 
     In the run's summary stand the values as they are at its end: none of a task from before it was unlearned. Rows, and
     rows of tables, are history: what was logged of a task before it was unlearned stays in them.
@@ -180,7 +180,7 @@ class RunLogger(BaseLogger, ABC):
             return
         events = self._position.event
         self._position.hear(callback, strategy)
-        self._describe(strategy)
+        self._describe(callback, strategy)
         if self._position.event > events:
             self._begin_event(callback, strategy)
         self._write_pending(callback, has_clock=hasattr(strategy, "clock"))
@@ -189,15 +189,17 @@ class RunLogger(BaseLogger, ABC):
         elif callback == "after_eval":
             self.log_events()
 
-    def _describe(self, strategy: Strategy) -> None:
+    def _describe(self, callback: str, strategy: Strategy) -> None:
         """Give the run the strategy's settings and, where it has none, its name."""
         if self._described or not hasattr(strategy, "optimizer"):  # some other host: nothing is known of it
             return
+        if getattr(strategy, "experience", None) is None and callback != "after_unlearning":
+            return  # the stream is known with the first experience; a strategy that was loaded may have none
         writer = self._open()
         self._described = True
-        origin = {**origin_of(strategy), "versions": package_versions()}
-        name = origin["method"] + ("" if origin["seed"] is None else f", seed {origin['seed']}")
-        writer.describe(origin, None if self._named else name)
+        settings = configuration_of(strategy)
+        name = settings["method"] + ("" if settings["seed"] is None else f", seed {settings['seed']}")
+        writer.describe(settings, None if self._named else name)
 
     def _begin_event(self, callback: str, strategy: Strategy) -> None:
         """Begin the row of an event; a task's end is heard before the ledger knows it."""
@@ -211,12 +213,13 @@ class RunLogger(BaseLogger, ABC):
         self._events.trained(at.event, at.task, remaining)
 
     def _unlearned(self, strategy: Strategy) -> None:
-        """Keep the record of an unlearning, and take the tasks that are gone out of the summary."""
+        """Keep a record as file and as text, and take the tasks that are gone out of the summary."""
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]
             writer.forget(record.tasks)
             writer.keep(record)
+            writer.note({f"Record/event {self._position.event}": str(record)})
 
     def _write_pending(self, callback: str | None = None, *, has_clock: bool = False) -> None:
         """Write the values taken, in as few rows as keep two values of one name apart."""

@@ -45,10 +45,20 @@ def test_its_name_and_settings_are_the_strategy_s(run):
     assert run.name == "AmnesiacHAT, seed 7"
     assert run.group == "two seeds"
     assert run.config["method"] == "AmnesiacHAT"
-    assert run.config["options"]["Adam"]["lr"] == 0.01
-    assert run.config["options"]["AmnesiacHAT"]["train_mb_size"] == 40
+    assert run.config["optimizer"] == {"class": "Adam", "lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-08}
+    assert run.config["training"]["train_mb_size"] == 40
+    assert run.config["stream"] == {"tasks": 5, "requests": ["task 0 after task 1"]}
+    assert run.config["network"]["backbone"] == "MLP"
+    assert set(run.config["options"]) == {"HATPlugin", "TrajectoryPlugin", "CounterfactualPlugin", "UnlearningPlugin"}
     assert run.config["versions"]["avalanche-lib"]
     assert (run.config["note"], run.config["seed"]) == ("mine", "kept")
+    parts = {"method", "seed", "stream", "network", "optimizer", "training", "options", "versions", "note"}
+    assert run.config.keys() == parts
+
+
+def test_its_summary_has_the_records_as_text(run):
+    (text,) = [text for name, text in run.summary.items() if name.startswith("Record/event")]
+    assert text.startswith("Unlearned task 0 (after task 1)")
 
 
 def test_its_summary_holds_no_accuracy_of_a_task_that_was_unlearned(run):

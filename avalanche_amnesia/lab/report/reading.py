@@ -221,7 +221,7 @@ def read_run(folder: str | Path) -> Run:
                 records.append(asdict(UnlearningRecord.load(folder / line["path"])))
             case "row":
                 reader.take(line["values"])
-    settings = head["config"] or strategy.get("options", {})
+    settings = head["config"] or {n: of for n, of in strategy.items() if n not in ("method", "seed", "versions")}
     return Run(
         folder=folder,
         name=head["name"] or strategy.get("method", folder.name),
