@@ -12,7 +12,7 @@ from statistics import mean
 import torch
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation import TaskInference
+from avalanche_amnesia.models import TaskInference
 from experiments.streams import accuracy_on
 from experiments.trials import arguments, best_rate
 from experiments.weight_pools import OUTPUT, STREAMS, make

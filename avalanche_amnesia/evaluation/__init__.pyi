@@ -18,6 +18,8 @@ from .features import features_of as features_of
 from .functional import accuracy as accuracy
 from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence
+from .inferred_tasks import TaskInferenceMetric as TaskInferenceMetric
+from .inferred_tasks import task_inference_metrics as task_inference_metrics
 from .jsd import JSDivergence as JSDivergence
 from .jsd import jsd as jsd
 from .jsd import jsd_metrics as jsd_metrics
@@ -26,8 +28,5 @@ from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe
 from .references import References as References
 from .references import ReferencesError as ReferencesError
-from .task_inference import Prediction as Prediction
-from .task_inference import TaskInference as TaskInference
-from .task_inference import task_inference_metrics as task_inference_metrics
 from .unlearned_accuracy import UnlearnedAccuracy as UnlearnedAccuracy
 from .unlearned_accuracy import unlearned_accuracy_metrics as unlearned_accuracy_metrics

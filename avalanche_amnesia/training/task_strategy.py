@@ -52,7 +52,7 @@ from avalanche_amnesia.training.task_faults import (
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
     from avalanche_amnesia.benchmarks.requests import UnlearningRequest
-    from avalanche_amnesia.evaluation.task_inference import InferenceRule, Prediction
+    from avalanche_amnesia.models.task_inference import InferenceRule, Prediction
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
     from avalanche_amnesia.unlearning.applying import TakeFingerprint
 
@@ -290,14 +290,14 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Args:
             x: ``(batch, …)``, on any device.
             task: label of all samples' task; None: inferred for each sample
-                (:class:`~avalanche_amnesia.evaluation.TaskInference`), at the cost of one pass per task.
+                (:class:`~avalanche_amnesia.models.TaskInference`), at the cost of one pass per task.
             rule: by which it is inferred, ``entropy`` or ``confidence``.
 
         Raises:
             UnknownTaskError: if the task has no head: it was never trained, or was unlearned.
             ValueError: if no task is left, or for another rule.
         """
-        from avalanche_amnesia.evaluation.task_inference import TaskInference  # lazy: most trainings predict nothing
+        from avalanche_amnesia.models.task_inference import TaskInference  # lazy: most trainings predict nothing
 
         refuse_unfinished(self)
         return TaskInference(self.model, rule)(x.to(self.device), task)

@@ -11,9 +11,9 @@ from torch.optim import Adam
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation import TaskInference, task_inference_metrics
+from avalanche_amnesia.evaluation import task_inference_metrics
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel, TaskInference
 from avalanche_amnesia.training import AmnesiacHAT
 
 

@@ -1,0 +1,56 @@
+"""Accuracy without task labels, where the task of every sample is inferred."""
+
+from typing import Any, Literal
+
+from avalanche.evaluation import GenericPluginMetric
+from avalanche.evaluation.metrics import Mean
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.models.task_inference import InferenceRule, TaskInference
+from avalanche_amnesia.strategy import Strategy
+
+
+class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
+    """Share of samples that are predicted right without their task's label, in [0, 1].
+
+    ``TaskInference_Acc``: task and class are right; the class only, where all tasks share one head. Compare it with
+    the accuracy of Avalanche's ``accuracy_metrics``, which know the label. ``TaskInference_Task``: the task is right.
+    """
+
+    def __init__(self, rule: InferenceRule, emit_at: Literal["experience", "stream"], *, task_only: bool) -> None:
+        checks.one_of("rule", rule, InferenceRule)
+        super().__init__(Mean(), reset_at=emit_at, emit_at=emit_at, mode="eval")
+        self.rule, self.emit_at, self.task_only = rule, emit_at, task_only
+
+    def reset(self) -> None:
+        """Begin again, before an experience or a stream."""
+        self._metric.reset()
+
+    def result(self) -> float:
+        """The share so far."""
+        share: float = self._metric.result()
+        return share
+
+    def update(self, strategy: Strategy) -> None:
+        """Predict a mini-batch."""
+        model: Any = strategy.model
+        predicted = TaskInference(model, self.rule)(strategy.mb_x)
+        right = predicted.tasks == strategy.mb_task_id
+        if not self.task_only:
+            in_common = len({id(model.head(task)) for task in model.tasks}) == 1 < len(model.tasks)
+            right = (predicted.classes == strategy.mb_y) & (right | in_common)
+        self._metric.update(float(right.float().mean()), len(right))
+
+    def __str__(self) -> str:
+        where = "Exp" if self.emit_at == "experience" else "Stream"
+        return f"TaskInference_{'Task' if self.task_only else 'Acc'}_{where}"
+
+
+def task_inference_metrics(rule: InferenceRule = "entropy") -> list[TaskInferenceMetric]:
+    """Accuracy without task labels, and how often the task was inferred, per experience and stream of an evaluation.
+
+    Args:
+        rule: of :class:`TaskInference`.
+    """
+    places: tuple[Literal["experience", "stream"], ...] = ("experience", "stream")
+    return [TaskInferenceMetric(rule, place, task_only=only) for only in (False, True) for place in places]
