@@ -294,6 +294,24 @@ class UnlearningRecord:
         """
         return cls.from_json(Path(path).read_text())
 
+    def state(self, before: UnlearningRecord | None) -> dict[str, Any]:
+        """The record as a value of a saved state that has the one before it too: most hashes are there already."""
+        known = {} if before is None else before.after
+        further = {name: digest for name, digest in self.unchanged.items() if known.get(name) != digest}
+        gone = [name for name in known if name not in self.unchanged or name in further]
+        return {**json.loads(self.to_json()), "unchanged": {"further": further, "gone": gone}}
+
+    @classmethod
+    def from_state(cls, state: Any, before: UnlearningRecord | None) -> UnlearningRecord:
+        """A record from what :meth:`state` returned."""
+        try:
+            further, gone = state["unchanged"]["further"], set(state["unchanged"]["gone"])
+            known = {} if before is None else before.after
+            unchanged = {name: digest for name, digest in known.items() if name not in gone} | further
+        except (TypeError, KeyError) as error:
+            raise RecordError(f"this is no unlearning record of a state ({type(error).__name__}: {error})") from error
+        return cls.from_json(json.dumps({**state, "unchanged": unchanged}))
+
     def sign(self, private_key: Any) -> str:
         """The record as JSON, signed; see :func:`~avalanche_amnesia.audit.verify`.
 

@@ -1,7 +1,9 @@
 """States as JSON and tensors: values of JSON, containers of values, and a few leaves of torch."""
 
 import base64
-from collections.abc import Callable, Mapping
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import isfinite
 from types import UnionType
@@ -11,21 +13,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.files import Part, Parts, StateError
 
-Groups = dict[str, dict[str, Tensor]]
-"""File of tensors → path in the state → tensor."""
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
 class Apart:
-    """A value whose tensors lie in a file of their own, which other states share as long as it stays the same."""
+    """A value in a file of its own, which other states share as long as it stays the same.
+
+    Args:
+        value: the value, without a further one apart; or a function that makes it.
+        of: objects that never change, and of which it is made: for the same ones it is encoded once. Empty: it is
+            encoded for every state.
+    """
 
     value: Any
+    of: Sequence[object] = ()
 
 
-def encode(value: Any, path: str = "") -> tuple[Any, Groups]:
+@dataclass(frozen=True)
+class Joined:
+    """Dicts, or such apart, that are one dict when they are read back."""
+
+    dicts: Sequence[Any]
+
+
+def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
     """JSON of a state, and its tensors (the state's own, not copies).
 
     What JSON lacks is an object with one key that begins with ``$``: ``{"$tuple": […]}``. No object is looked into, and
@@ -35,14 +49,16 @@ def encode(value: Any, path: str = "") -> tuple[Any, Groups]:
     code = encoder.encode(value, path)
     if encoder.foreign:
         raise StateError(", ".join(encoder.foreign))
-    return code, encoder.tensors
+    own = {"state": Part(encoder.tensors)} if encoder.tensors else {}
+    return code, own | encoder.parts
 
 
 class _Encoder:
-    def __init__(self) -> None:
-        self.tensors: Groups = {}
+    def __init__(self, inside: str | None = None) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.parts: Parts = {}
         self.foreign: list[str] = []
-        self._apart = ""  # path of the value apart that is being encoded
+        self._inside = inside  # path of the part that is being encoded; None: of the state itself
 
     def encode(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -56,14 +72,14 @@ class _Encoder:
             items = _in_order(value) if kind in (set, frozenset) else value
             return {_CONTAINERS[kind]: [self.encode(item, f"{path}[{i}]") for i, item in enumerate(items)]}
         if kind is Apart:
-            around, self._apart = self._apart, path
-            code = self.encode(value.value, path)
-            self._apart = around
-            return code
+            self.parts[path] = self._part(value, path)
+            return {"$part": path}
+        if kind is Joined:
+            return {"$joined": [self.encode(item, f"{path}[{i}]" if i else path) for i, item in enumerate(value.dicts)]}
         if kind is Tensor:
-            group, name = self._apart or "state", path.removeprefix(self._apart)  # its file does not say where it lies
-            self.tensors.setdefault(group, {})[name] = value.detach()
-            return {"$tensor": [group, name, value.device.type]}
+            name = path.removeprefix(self._inside or "")  # a part does not say where it lies
+            self.tensors[name] = value.detach()
+            return {"$tensor": [name, value.device.type]}
         if kind is torch.Generator:
             return {"$generator": [str(value.device), self.encode(value.get_state(), path)]}
         if isinstance(value, np.generic) and value.dtype.kind in "biuf":
@@ -76,6 +92,17 @@ class _Encoder:
         self.foreign.append(f"{path} is a {kind.__name__}")
         return None
 
+    def _part(self, apart: Apart, path: str) -> Part:
+        known = _known_part(apart.of)
+        if known is not None:
+            return known
+        inner = _Encoder(path)
+        code = inner.encode(apart.value() if callable(apart.value) else apart.value, path)
+        self.foreign += [*inner.foreign, *(f"{inside} lies apart in a part" for inside in inner.parts)]
+        part = Part(inner.tensors, json.dumps(code, allow_nan=False))
+        _remember(apart.of, part)
+        return part
+
     def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.encode(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
@@ -84,14 +111,33 @@ class _Encoder:
         return {"$dict": pairs}
 
 
-def decode(code: Any, tensors: Mapping[str, Mapping[str, Tensor]], device: torch.device | str = "cpu") -> Any:
+_PARTS: dict[tuple[int, ...], tuple[Part, list[weakref.ref[Any]]]] = {}
+"""Identities of the objects that a part is made of → the part, as long as they are all there."""
+
+
+def _known_part(of: Sequence[object]) -> Part | None:
+    part, there = _PARTS.get(tuple(map(id, of)), (None, ()))
+    return part if all(each() is not None for each in there) else None  # else others may have their identities
+
+
+def _remember(of: Sequence[object], part: Part) -> None:
+    if of:
+        part.lasts, key = True, tuple(map(id, of))
+
+        def forget(_: object) -> None:
+            _PARTS.pop(key, None)
+
+        _PARTS[key] = part, [weakref.ref(each, forget) for each in of]
+
+
+def decode(code: Any, parts: Mapping[str, Part], device: torch.device | str = "cpu") -> Any:
     """The state that :func:`encode` made JSON of; an error names the path of what no state holds."""
-    return _Decoder(tensors, device).decode(code, "")
+    return _Decoder(parts.get("state", {}), parts, device).decode(code, "")
 
 
 class _Decoder:
-    def __init__(self, tensors: Mapping[str, Mapping[str, Tensor]], device: torch.device | str) -> None:
-        self._tensors, self._device = tensors, device
+    def __init__(self, tensors: Mapping[str, Tensor], parts: Mapping[str, Part], device: torch.device | str) -> None:
+        self._tensors, self._parts, self._device = tensors, parts, device
 
     def decode(self, code: Any, path: str) -> Any:
         if not isinstance(code, (dict, list)):
@@ -113,8 +159,14 @@ class _Decoder:
             pairs = [(self.decode(key, f"a key of {path}"), item) for key, item in code]
             return {key: self.decode(item, f"{path}[{key!r}]") for key, item in pairs}
         if name == "$tensor":
-            group, place, device = code  # what lay on one accelerator may be loaded onto another, or onto the CPU
-            return self._tensors[group][place].to("cpu" if device == "cpu" else self._device)
+            place, device = code  # what lay on one accelerator may be loaded onto another, or onto the CPU
+            return self._tensors[place].to("cpu" if device == "cpu" else self._device)
+        if name == "$part":
+            part = self._parts[code]
+            return _Decoder(part, {}, self._device).decode(json.loads(part.code), path)
+        if name == "$joined":
+            dicts = [self.decode(item, path) for item in code]
+            return {key: item for each in dicts for key, item in each.items()}
         if name == "$generator":
             generator = torch.Generator(code[0])
             generator.set_state(self.decode(code[1], path).cpu())

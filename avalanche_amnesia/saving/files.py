@@ -1,6 +1,7 @@
 """Files that are replaced as a whole and carry checksums; the directory of a saved state.
 
-A state is one JSON file, and the tensors that it names by their content.
+A state is one JSON file, and the parts that it names by their content: each a safetensors file, with the JSON of the
+value whose tensors it has in its header. A part that stayed the same is not written again.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import stat
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 
@@ -20,14 +24,48 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STATE = "state.json"
-HEAD = {"format": "avalanche-amnesia state", "version": 2}
+HEAD = {"format": "avalanche-amnesia state", "version": 3}
+Made = TypeVar("Made")
 Check = Callable[[Mapping[str, Any], Any], None]
 """Raises unless something is the signature of a content."""
+_CODE = "code"
+_MOST = 2**16
+"""Files that are remembered, of which each takes some hundred bytes."""
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class StateError(ValueError):
     """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
+
+
+class Part(dict[str, "Tensor"]):
+    """Tensors of a part of a state, by their paths in it, and the JSON of the value that has them.
+
+    Attributes:
+        code: empty for the part "state", whose JSON is the state's own.
+        lasts: whether code and tensors stay as they are, so that one look at them is enough.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
+        super().__init__(tensors)
+        self.code, self.lasts = code, False
+        self._digest: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Hash of code, names and tensors, which takes less time than to make the file."""
+        from avalanche_amnesia.bits import state_hashes
+
+        digest = self._digest
+        if digest is None:
+            content = json.dumps([self.code, state_hashes(self)])
+            digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+        self._digest = digest if self.lasts else None
+        return digest
+
+
+Parts = dict[str, Part]
+"""Path in the state → the part there; "state" → what lies in no other part."""
 
 
 @contextmanager
@@ -63,17 +101,33 @@ def replacing(file: Path) -> Iterator[Path]:
 
     Killed at any moment, there is the old file or the new one. Nothing is written through a link that lies there.
     """
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)
-    try:
-        part.open("xb").close()  # an error where a link was put there in between
+    with replacing_all([file]) as (part,):
         yield part
-        with part.open("r+b") as opened:
-            os.fsync(opened.fileno())
-        os.replace(part, file)
-    except BaseException:
+
+
+@contextmanager
+def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """As :func:`replacing`, of several: once all are on disk, they take their places one after the other."""
+    parts = [file.with_name(f"{file.name}.part") for file in files]
+    for part in parts:
         part.unlink(missing_ok=True)
+    try:
+        for part in parts:
+            part.open("xb").close()  # an error where a link was put there in between
+        yield parts
+        with ThreadPoolExecutor(len(parts)) as pool:  # the disk takes as long for all at a time as for one
+            list(pool.map(_to_disk, parts))
+        for part, file in zip(parts, files, strict=True):
+            os.replace(part, file)
+    except BaseException:
+        for part in parts:
+            part.unlink(missing_ok=True)
         raise
+
+
+def _to_disk(file: Path) -> None:
+    with file.open("r+b") as opened:
+        os.fsync(opened.fileno())
 
 
 def replace_file(file: Path, content: bytes) -> None:
@@ -135,27 +189,44 @@ def locked(path: Path, to_write: bool) -> Iterator[None]:
 def write_state(
     path: Path,
     body: Mapping[str, Any],
-    tensors: Mapping[str, Mapping[str, Tensor]],
+    parts: Mapping[str, Part],
     blobs: Path | None = None,
     sign: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
 ) -> None:
     """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
 
     Of several processes that write there at a time, the last one's state stays.
-    Tensors lie in files named after their content; those that are there already are not written again, and those that
-    the new state does not name are deleted. A signature covers the tensors by these names.
+    Parts lie in files named after their content; those that are there already are not written again, and those that
+    the new state does not name are deleted. A signature covers the parts by these names.
     """
     refuse_foreign(path)
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with writing(path), locked(path, to_write=True):
-        files = {group: _write_blob(blobs or path, of_group) for group, of_group in tensors.items()}
-        content = {"tensors": files, "body": body}
+        folder, new = blobs or path, dict[Path, bytes]()
+        files = {place: _file_of(part, folder, new) for place, part in parts.items()}
+        content = {"parts": files, "body": body}
         signature = {} if sign is None else {"signature": sign(content)}
-        replace_file(path / STATE, sealed(content, **HEAD, **signature).encode())
-        for file in path.iterdir():
-            if BLOB.fullmatch(file.name) and file.name not in files.values():
-                file.unlink(missing_ok=True)
+        new[path / STATE] = sealed(content, **HEAD, **signature).encode()  # the last to take its place
+        with replacing_all([*new]) as written:
+            for file, content_of in zip(written, new.values(), strict=True):
+                file.write_bytes(content_of)
+        _sync(path)  # else a power failure might leave the old state without the files that go now
+        for name in {file.name for file in path.iterdir()}.difference(files.values()):
+            if BLOB.fullmatch(name):
+                (path / name).unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    """Wait until the names of a directory's files are on disk."""
+    if os.name == "nt":
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems can't
+            os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def refuse_foreign(path: Path) -> None:
@@ -170,17 +241,15 @@ def refuse_foreign(path: Path) -> None:
         raise StateError(f"{path} holds {sorted(others)[:3]}, which are no part of a state: give a new directory")
 
 
-def read_state(
-    path: Path, blobs: Path | None = None, check: Check | None = None
-) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
-    """Body and tensors of a state; runs no code from it."""
+def read_state(path: Path, blobs: Path | None = None, check: Check | None = None) -> tuple[dict[str, Any], Parts]:
+    """Body and parts of a state; runs no code from it."""
     with locked(path, to_write=False):
         body, files = read_body(path, check)
-        return body, {group: _read_blob((blobs or path) / name) for group, name in files.items()}
+        return body, {place: _read_part((blobs or path) / name) for place, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Body of a state, and the files of its groups of tensors."""
+    """Body of a state, and the files of its parts."""
     file = path / STATE
     if not file.is_file():
         raise StateError(
@@ -188,30 +257,69 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
         )
     with as_state_error(path, f"{file} is no state that can be loaded"):
         content = unsealed(file.read_bytes().decode(), check, **HEAD)
-        for name in content["tensors"].values():
+        for name in content["parts"].values():
             if not BLOB.fullmatch(name):
                 raise StateError(f"it names {name!r}, which is no file of a state")
-        return content["body"], content["tensors"]
+        return content["body"], content["parts"]
 
 
-def _write_blob(path: Path, tensors: Mapping[str, Tensor]) -> str:
+_FILES: dict[str, str] = {}
+"""Digest of a part → name of its file."""
+_WHOLE: dict[str, tuple[int, ...]] = {}
+"""Path of a file that was found whole → where it lay then, its size, and when it was written."""
+
+
+def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
+    """Name of a part's file in a directory; ``new`` receives its content if it is not there yet, or damaged."""
     from safetensors.torch import save  # and torch with it, which records are read without
 
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    name = _name(content)
-    if not (path / name).is_file() or (path / name).read_bytes() != content:  # a damaged one is written again
-        replace_file(path / name, content)
+    digest = part.digest
+    name = _FILES.get(digest)
+    if name is None or not _is_whole(folder / name):
+        metadata = {_CODE: part.code} if part.code else None
+        content = save({place: tensor.detach().cpu().contiguous().clone() for place, tensor in part.items()}, metadata)
+        name = _noted(_FILES, digest, _name(content))
+        if not _is_whole(folder / name):
+            new[folder / name] = content
     return name
 
 
-def _read_blob(file: Path) -> dict[str, Tensor]:
+def _is_whole(file: Path) -> bool:
+    """Tell whether a file holds what its name says; looked into where it is not the one that was found whole before."""
+    status = _status(file)
+    if status and _WHOLE.get(str(file)) == status:
+        return True
+    if not status or _name(file.read_bytes()) != file.name:
+        return False
+    _noted(_WHOLE, str(file), status)
+    return True
+
+
+def _status(file: Path) -> tuple[int, ...]:
+    """Place, size and time of a file that is no link; empty: there is none."""
+    try:
+        found = os.lstat(file)
+    except FileNotFoundError:
+        return ()
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else ()
+
+
+def _noted(known: dict[str, Made], key: str, value: Made) -> Made:
+    if len(known) >= _MOST:
+        known.clear()
+    known[key] = value
+    return value
+
+
+def _read_part(file: Path) -> Part:
     from safetensors.torch import load
 
     with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):
         content = file.read_bytes()
         if _name(content) != file.name:
             raise StateError(f"{file} is damaged: its content does not fit its name")
-        return load(content)
+        tensors, (size,) = load(content), struct.unpack("<Q", content[:8])
+        return Part(tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(_CODE, ""))
 
 
 def _name(content: bytes) -> str:

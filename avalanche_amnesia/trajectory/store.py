@@ -347,7 +347,7 @@ class Trajectory:
 
     def state(self) -> dict[str, Any]:
         """Logs, merged tasks and precision, as a value of a saved state; each log has its tensors in its own file."""
-        logs = {writer: Apart(log.state()) for writer, log in self._logs.items()}
+        logs = {writer: Apart(log.state, (log,)) for writer, log in self._logs.items()}
         return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 
     def load_state(self, state: Any) -> None:

@@ -24,7 +24,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.optimizers import traits_of
-from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.saving.encoding import Apart, checked, made
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
@@ -78,7 +78,7 @@ class Claims:
 
     def state(self) -> dict[str, Any]:
         """Everything noted, as a value of a saved state."""
-        trainings = {task: dict(vars(training)) for task, training in self._trainings.items()}
+        trainings = {task: Apart(dict(vars(training)), (training,)) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
 

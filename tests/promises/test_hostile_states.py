@@ -7,7 +7,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable, Iterator
-from copy import deepcopy
+from copy import copy, deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,8 @@ def mutated(body: Any, draw: random.Random) -> Any:
 
 def with_other_tensors(tensors: Any, draw: random.Random) -> Any:
     """Tensors of which one is of another type or shape, gone, further, or full of odd numbers."""
-    tensors = {group: dict(of) for group, of in tensors.items()}
-    of_group = tensors[draw.choice(sorted(tensors))]
+    tensors = {group: copy(of) for group, of in tensors.items()}
+    of_group = tensors[draw.choice(sorted(group for group, of in tensors.items() if of))]
     name = draw.choice(sorted(of_group))
     tensor = of_group[name]
     of_group[name] = draw.choice(
@@ -139,8 +139,15 @@ def broken_blob(content: bytes, draw: random.Random) -> bytes:
         return content + b"\0" * 9
     size = struct.unpack("<Q", content[:8])[0]
     header = json.loads(content[8 : 8 + size])
-    name = draw.choice([key for key in header if key != "__metadata__"])
-    header[name] |= draw.choice(({"shape": [2**40]}, {"dtype": "F99"}, {"data_offsets": [0, 2**62]}, {"shape": [-1]}))
+    if draw.random() < 0.5 and "__metadata__" in header:
+        value = json.loads(header["__metadata__"]["code"])
+        changed = json.dumps(mutated(value, draw)) if value else "[]"
+        header["__metadata__"] = {"code": draw.choice(("[" * 9000, "", "{", '{"$part": "state"}', changed, changed))}
+    elif len(header) > 1:
+        name = draw.choice([key for key in header if key != "__metadata__"])
+        header[name] |= draw.choice(
+            ({"shape": [2**40]}, {"dtype": "F99"}, {"data_offsets": [0, 2**62]}, {"shape": [-1]})
+        )
     changed = json.dumps(header).encode()
     return struct.pack("<Q", len(changed)) + changed + content[8 + size :]
 
@@ -156,9 +163,9 @@ def hostile(state: Path, folder: Path, number: int) -> None:
     shutil.copytree(state, folder)
     content = unsealed((state / STATE).read_bytes().decode(), **HEAD)
     if kind == 5:
-        group = draw.choice(sorted(content["tensors"]))
-        changed = broken_blob((state / content["tensors"][group]).read_bytes(), draw)
-        content["tensors"][group] = _name(changed)
+        group = draw.choice(sorted(content["parts"]))
+        changed = broken_blob((state / content["parts"][group]).read_bytes(), draw)
+        content["parts"][group] = _name(changed)
         (folder / _name(changed)).write_bytes(changed)
     elif number % 12 == 0:
         content = mutated(content, draw)

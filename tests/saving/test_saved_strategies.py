@@ -184,11 +184,16 @@ def test_the_same_state_is_the_same_files(tmp_path):
     assert one == two
 
 
-def test_a_task_that_was_unlearned_leaves_no_trace_in_the_state(tmp_path):
+def test_a_task_that_was_unlearned_leaves_no_trace_in_the_state_and_a_save_writes_what_changed(tmp_path):
     strategy = STRATEGIES["AmnesiacHAT"]()
-    go_on(strategy, 0, 2)
+    go_on(strategy, 0, 1)
+    strategy.save(tmp_path / "state")
+    first = {file.name for file in (tmp_path / "state").iterdir()}
+    go_on(strategy, 1, 2)
     strategy.save(tmp_path / "state")
     before = {file.name for file in (tmp_path / "state").iterdir()}
+    assert len(first - before) == 1  # what tasks share
+    assert len(before - first) == 4  # and the task's own, its log, its prepared heads
     record = strategy.unlearn([1], fingerprint=take_fingerprint)
     assert not audit(tmp_path / "state", record).clean
     strategy.save(tmp_path / "state")

@@ -57,11 +57,11 @@ def with_another_weight(state):
     """Change a number in the tensors, and all names and checksums with it."""
 
     def change(content):
-        file = state / content["tensors"]["state"]
+        file = state / content["parts"]["state"]
         tensors = load(file.read_bytes())
         next(tensor for tensor in tensors.values() if tensor.is_floating_point()).view(-1)[0] += 1
         changed = save(tensors)
-        content["tensors"]["state"] = _name(changed)
+        content["parts"]["state"] = _name(changed)
         (state / _name(changed)).write_bytes(changed)
 
     resealed(state, change)

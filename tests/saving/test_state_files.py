@@ -14,30 +14,37 @@ from support.forked import forked
 from torch import Tensor, nn
 
 from avalanche_amnesia.saving import Apart, StateError, checked
-from avalanche_amnesia.saving.encoding import decode, encode, made
-from avalanche_amnesia.saving.files import read_state, write_state
+from avalanche_amnesia.saving.encoding import _PARTS, Joined, decode, encode, made
+from avalanche_amnesia.saving.files import Part, read_state, write_state
 
-TENSORS = {"state": {"w": torch.arange(6.0), "b": torch.tensor([True, False])}, "log1": {"v": torch.ones(2, 2)}}
+PARTS = {
+    "state": Part({"w": torch.arange(6.0), "b": torch.tensor([True, False])}),
+    "log1": Part({"v": torch.ones(2, 2)}, '{"v": 1}'),
+}
 
 
 def same(one, two) -> bool:
     return one.keys() == two.keys() and all(
-        one[group].keys() == two[group].keys() and all(torch.equal(one[group][n], two[group][n]) for n in one[group])
-        for group in one
+        one[place].code == two[place].code
+        and one[place].keys() == two[place].keys()
+        and all(torch.equal(one[place][n], two[place][n]) for n in one[place])
+        for place in one
     )
 
 
 def test_what_is_written_is_read(tmp_path):
-    write_state(tmp_path / "s", {"a": [1, 0.1, None]}, TENSORS)
-    body, tensors = read_state(tmp_path / "s")
+    write_state(tmp_path / "s", {"a": [1, 0.1, None]}, PARTS)
+    body, parts = read_state(tmp_path / "s")
     assert body == {"a": [1, 0.1, None]}
-    assert same(tensors, TENSORS)
+    assert same(parts, PARTS)
 
 
 def write_often(path, number):
-    tensors = {"state": {"w": torch.full((300 * number,), float(number))}, f"log{number}": {"v": torch.ones(number)}}
+    own, log = {"w": torch.full((300 * number,), float(number))}, {"v": torch.ones(number)}
     for _ in range(60):
-        write_state(path, {"n": number, "padding": "x" * 1000 * number}, tensors)
+        write_state(
+            path, {"n": number, "padding": "x" * 1000 * number}, {"state": Part(own), f"log{number}": Part(log)}
+        )
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks of directories there")
@@ -55,10 +62,10 @@ def test_of_several_writers_at_a_time_one_has_written_the_whole_state(tmp_path):
     assert len(list(path.iterdir())) == 3
 
 
-@pytest.mark.parametrize("failing", range(12))
+@pytest.mark.parametrize("failing", range(16))
 def test_interrupted_at_any_operation_it_is_the_old_state_or_the_new_one(failing, tmp_path, monkeypatch):
-    write_state(tmp_path / "s", {"a": 1}, TENSORS)
-    new = {"state": {"w": torch.zeros(3)}, "log1": TENSORS["log1"], "log2": {"v": torch.rand(3)}}
+    write_state(tmp_path / "s", {"a": 1}, PARTS)
+    new = {"state": Part({"w": torch.zeros(3)}), "log1": PARTS["log1"], "log2": Part({"v": torch.rand(3)}, "{}")}
     done = [0]
 
     def counted(original):
@@ -81,7 +88,7 @@ def test_interrupted_at_any_operation_it_is_the_old_state_or_the_new_one(failing
     assert interrupted == (done[0] > failing)
     body, tensors = read_state(tmp_path / "s")
     assert body["a"] in (1, 2) if interrupted else body["a"] == 2
-    assert same(tensors, TENSORS if body["a"] == 1 else new)
+    assert same(tensors, PARTS if body["a"] == 1 else new)
     write_state(tmp_path / "s", {"a": 3}, new)  # whatever was left is in nobody's way, and goes
     assert same(read_state(tmp_path / "s")[1], new)
     assert len(list((tmp_path / "s").iterdir())) == 4
@@ -90,10 +97,10 @@ def test_interrupted_at_any_operation_it_is_the_old_state_or_the_new_one(failing
 def test_a_directory_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StateError, match=r"thesis\.tex.* no part of a state"):
-        write_state(tmp_path, {}, TENSORS)
+        write_state(tmp_path, {}, PARTS)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
     with pytest.raises(StateError, match="is a file"):
-        write_state(tmp_path / "thesis.tex", {}, TENSORS)
+        write_state(tmp_path / "thesis.tex", {}, PARTS)
 
 
 def damaged(kind: str, folder: Path) -> None:
@@ -111,7 +118,7 @@ def damaged(kind: str, folder: Path) -> None:
     elif kind == "a list":
         state.write_text("[1, 2]")
     elif kind == "older":
-        state.write_text(json.dumps({**content, "version": 1}))
+        state.write_text(json.dumps({**content, "version": 2}))
     elif kind == "tensors cut":
         blob.write_bytes(blob.read_bytes()[:-1])
     elif kind == "tensors changed":
@@ -128,14 +135,14 @@ def damaged(kind: str, folder: Path) -> None:
         ("changed", "checksum does not fit"),
         ("foreign", "something else wrote it"),
         ("a list", "something else wrote it"),
-        ("older", "version 1, and this package reads version 2"),
+        ("older", "version 2, and this package reads version 3"),
         ("tensors cut", "is damaged"),
         ("tensors changed", "is damaged"),
         ("tensors gone", "lacks a part"),
     ],
 )
 def test_what_is_no_state_is_refused(kind, told, tmp_path):
-    write_state(tmp_path / "s", {"a": 1}, TENSORS)
+    write_state(tmp_path / "s", {"a": 1}, PARTS)
     damaged(kind, tmp_path / "s")
     with pytest.raises(StateError, match=told):
         read_state(tmp_path / "s")
@@ -185,19 +192,90 @@ def test_nothing_else_is_encoded(thing):
         encode({"a": {"b": [thing]}})
 
 
-def test_tensors_of_a_value_apart_are_a_group_that_does_not_say_where_it_lies():
-    log, other = {"x": torch.ones(2)}, torch.zeros(2)
-    groups = [encode(value)[1] for value in ({"logs": {3: Apart(log)}, "o": other}, {"more": [Apart(log)]})]
-    (one,), (two,) = ([of for name, of in found.items() if name != "state"] for found in groups)
-    assert list(one) == list(two)
-    assert through({"logs": {3: Apart(log)}})["logs"][3]["x"].tolist() == [1, 1]
+def test_a_value_apart_is_a_part_that_does_not_say_where_it_lies():
+    log, other = {"x": torch.ones(2), "n": 3}, torch.zeros(2)
+    parts = [encode(value)[1] for value in ({"logs": {3: Apart(log)}, "o": other}, {"more": [Apart(log)]})]
+    (one,), (two,) = ([part for place, part in found.items() if place != "state"] for found in parts)
+    assert (one.digest, list(one), one.code) == (two.digest, list(two), two.code)
+    found = through({"logs": {3: Apart(log)}})["logs"][3]
+    assert (found["x"].tolist(), found["n"]) == ([1, 1], 3)
+
+
+class Kept:
+    """An object that never changes, of which a value is made."""
+
+    def __init__(self, number: float) -> None:
+        self.number, self.asked = number, 0
+
+    def state(self):
+        self.asked += 1
+        return {"x": torch.full((2,), self.number)}
+
+
+def test_what_is_made_of_the_same_objects_is_encoded_once_and_what_is_not_is_encoded_again():
+    one, two = Kept(1.0), Kept(2.0)
+    for _ in range(2):
+        assert through([Apart(one.state, (one,)), Apart(two.state, (one, two))])[1]["x"].tolist() == [2, 2]
+    assert (one.asked, two.asked) == (1, 1)
+    for number in range(50):  # another object may get the identity of one that is gone
+        assert through(Apart(Kept(number).state, (Kept(number), two)))["x"].tolist() == [number, number]
+        three = Kept(number)
+        assert through(Apart(three.state, (three,)))["x"].tolist() == [number, number]
+        del three
+    before = len(_PARTS)
+    del one
+    assert len(_PARTS) == before - 2  # nothing is kept of an object that is gone
+    with pytest.raises(StateError, match=r"a\[0\]\.b is a Foreign"):
+        encode({"a": [Apart({"b": Foreign()})]})
+    with pytest.raises(StateError, match=r"a\.b lies apart in a part"):
+        encode({"a": Apart({"b": Apart(1)})})
+
+
+def test_dicts_that_are_joined_are_one_in_their_order():
+    value = Joined([{"b": torch.ones(1), "a": 2}, Apart({"c": torch.zeros(1)}), {}])
+    found = through({"all": value})["all"]
+    assert list(found) == ["b", "a", "c"]
+    assert (found["b"].item(), found["a"], found["c"].item()) == (1, 2, 0)
+
+
+def test_parts_that_stay_the_same_are_not_written_again_unless_they_are_damaged(tmp_path, monkeypatch):
+    folder, written = tmp_path / "s", []
+    original = Path.write_bytes
+
+    def noted(path, content):
+        written.append(path.name.removesuffix(".part"))
+        return original(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", noted)
+    for _ in range(2):
+        write_state(folder, {}, PARTS)
+        assert [name == "state.json" for name in written] == ([False, False, True] if _ == 0 else [True])
+        written.clear()
+    for harm in (lambda blob: original(blob, b"cut"), lambda blob: (blob.unlink(), blob.symlink_to(tmp_path / "x"))):
+        blob = next(folder.glob("*.safetensors"))
+        harm(blob)
+        write_state(folder, {}, PARTS)
+        assert written == [blob.name, "state.json"]
+        written.clear()
+        assert same(read_state(folder)[1], PARTS)
+    changed = {**PARTS, "log1": Part({"v": PARTS["log1"]["v"]}, '{"v": 2}')}  # only its JSON
+    write_state(folder, {}, changed)
+    assert len(written) == 2
+    assert same(read_state(folder)[1], changed)
 
 
 @pytest.mark.parametrize(
     "code",
     [
         *({"$eval": "1"}, {"$dtype": "load"}, {"$dtype": "float7"}, {"$bytes": 3}, {"$tuple": 3}, {"$dict": [[1]]}),
-        *({"$tensor": ["state", "w", "cpu"]}, {"$device": "moon"}, {"$dict": [[[], 1]]}, {"$generator": ["cpu"]}),
+        *(
+            {"$tensor": ["w", "cpu"]},
+            {"$part": "log1"},
+            {"$joined": [[1]]},
+            {"$device": "moon"},
+            {"$dict": [[[], 1]]},
+            {"$generator": ["cpu"]},
+        ),
     ],
     ids=str,
 )

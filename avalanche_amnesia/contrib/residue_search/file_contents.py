@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -55,6 +56,9 @@ def _contents(file: Path) -> Iterator[tuple[str, Any]]:
         with safe_open(str(file), framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - no mapping, though it has keys
                 yield name, tensors.get_tensor(name)
+            for name, text in (tensors.metadata() or {}).items():  # parts of states have the rest of their values there
+                with suppress(ValueError):
+                    yield from _json_arrays(json.loads(text), name)
     elif kind in _TORCH:
         yield from reachable(torch.load(file, map_location="cpu", weights_only=True))
     elif kind == ".npy":

@@ -18,17 +18,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
 from filelock import FileLock
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
-from avalanche_amnesia.bits import state_hashes, tensor_hash
+from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.behaviour import facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.files import BLOB, STATE, StateError, read_body, read_state, write_state, writing
+from avalanche_amnesia.saving.files import BLOB, STATE, Parts, StateError, read_body, read_state, write_state, writing
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rehearsal import hooks_of, look_at_task, rehearse_task
@@ -149,16 +148,16 @@ class RunStore:
         with self.lock("store"):
             before = self.nbytes()
             stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
-            tensors = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
+            parts = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
             size = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
-            named_by = Counter(name for names in tensors.values() for name in names)
+            named_by = Counter(name for names in parts.values() for name in names)
             total = sum(size[name] for name in named_by) + sum(node.nbytes for node in stay)
             for node in [node for node in reversed(stay) if node.key not in spare]:  # the oldest first
                 if keep is None or total <= keep:
                     break
                 stay.remove(node)
-                named_by -= Counter(tensors[node.key])
-                total -= node.nbytes + sum(size[name] for name in tensors[node.key] if name not in named_by)
+                named_by -= Counter(parts[node.key])
+                total -= node.nbytes + sum(size[name] for name in parts[node.key] if name not in named_by)
             keys = {node.key for node in stay}
             for folder in (self.path / "nodes").iterdir():
                 if folder.name not in keys:
@@ -179,15 +178,15 @@ class RunStore:
         """Seconds that the step to a state took."""
         return float(read_body(self._folder(key))[0]["node"]["seconds"])
 
-    def read(self, key: str) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+    def read(self, key: str) -> tuple[dict[str, Any], Parts]:
         """A state; it counts as used now."""
         os.utime(self._folder(key) / STATE)
         return read_state(self._folder(key), self.path / "blobs")
 
-    def write(self, key: str, body: Mapping[str, Any], tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+    def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
         """Put a state in, and delete others where that takes the store beyond its limit."""
         with self.lock("store"):  # nobody sweeps while files are there that no state names yet
-            write_state(self._folder(key), body, tensors, self.path / "blobs")
+            write_state(self._folder(key), body, parts, self.path / "blobs")
         if self.keep is not None and self.nbytes() > self.keep:
             self.prune(self.keep, spare=[key])
 
@@ -444,13 +443,13 @@ class StoredRun:
         self.computed += 1
         if self.stored:
             try:
-                body, tensors = encoded_state(self._strategy)
+                body, parts = encoded_state(self._strategy)
             except StateError as error:
                 self._fresh = None
                 self._tell(error)
                 return
             node = {"parent": step.parent, "trained": step.trained, "step": step.name}
-            self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, tensors)
+            self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, parts)
 
     def _tell(self, error: StateError | str) -> None:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
@@ -481,8 +480,8 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     """Hash of a strategy as it was built, of the versions that it runs on, and of the code that it was given."""
     if state is None:
         return os.urandom(16).hex()
-    body, tensors = state
-    held = {group: state_hashes(of) for group, of in tensors.items()}
+    body, parts = state
+    held = {place: part.digest for place, part in parts.items()}
     return _digest([{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_code_of(strategy)])
 
 

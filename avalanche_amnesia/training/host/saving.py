@@ -12,8 +12,8 @@ from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia.audit.signing import private, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.encoding import Groups, checked, decode, encode
-from avalanche_amnesia.saving.files import StateError, as_state_error, read_state, write_state
+from avalanche_amnesia.saving.encoding import checked, decode, encode
+from avalanche_amnesia.saving.files import Parts, StateError, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
@@ -48,11 +48,11 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     return path
 
 
-def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Groups]:
-    """State of a strategy between tasks: JSON, and groups of tensors by name, which are its own."""
+def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
+    """State of a strategy between tasks: JSON, and parts with tensors, which are its own."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
-    body, tensors = encode(
+    body, parts = encode(
         {
             "strategy": _name(strategy),
             "settings": learning_settings(strategy),
@@ -65,7 +65,7 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Groups]:
             "metrics": [[_name(metric), state_of(metric)] for metric in _metrics(strategy)],
         }
     )
-    return body, tensors
+    return body, parts
 
 
 def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
@@ -90,7 +90,7 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
     give_state(strategy, partial(read_state, Path(path), check=check), Path(path))
 
 
-def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Groups]], path: Path) -> None:
+def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
     """Give a strategy a state that ``read`` returns; as :func:`load_state`."""
     _refuse_in_training(strategy, "load")
     before, mark = strategy.plugins, UnfinishedLoad(path)

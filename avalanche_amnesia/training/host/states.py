@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.saving.encoding import checked, encode
+from avalanche_amnesia.models.task_store import TaskStore, whole
+from avalanche_amnesia.saving.encoding import Apart, Joined, checked, encode
 from avalanche_amnesia.saving.files import StateError
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.strategy import Strategy
@@ -21,7 +21,18 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     with whole(model):
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
         numbers = dict(_numbers(model))
-    return {"tensors": tensors, "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
+    return {"tensors": _by_task(model, tensors), "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
+
+
+def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> Joined:
+    """A model's tensors, those of each task apart: of finished ones they stay the same."""
+    stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
+    of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
+    for name, tensor in tensors.items():
+        store, _, inside = name.partition(".")
+        task = inside.partition(".")[0] if store in stores else ""
+        of_tasks.setdefault(task, {})[name] = tensor
+    return Joined([of_tasks.pop(""), *map(Apart, of_tasks.values())])
 
 
 _NUMBERS = (bool, int, float)

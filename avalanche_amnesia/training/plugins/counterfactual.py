@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import checked, made
+from avalanche_amnesia.saving.encoding import Apart, checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.head_fit import MOST_SAMPLES, CounterfactualFeatures, compacted, fitted_head
@@ -73,7 +74,7 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     def state(self) -> dict[str, Any]:
         """State to save: the heads, and what they are for."""
-        heads = {task: {gone: dict(vars(head)) for gone, head in of.items()} for task, of in self.heads.items()}
+        heads = {task: Apart(partial(_plain, of), (*of, *of.values())) for task, of in self.heads.items()}
         return {"heads": heads, "sources": self.sources}
 
     def load_state(self, state: Any) -> None:
@@ -204,6 +205,10 @@ class CounterfactualPlugin(SupervisedPlugin):
             return []
         what = "heads and norms' statistics" if with_norms else "heads"
         return [f"{what} of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
+
+
+def _plain(heads: Mapping[frozenset[int], FittedHead]) -> dict[frozenset[int], dict[str, Any]]:
+    return {gone: dict(vars(head)) for gone, head in heads.items()}
 
 
 def _reads(use: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> bool:

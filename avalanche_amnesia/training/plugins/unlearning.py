@@ -1,8 +1,8 @@
 """Obeys unlearning requests, on any Avalanche strategy that records its trajectory."""
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from avalanche.core import SupervisedPlugin
@@ -17,7 +17,7 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.encoding import Apart, checked
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
@@ -145,7 +145,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """State to save, between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [json.loads(record.to_json()) for record in self.records],
+            "records": [_apart(*both) for both in zip(self.records, [None, *self.records], strict=False)],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -158,7 +158,9 @@ class UnlearningPlugin(SupervisedPlugin):
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
         kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
         ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
-        found = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
+        found: list[UnlearningRecord] = []
+        for record in records:
+            found.append(UnlearningRecord.from_state(record, found[-1] if found else None))
         new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
         new_forgotten = ForgottenSamples.from_state(forgotten)
         new_ledger.load_state_dict(ledger)
@@ -533,6 +535,10 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+def _apart(record: UnlearningRecord, before: UnlearningRecord | None) -> Apart:
+    return Apart(partial(record.state, before), (record,) if before is None else (record, before))
 
 
 def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
