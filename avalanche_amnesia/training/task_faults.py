@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,10 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
 
 _MOST_SAMPLES = 256
-_NEAR_CHANCE = 0.1
-"""Of the way from guessing the most frequent class to no error at all."""
+_NEAR_CHANCE, _LITTLE = 0.1, 0.5
+"""Of the way from guessing the most frequent class to no error at all: hardly anything, and too little for a task."""
+_FEW_UNITS = 0.05
+"""Of a layer's units; fewer that are free are called hardly any."""
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
 _FEW_SAMPLES = 64
@@ -232,32 +234,54 @@ def unmoved(before: Mapping[str, Tensor], now: Mapping[str, Tensor], task: int) 
 
 
 class MaskWarning(RuntimeWarning):
-    """A task's mask, or what it leaves for others, is probably not what was wanted; once each in a run."""
+    """A task learned little, or its head or mask is probably not what was wanted; once each in a run."""
 
 
-def near_chance(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> str | None:
-    """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
+class Learned(NamedTuple):
+    """Accuracy on a task's own training samples, and that of guessing its most frequent class."""
+
+    accuracy: float
+    guess: float
+
+    @property
+    def share(self) -> float:
+        """Of the way from guessing to no error at all."""
+        return (self.accuracy - self.guess) / (1 - self.guess) if self.guess < 1 else 1.0
+
+    @property
+    def is_little(self) -> bool:
+        """Tell whether something held the task back."""
+        return self.share < _LITTLE
+
+
+def learned(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> Learned | None:
+    """How well a task was learned; None where its samples can't be read by its network alone."""
     try:
         with preserved_rng():
             x, labels = training_samples(strategy, _MOST_SAMPLES, seed)
         with evaluating(model):
             logits = torch.cat([model(part, task) for part in input_of(model, x).split(64)])
         hits = logits.argmax(1).cpu() == labels
-        guess = float(labels.bincount().max()) / len(labels)
+        return Learned(float(hits.double().mean()), float(labels.bincount().max()) / len(labels))
     except Exception:  # samples that a plugin prepares, targets that are no classes: a check must lose no task
         return None
-    accuracy = float(hits.double().mean())
-    if accuracy > guess + _NEAR_CHANCE * (1 - guess) or guess == 1:
+
+
+def near_chance(task: int, found: Learned) -> str | None:
+    """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
+    if found.share > _NEAR_CHANCE:
         return None
     return (
-        f"task {task} ends with an accuracy of {accuracy:.3f} on its own training samples, where its most frequent "
-        f"class alone makes {guess:.3f}: it has hardly learned. More epochs, another learning rate, or masks that open "
-        "more"
+        f"task {task} ends with an accuracy of {found.accuracy:.3f} on its own training samples, where its most "
+        f"frequent class alone makes {found.guess:.3f}: it has hardly learned. More epochs, another learning rate, or "
+        "masks that open more"
     )
 
 
-def closed_layers(task: int, mask: Mapping[str, Tensor], allowed: Mapping[str, Tensor], min_units: int) -> str | None:
-    """Warning for layers that a mask has closed but for the units that it was not allowed to close."""
+def closed_layers(
+    task: int, found: Learned, mask: Mapping[str, Tensor], allowed: Mapping[str, Tensor], min_units: int
+) -> str | None:
+    """Warning for a task that learned little, of layers in which its mask has only those units that it must have."""
     least = {
         name: int(units.sum())
         for name, units in mask.items()
@@ -266,39 +290,20 @@ def closed_layers(task: int, mask: Mapping[str, Tensor], allowed: Mapping[str, T
     if not least:
         return None
     return (
-        f"the mask of task {task} has closed layers {least} down to min_units={min_units}: little can get through "
-        "them. Wider layers, a larger budget, or under a regulariser a smaller sparsity_weight or budget='even'"
+        f"task {task} ends with an accuracy of {found.accuracy:.3f} on its own training samples, and its mask has "
+        f"closed layers {least} down to min_units={min_units}: little gets through. Wider layers, a larger budget, or "
+        "under a regulariser a smaller sparsity_weight or budget='even'"
     )
 
 
-def whole_layers(task: int, mask: Mapping[str, Tensor], n_batches: int) -> str | None:
-    """Warning for a mask that opens every unit although a regulariser should have closed some."""
-    if not all(bool(units.all()) for units in mask.values()):
-        return None
-    return (
-        f"the mask of task {task} opens every unit after {n_batches} mini-batches: nothing is left for tasks to come. "
-        "Embeddings that begin at 1 (embedding_init='ones') close in long trainings alone: a larger embedding_lr or "
-        "sparsity_weight, another embedding_init, or budget='even'"
-    )
-
-
-def full_layers(task: int, free: Mapping[str, Tensor], n_tasks: int, to_come: int, share: float | None) -> str | None:
-    """Warning for layers that hold too little for the tasks to come, at what tasks have taken so far."""
-    # Masks take less where less is free, so that a third of the need is thought enough.
-    short = {}
-    for name, units in free.items():
-        left, used = int(units.sum()), int((~units).sum())
-        need = used / n_tasks * to_come / 3 if share is None else 1 / share
-        if left < need:
-            short[name] = f"{left} of {len(units)}"
+def full_layers(task: int, found: Learned, free: Mapping[str, Tensor]) -> str | None:
+    """Warning for a task that learned little, of layers in which the tasks before it left next to nothing free."""
+    short = {name: int(units.sum()) for name, units in free.items() if units.sum() < _FEW_UNITS * len(units)}
     if not short:
         return None
-    mend = (
-        "Wider layers, or unlearning, give more"
-        if share is not None
-        else "A larger sparsity_weight closes more, budget='even' gives each task its share, wider layers hold more"
-    )
+    left = ", ".join(f"{n} of {len(free[name])} in {name!r}" for name, n in short.items())
     return (
-        f"after task {task} layers have {', '.join(f'{name!r}: {units}' for name, units in short.items())} units free, "
-        f"and {to_come} more tasks are to come. {mend}"
+        f"task {task} ends with an accuracy of {found.accuracy:.3f} on its own training samples, and other tasks left "
+        f"hardly any units free: {left}. Wider layers, a larger sparsity_weight or budget='even', or unlearning, give "
+        "more"
     )

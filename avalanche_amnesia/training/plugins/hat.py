@@ -28,7 +28,7 @@ from avalanche_amnesia.training.hat_formulas import (
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
-from avalanche_amnesia.training.task_faults import closed_layers, full_layers, whole_layers
+from avalanche_amnesia.training.task_faults import Learned, closed_layers, full_layers
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, rule_of
 
@@ -272,27 +272,22 @@ class HATPlugin(TaskMaskPlugin):
         self.commit(strategy)
         now.statistics.retake()  # behind the commit: of the weights that stay, through the mask that is kept
         model.finish_task()
-        self.settle_head(strategy, now.task)
-        self._look_at_mask(strategy)
+        found = self.settle_head(strategy, now.task)
+        if found is not None and found.is_little:
+            self._look_at_mask(found, model)
         if now.allocation is not None:
             closed = model.by_layer(now.allowed & ~model.binary_mask(now.task))
             self.opened_whole[now.task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
-    def _look_at_mask(self, strategy: Strategy) -> None:
-        """Note what of the new mask is probably not what was wanted."""
+    def _look_at_mask(self, found: Learned, model: MaskedModel) -> None:
+        """Note what may have held back a task that learned little."""
         now: HATTask = self.in_training
-        model, task = self.model_of(strategy), now.task
-        mask = model.by_layer(model.binary_mask(task))
-        self.notice("closed", closed_layers(task, mask, model.by_layer(now.allowed), self.masks.min_units))
-        left = 0 if now.to_come is None else now.to_come - 1
-        if not left or now.alone:
-            return
-        if now.regulariser.weight > 0:
-            self.notice("whole", whole_layers(task, mask, strategy.clock.train_exp_iterations))
+        task, mask = now.task, model.binary_mask(now.task)
+        allowed = model.by_layer(now.allowed)
+        self.notice("closed", closed_layers(task, found, model.by_layer(mask), allowed, self.masks.min_units))
         if now.allocation is None:
-            share = None if now.warm_up is None else self.masks.shares(left)[0]
-            use = self.task_use(model)
-            self.notice("full", full_layers(task, model.by_layer(~use.in_use), max(1, use.n_tasks), left, share))
+            used = model.cumulative_mask(other for other in model.masked_tasks if other != task)
+            self.notice("full", full_layers(task, found, model.by_layer(~used)))
 
     # Around a step --------------------------------------------------------------------------------------------
 

@@ -18,7 +18,15 @@ from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.task_faults import MaskWarning, fault_of_task, near_chance, unmoved, what_diverged
+from avalanche_amnesia.training.task_faults import (
+    Learned,
+    MaskWarning,
+    fault_of_task,
+    learned,
+    near_chance,
+    unmoved,
+    what_diverged,
+)
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -95,13 +103,16 @@ class TaskEndPlugin(SupervisedPlugin):
             self.noticed.add(about)
             self.notices.append(text)
 
-    def settle_head(self, strategy: Strategy, task: int) -> None:
-        """Fit the head of a finished task, where it is to be, and look whether the task was learned."""
+    def settle_head(self, strategy: Strategy, task: int) -> Learned | None:
+        """Fit the head of a finished task, where it is to be, and look how well the task was learned."""
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
 
             self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
-        self.notice("chance", near_chance(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task)))
+        found = learned(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task))
+        if found is not None:
+            self.notice("chance", near_chance(task, found))
+        return found
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
         """Raise, and undo the training, if a task's network is of no use."""
