@@ -55,7 +55,8 @@ class MaskedModel(TaskMaskedModel):
         example: a batch, in place of the shape: a tensor ``(batch, …)``, a tuple of tensors, or a mapping of tensors by
             the names that the backbone's forward gives them (token ids and attention mask).
         classifier: name of the backbone's own classifier (``fc`` of a ResNet), which is left out: the features are
-            what it was given. Avalanche's multi-head classifiers are left out by themselves.
+            what it was given. Names of several, or of the ``ModuleDict`` or ``ModuleList`` that holds them, will do.
+            Avalanche's multi-head classifiers are left out by themselves.
         norm: ``task``: each task has its own parameters and statistics; ``batch``: no parameters, the statistics of
             the batch at hand in evaluation too, as WSN's authors do.
         frozen: names of modules or parameters that the first task alone trains; what they return counts as always
@@ -90,7 +91,7 @@ class MaskedModel(TaskMaskedModel):
         *,
         input_shape: tuple[int, ...] | None = None,
         example: Any = None,
-        classifier: str | None = None,
+        classifier: str | Sequence[str] | None = None,
         norm: NormChoice = "task",
         frozen: Collection[str] = (),
         task_owned: Collection[str] = (),

@@ -20,6 +20,7 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 _SIDES = (32, 28, 224, 64, 96, 128, 48, 16, 8, 256, 299, 384, 512)
 _LENGTHS = (64, 128, 32, 256, 100, 16, 1024)
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_backbone(backbone: nn.Module) -> None:
@@ -27,8 +28,18 @@ def check_backbone(backbone: nn.Module) -> None:
     checks.instance("backbone", backbone, nn.Module, "a feature extractor, such as MLP(784)")
     kind = type(backbone).__name__
     for name, module in backbone.named_modules():
+        inner = f"module {name!r} of {kind}" if name else "the backbone"
+        if isinstance(module, _PARALLEL):
+            raise ModelError(
+                f"{inner} is a {type(module).__name__}, which runs copies of its module that no mask reaches: give "
+                "what it holds, its .module"
+            )
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ModelError(
+                f"{inner} was compiled by torch.jit, which leaves no Python code to be read or copied: give the module "
+                "from which torch.jit.script or torch.jit.trace made it"
+            )
         if hasattr(module, "task_containers"):
-            inner = f"module {name!r} of {kind}" if name else "the backbone"
             raise ModelError(
                 f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
                 "extractor from which it was made, in a fresh copy"
@@ -301,6 +312,7 @@ def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]
     found: tuple[tuple[int, ...], torch.Size] | None = None
     unlike: tuple[int, ...] | None = None
     first_error = ""
+    first = _first_weighted(backbone)
     for shape in _candidates(backbone):
         try:
             result = _runs_on(backbone, shape, dtype)
@@ -318,6 +330,8 @@ def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]
         if found is not None:
             break
         found = shape, result.shape
+        if isinstance(first, nn.Linear) and shape == (first.in_features,):  # rows; longer inputs would be sequences
+            break
     if found is not None:
         return found[0]
     if unlike is not None:
@@ -331,8 +345,12 @@ _FIX = (
 )
 
 
+def _first_weighted(backbone: nn.Module) -> nn.Module | None:
+    return next((m for m in backbone.modules() if getattr(m, "weight", None) is not None), None)
+
+
 def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
-    first = next((m for m in backbone.modules() if getattr(m, "weight", None) is not None), None)
+    first = _first_weighted(backbone)
     for module in backbone.modules():
         for name in ("img_size", "image_size", "input_size"):
             side = getattr(module, name, None)

@@ -1,11 +1,12 @@
 """Export of a backbone in one mode to a functional graph of ATen operations."""
 
+import io
 import linecache
 import os
 import threading
 import traceback
-from collections.abc import Collection, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) 
     result = backbone(*args, **kwargs)
     if isinstance(result, Tensor):
         return result
-    found = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and t.is_floating_point() and t.dim() == 2]
+    leaves = {id(t): t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)}  # several heads pass on the same
+    found = [t for t in leaves.values() if t.is_floating_point() and t.dim() == 2]
     if len(found) == 1:
         return found[0]
     raise ModelError(
@@ -127,13 +129,24 @@ def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
     """Exported program for batches of any size; of inputs too where that is asked, which takes longer, and works."""
     free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
-        return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)
+        with _copied_sizes(), redirect_stderr(io.StringIO()):  # it prints the graph that it gives up
+            return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)
     except ModelError:
         raise
     except Exception:  # its solver of inequalities gives up in many ways; what else it fails on, it fails on again
         if not any_size:
             raise
         return _program(root, tensors, any_size=False)
+
+
+@contextmanager
+def _copied_sizes() -> Iterator[None]:
+    """Let a forward copy a symbolic size as it copies a whole number, which is its own copy."""
+    torch.SymInt.__deepcopy__ = lambda size, memo: size  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del torch.SymInt.__deepcopy__  # type: ignore[attr-defined]
 
 
 def _is_plain(node: fx.Node) -> bool:
@@ -179,11 +192,16 @@ def declaring(name: str, *options: str) -> str:
     meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     if name:
-        return f"declare the module that holds it: MaskedModel(backbone, {ways})"
+        return f"declare the module that holds it: MaskedModel(backbone, {ways}); or {_NOTHING_TRACED}"
     return (
-        f"move that part into a module of its own and declare it, MaskedModel(backbone, {ways}); "
-        "SubnetModel(backbone) traces nothing"
+        f"move that part into a module of its own and declare it, MaskedModel(backbone, {ways}); or {_NOTHING_TRACED}"
     )
+
+
+_NOTHING_TRACED = (
+    "trace nothing: weight pools take any network, DisjointModel(backbone), and WSN one whose weights are those of "
+    "Linear, Conv, Embedding and norms, or don't learn, SubnetModel(backbone)"
+)
 
 
 # Where a node comes from ------------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ class Trace:
     owned: dict[str, OwnedSpec]
     constants: dict[str, Tensor]
     frozen_modules: tuple[str, ...]
-    classifier: str | None
+    classifiers: tuple[str, ...]
     tried: bool = False
 
 
@@ -77,8 +77,8 @@ class MaskedBackbone(nn.Module):
         self._non_persistent_buffers_set = set(backbone._non_persistent_buffers_set)
         self.training = backbone.training
         self.original = type(backbone).__name__
-        if found.classifier is not None:
-            self._replace(found.classifier)
+        for classifier in found.classifiers:
+            self._replace(classifier)
         device = next(backbone.parameters()).device
         for name, constant in found.constants.items():
             self.register_buffer(name, constant.to(device, copy=True), persistent=False)

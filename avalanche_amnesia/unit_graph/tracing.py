@@ -4,7 +4,7 @@ import enum
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -71,7 +71,7 @@ def trace_backbone(
     if trial:
         # Also where the trace is known: forward may read globals.
         if options.get("norm", "task") == "task":
-            with without(backbone, found.classifier):
+            with without(backbone, found.classifiers):
                 compare(backbone, masked, found.graph, found.owned)
         if not found.tried:
             try_out(masked, found.graph, found.owned, found.programs)
@@ -84,36 +84,46 @@ def examine(
     input_shape: tuple[int, ...] | None = None,
     *,
     example: Any = None,
-    classifier: str | None = None,
+    classifier: str | Sequence[str] | None = None,
     norm: NormChoice = "task",
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
     """Read a feature extractor, and find everything that stands in the way of its masks."""
     checks.one_of("norm", norm, NormChoice)
+    left_out = [classifier] if isinstance(classifier, str) else list(classifier or ())
     if classifier is None:
-        classifier = next((n for n, m in backbone.named_modules() if isinstance(m, MultiHeadClassifier)), None)
-    _check_names(backbone, [*frozen, *task_owned, *([] if classifier is None else [classifier])])
-    options = (classifier, norm, tuple(frozen), tuple(task_owned), input_shape)
+        left_out = [name for name, module in backbone.named_modules() if isinstance(module, MultiHeadClassifier)][:1]
+    _check_names(backbone, [*frozen, *task_owned, *left_out])
+    classifiers = tuple(inner for name in left_out for inner in _called(backbone, name))
+    options = (classifiers, norm, tuple(frozen), tuple(task_owned), input_shape)
     structure = None if example is not None else structure_of(backbone, options)
     known = _known.get(structure)
     if known is not None:
         return known, []
-    with without(backbone, classifier):
+    with without(backbone, classifiers):
         inputs = inputs_of(backbone, input_shape, example)
-    found, findings = _Tracing(backbone, inputs, classifier, norm, frozen, task_owned).run()
+    found, findings = _Tracing(backbone, inputs, classifiers, norm, frozen, task_owned).run()
     if found is not None:
         _known.put(structure, found)
     return found, findings
 
 
 @contextmanager
-def without(backbone: nn.Module, classifier: str | None) -> Iterator[None]:
-    """A backbone whose classifier passes on what it is given, for the length of a block."""
+def without(backbone: nn.Module, classifiers: Sequence[str]) -> Iterator[None]:
+    """A backbone whose classifiers pass on what they are given, for the length of a block."""
     with undisturbed(backbone):
-        if classifier is not None:
+        for classifier in classifiers:
             vars(backbone.get_submodule(classifier))["forward"] = lambda features, *labels: features
         yield
+
+
+def _called(backbone: nn.Module, name: str) -> list[str]:
+    """Names of the modules that forward calls in the place of a container: what it holds; else the name itself."""
+    module = backbone.get_submodule(name) if name in dict(backbone.named_modules()) else None
+    if not isinstance(module, (nn.ModuleDict, nn.ModuleList)):
+        return [name]
+    return [inner for held, _ in module.named_children() for inner in _called(backbone, f"{name}.{held}")]
 
 
 class _Tracing:
@@ -123,12 +133,12 @@ class _Tracing:
         self,
         backbone: nn.Module,
         inputs: Inputs,
-        classifier: str | None,
+        classifiers: Sequence[str],
         norm: str,
         frozen: Collection[str],
         task_owned: Collection[str],
     ) -> None:
-        self.backbone, self.inputs, self.classifier = backbone, inputs, classifier
+        self.backbone, self.inputs, self.classifiers = backbone, inputs, tuple(classifiers)
         self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
         self.draft = Draft()
         self.constants: dict[str, Tensor] = {}
@@ -153,7 +163,7 @@ class _Tracing:
         for training in (True, False):
             before = len(draft.findings)
             if training not in self._known:
-                with without(self.backbone, self.classifier):
+                with without(self.backbone, self.classifiers):
                     self._known[training] = self._exported(training)
             if len(draft.findings) > before:
                 return None, draft.findings
@@ -181,14 +191,14 @@ class _Tracing:
             draft.findings.append(Finding("forward", reason, "return the same in both"))
         owned = _owned_names(self.backbone, draft) | draft.loose
         if learning is not None:
-            draft.findings += _uncovered(self.backbone, draft, owned, self.classifier)
+            draft.findings += _uncovered(self.backbone, draft, owned, self.classifiers)
         if draft.findings or learning is None:
             return None, draft.findings
         frozen_names = frozenset(n for n in draft.factors if any(f"{n}.".startswith(f"{p}.") for p in self.frozen))
         graph = UnitGraph(draft.layers, draft.sets, draft.factors, learning, owned, frozen_names, self.inputs)
         constants = {**self.constants, **draft.indices}
         frozen_modules = tuple(sorted(draft.frozen_modules))
-        return Trace(programs, sizes, graph, draft.owned, constants, frozen_modules, self.classifier), []
+        return Trace(programs, sizes, graph, draft.owned, constants, frozen_modules, self.classifiers), []
 
     def _exported(self, training: bool) -> Exported:
         backbone, draft = self.backbone, self.draft
@@ -248,16 +258,13 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
     return frozenset(owned)
 
 
-def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], classifier: str | None) -> list[Finding]:
+def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
     """Parameters that no rule covers."""
-    cut = None if classifier is None else f"{classifier}."
+    cut = tuple(f"{name}." for name in left_out)
     loose = [
         name
         for name, parameter in backbone.named_parameters()
-        if parameter.requires_grad
-        and name not in draft.factors
-        and name not in owned
-        and not (cut and name.startswith(cut))
+        if parameter.requires_grad and name not in draft.factors and name not in owned and not name.startswith(cut)
     ]
     if not loose:
         return []

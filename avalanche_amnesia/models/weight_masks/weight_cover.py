@@ -113,7 +113,8 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
         raise ModelError(
             f"parameter {name!r} of {type(backbone).__name__}, held by {type(modules[0]).__name__}: neither a mask nor "
             "a task would own it, so that one task's training would change the others; compute with it through a "
-            "Linear, Conv or Embedding, or freeze it with requires_grad_(False)"
+            "Linear, Conv or Embedding, or freeze it with requires_grad_(False); weight pools take any network as it "
+            "is, DisjointModel(backbone)"
         )
     if isinstance(owner, nn.Embedding) and (owner.max_norm is not None or owner.sparse):
         raise ModelError(
