@@ -21,6 +21,7 @@ from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.allocation import UnitAllocation
 from avalanche_amnesia.models.shares import Share
 from avalanche_amnesia.optimizers import traits_of
+from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 
 if TYPE_CHECKING:  # units and weights are dealt alike: whoever needs one kind of model loads no other
@@ -120,7 +121,8 @@ class Pools:
         layout = self._layout(strategy)
         shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
         reads = tuple(sorted(other for other in shares if layout.is_open(other, task)))
-        found = Share(seed, layout.slots, layout.slot(task), reads)
+        held = seed if -(2**63) <= seed < 2**63 else derive_seed(seed, "partition")  # a share is kept as int64
+        found = Share(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
             raise CapacityError(

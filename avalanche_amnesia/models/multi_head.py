@@ -1,5 +1,6 @@
 """A backbone with one head per task, the base of all masked models; and the task labels of its mini-batches."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 NO_CLASS = -1000.0
 _BACKBONE = "backbone."
 _KNOWN = "known_label"
+_HEAD = re.compile(r"heads\.\d+\.weight")
 Value = TypeVar("Value")
 
 
@@ -242,16 +244,57 @@ class MultiHeadModel(MultiTaskModule):
         return {task: self.head(task)(features) for task in self.tasks}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others."""
-        self._match_tasks(state_dict)
+        """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others.
+
+        Raises:
+            TypeError: for what is no mapping of tensors.
+            ValueError: for the state of another model; nothing changed.
+        """
+        given = type(state_dict).__name__
+        if isinstance(state_dict, Mapping):
+            wrong = (
+                f"{name}: {type(value).__name__}" for name, value in state_dict.items() if not _is_state(name, value)
+            )
+            given = next(wrong, "")
+        if given:
+            raise TypeError(
+                f"load_state_dict takes a mapping of tensors, as model.state_dict() returns it, got {given}; a file is "
+                "read by torch.load(path), and the state of a whole strategy by load_state(strategy, path)"
+            )
+        tasks, unlike, before = self.task_state(), [], []
         with whole(self):
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+            values = [*self.parameters(), *self.buffers()]
+        try:
+            self._match_tasks(state_dict)
+            with whole(self):
+                unlike = self._unlike(state_dict)
+                before = [value.detach().clone() for value in values] if unlike else []
+                return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as error:  # torch has loaded by then what fits
+            with torch.no_grad():
+                for value, held in zip(values, before, strict=False):
+                    value.copy_(held)
+            self.restore_task_state(tasks)
+            raise ValueError(
+                f"this state is that of another model than this {type(self).__name__}: {'; '.join(unlike) or error}. "
+                "Build the model from the same network with the same arguments"
+            ) from error
+        except Exception:
+            self.restore_task_state(tasks)
+            raise
+
+    def _unlike(self, state: Mapping[str, Tensor]) -> list[str]:
+        """Tensors of a state that the model has otherwise or not at all, and those that the state lacks, in words."""
+        here, there = ({n: tuple(getattr(v, "shape", ())) for n, v in of.items()} for of in (self.state_dict(), state))
+        other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
+        lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
+        return other + [f"{text} {names}" for text, names in lists.items() if names]
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         shapes = {
             int(name.split(".")[1]): value.shape
             for name, value in state.items()
-            if name.startswith("heads.") and name.endswith(".weight") and name.count(".") == 2
+            if _HEAD.fullmatch(name) and value.dim() == 2
         }
         for task in set(self.tasks) - set(shapes):
             self.remove_task(task)
@@ -260,6 +303,11 @@ class MultiHeadModel(MultiTaskModule):
                 continue
             with torch.random.fork_rng(devices=[]):  # the draw is overwritten: nobody's stream should pay for it
                 self.add_head(task, shape[0])
+
+
+def _is_state(name: str, value: object) -> bool:
+    """Tell whether a value may stand in a state: a tensor, or what a module makes of its own beside them."""
+    return isinstance(value, Tensor) or name.endswith("_extra_state")
 
 
 def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -123,7 +123,9 @@ class Counting(Branching):
 
 @pytest.mark.parametrize("backbone", [Branching, Counting])
 def test_a_root_that_cant_be_traced_is_not_to_be_named(backbone):
-    with pytest.raises(ModelError, match=r"move that part into a module of its own.*trace nothing.*SubnetModel\(backbone\)"):
+    with pytest.raises(
+        ModelError, match=r"move that part into a module of its own.*trace nothing.*SubnetModel\(backbone\)"
+    ):
         MaskedModel(backbone(), input_shape=(8,))
     holder = nn.Sequential(nn.Linear(8, 8), backbone())
     with pytest.raises(ModelError, match=r"declare the module that holds it: MaskedModel\(backbone, .*\['1'\]"):
