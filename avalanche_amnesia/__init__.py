@@ -1,7 +1,24 @@
-"""Continual learning that can forget on request, as a plugin package for Avalanche."""
+"""Continual learning that can forget on request, as a plugin package for Avalanche.
 
-import lazy_loader
+A network learns tasks one after another, and a task that was learned can be taken out at any moment::
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+    import torch
+    from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, SplitDigits
+
+    stream = SplitDigits(n_tasks=5)
+    model = MaskedModel(MLP(64, hidden=(64,), features=32))
+    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=32)
+    strategy.train(stream.train_stream)
+    print(strategy.unlearn([2]))  # what was changed, and whether the result is exact
+    print(strategy.model.tasks)  # (0, 1, 3, 4)
+
+With :class:`DisjointSubnets` over a :class:`DisjointModel` the result is exact, bit for bit, for any network. What is
+not listed here is in the rooms ``training``, ``models``, ``evaluation``, ``benchmarks``, ``isolation``, ``logging``,
+``audit``, ``contrib`` and ``lab``; a name that is not found is told with its place.
+"""
+
+from avalanche_amnesia.faces import face
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)
 
 __version__ = "0.2.0"

@@ -20,7 +20,18 @@ DOOR = f"{PACKAGE}.__main__"
 """What ``amnesia`` calls: it opens the lab, or says what to install."""
 
 FLOORS = (
-    ("checks", "typed", "strategy", "bits", "text_table", "seeding", "object_walk", "optimizers", "transaction"),
+    (
+        "faces",
+        "checks",
+        "typed",
+        "strategy",
+        "bits",
+        "text_table",
+        "seeding",
+        "object_walk",
+        "optimizers",
+        "transaction",
+    ),
     ("saving", "unit_graph"),
     ("ledger",),
     ("models", "benchmarks", "trajectory", "audit"),

@@ -9,6 +9,8 @@ known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Un
 from collections.abc import Callable
 from typing import Any
 
+from torch._ops import OpOverload, OpOverloadPacket
+
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
@@ -24,7 +26,11 @@ def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
         zeros: whether the rule wants masked entries of its inputs to be exactly zero.
+
+    Raises:
+        TypeError: for what are no operations of torch as an exported graph has them, or no function.
     """
+    _check(targets)
 
     def registering(function: Rule) -> Rule:
         register(RULES, *targets)(function)
@@ -39,6 +45,8 @@ def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
     """Register a rule of operations in a table."""
 
     def registering(function: Rule) -> Rule:
+        if not callable(function):
+            raise TypeError(f"a rule is a function (walk, node, *values), got {function!r}")
         rules.update(dict.fromkeys(targets, function))
         return function
 
@@ -47,7 +55,15 @@ def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
     """Register what operations make of parameters only: which entries stand behind each entry of the result."""
+    _check(targets)
     return register(DERIVATIONS, *targets)
+
+
+def _check(targets: tuple[Any, ...]) -> None:
+    wrong = [target for target in targets if not isinstance(target, (OpOverload, OpOverloadPacket))]
+    if wrong or not targets:
+        given = f"got {wrong[0]!r}" if wrong else "got none"
+        raise TypeError(f"a rule is for operations in an exported graph, such as torch.ops.aten.relu, {given}")
 
 
 def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:

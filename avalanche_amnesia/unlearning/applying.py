@@ -78,7 +78,10 @@ def apply(
         _hold_own(context, change)
         for plugin, purge in context.purgers:
             with naming_whose(context.strategy, "", plugin):
-                purged.append(purge(plugin, context, change))
+                line: Any = purge(plugin, context, change)
+                if not isinstance(line, str):
+                    raise TypeError(f"it returned {line!r}, and must return a line for the record: what it has cleaned")
+                purged.append(line)
         if train_again is None:
             _forget(context, change)
         after = state_hashes(model.state_dict())

@@ -1,5 +1,5 @@
 """Forms of the method that are kept for comparison only."""
 
-import lazy_loader
+from avalanche_amnesia.faces import face
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -1,5 +1,5 @@
 """Other ways to forget, on the same streams and with the same metrics."""
 
-import lazy_loader
+from avalanche_amnesia.faces import face
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

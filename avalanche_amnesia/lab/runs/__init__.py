@@ -1,5 +1,5 @@
 """Runs: the main job, the store of states, and the command line."""
 
-import lazy_loader
+from avalanche_amnesia.faces import face
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

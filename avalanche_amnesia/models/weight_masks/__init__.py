@@ -1,5 +1,5 @@
 """Masks over weights (WSN): a winning subnetwork per task."""
 
-import lazy_loader
+from avalanche_amnesia.faces import face
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__, __dir__, __all__ = face(__name__, __file__)

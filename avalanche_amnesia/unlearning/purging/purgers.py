@@ -36,15 +36,36 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
     Args:
         classes: of plugins, or of strategies with a memory of their own.
         before_training: called with the plugin and the task when a training begins, for what a purge has to leave open.
+
+    Raises:
+        TypeError: for what are no classes, or no function.
+        ValueError: for a class that has another purger already; a function of the same name replaces its own.
     """
+    wrong = [kind for kind in classes if not isinstance(kind, type)]
+    if wrong or not classes:
+        given = f"got {wrong[0]!r}" if wrong else "got none"
+        raise TypeError(f"register_purger takes the classes of plugins, @register_purger(ThePlugin), {given}")
 
     def register(purger: Purger) -> Purger:
+        if not callable(purger):
+            raise TypeError(f"a purger is a function (plugin, context, change) -> str, got {purger!r}")
+        for kind in classes:
+            other = _PURGERS.get(kind, purger)
+            if _name_of(other) != _name_of(purger):
+                raise ValueError(
+                    f"{kind.__name__} has the purger {_name_of(other)}: one function cleans a class. Let it do both, "
+                    "or give the new one its name, which then replaces it"
+                )
         _PURGERS.update(dict.fromkeys(classes, purger))
         if before_training is not None:
             _PREPARATIONS.update(dict.fromkeys(classes, before_training))
         return purger
 
     return register
+
+
+def _name_of(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
 
 
 def purger_of(plugin: object) -> Purger | None:

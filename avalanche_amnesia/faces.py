@@ -1,0 +1,60 @@
+"""Public names of rooms: imported when they are first used; for a name that is none, the nearest one or its place."""
+
+import ast
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import lazy_loader
+
+_PACKAGE = "avalanche_amnesia"
+Face = tuple[Callable[[str], object], Callable[[], list[str]], list[str]]
+
+
+def face(room: str, file: str) -> Face:
+    """The ``__getattr__``, ``__dir__`` and ``__all__`` of a room, by the names in its ``__init__.pyi``, if it has one.
+
+    Args:
+        room: its ``__name__``.
+        file: its ``__file__``.
+    """
+    has_names = Path(file).with_suffix(".pyi").exists()
+    found, listed, names = lazy_loader.attach_stub(room, file) if has_names else lazy_loader.attach(room)
+
+    def __getattr__(name: str) -> object:
+        if name in names:
+            return found(name)
+        # Python asks ``from room import name`` this way, and replaces an AttributeError by one without words.
+        imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        if name.startswith("__") or importlib.util.find_spec(f"{room}.{name}") is not None:
+            raise AttributeError(name)
+        raise (ImportError if imported else AttributeError)(_told(room, name, names))
+
+    return __getattr__, listed, names
+
+
+def _told(room: str, name: str, names: list[str]) -> str:
+    from avalanche_amnesia.checks import did_you_mean  # lazy: only an error needs it
+
+    places = _places()
+    elsewhere = [place for place in places.get(name, []) if place != room]
+    if elsewhere:
+        return f"{room} has no {name!r}: write from {elsewhere[0]} import {name}"
+    hint = did_you_mean(name, names) or did_you_mean(name, places)
+    near = hint.split("'")[1] if hint else ""
+    if near and near not in names:
+        hint = hint.replace("?", f" of {places[near][0]}?")
+    return f"{room} has no {name!r}{hint}"
+
+
+def _places() -> dict[str, list[str]]:
+    """Public name → the rooms that have it, the nearest to the top first."""
+    root = Path(__file__).parent
+    places: dict[str, list[str]] = {}
+    for stub in sorted(root.rglob("__init__.pyi"), key=lambda path: (len(path.parts), path)):
+        room = ".".join((_PACKAGE, *stub.parent.relative_to(root).parts))
+        for node in ast.parse(stub.read_text()).body:
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                places.setdefault(alias.asname or alias.name, []).append(room)
+    return places

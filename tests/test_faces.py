@@ -1,0 +1,118 @@
+"""What a user looks for is found at the door, or told with its place; what is registered is checked at once."""
+
+import importlib
+import textwrap
+
+import pytest
+import torch
+from avalanche.core import SupervisedPlugin
+from support import tiny
+from support.strategy_state import bits
+
+import avalanche_amnesia
+from avalanche_amnesia import register_purger, rule
+from avalanche_amnesia.unit_graph import derives
+from avalanche_amnesia.unit_graph.registry import RULES
+from avalanche_amnesia.unlearning import BrokenPluginError
+from avalanche_amnesia.unlearning.purging import purgers
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("load_state", "unlearned_accuracy_metrics", "JSONLogger", "Pools", "AdaHATRule", "AdjustmentRule", "rule"),
+        *("register_purger", "HardAttention", "ScoredWeights", "MultiHeadModel", "SeedingPlugin", "TaskError"),
+    ],
+)
+def test_what_scripts_need_is_at_the_top(name):
+    assert name in avalanche_amnesia.__all__
+    assert getattr(avalanche_amnesia, name).__module__.startswith("avalanche_amnesia.")
+
+
+def test_the_example_in_the_package_s_docstring_runs(capsys):
+    code = textwrap.dedent(avalanche_amnesia.__doc__.partition("::\n")[2].partition("\nWith ")[0])
+    exec(code, {})
+    assert capsys.readouterr().out.splitlines()[-1] == "(0, 1, 3, 4)"
+
+
+WRONG = {
+    ("", "AmnesicHAT"): "did you mean 'AmnesiacHAT'?",
+    ("", "js_divergence"): "write from avalanche_amnesia.evaluation import js_divergence",
+    ("models", "AmnesiacHAT"): "write from avalanche_amnesia import AmnesiacHAT",
+    ("training", "RunStor"): "did you mean 'RunStore' of avalanche_amnesia.lab.runs?",
+    ("contrib", "RepairPlugin"): "write from avalanche_amnesia.contrib.repair import RepairPlugin",
+    ("lab", "sync"): "write from avalanche_amnesia.lab.logging import sync",
+    ("", "zorkmid"): "avalanche_amnesia has no 'zorkmid'",
+}
+
+
+@pytest.mark.parametrize(("room", "name"), WRONG)
+def test_a_name_that_is_none_is_told_with_the_nearest_or_its_place(room, name):
+    full = f"avalanche_amnesia.{room}".rstrip(".")
+    for error, ask in (
+        (AttributeError, lambda: getattr(importlib.import_module(full), name)),
+        (ImportError, lambda: exec(f"from {full} import {name}")),
+    ):
+        with pytest.raises(error) as told:
+            ask()
+        assert str(told.value).startswith(f"{full} has no {name!r}")
+        assert str(told.value).endswith(WRONG[room, name])
+    assert not hasattr(importlib.import_module(full), name)
+
+
+def test_modules_are_still_imported_from_their_rooms():
+    scope = {}
+    exec("from avalanche_amnesia import ledger, lab, AmnesiacHAT; from avalanche_amnesia.training import host", scope)
+    assert scope["ledger"].__name__ == "avalanche_amnesia.ledger"
+    with pytest.raises(ModuleNotFoundError, match="zorkmid"):
+        importlib.import_module("avalanche_amnesia.zorkmid")
+
+
+class Counts(SupervisedPlugin):
+    """Keeps a tensor that training changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = torch.zeros(2)
+
+    def after_training_exp(self, strategy, **kwargs):
+        self.seen = self.seen + 1
+
+
+def none(plugin, context, change):
+    change.set(plugin, seen=torch.zeros(2))
+
+
+@pytest.mark.parametrize("wrong", [("P",), (Counts(),), (), (Counts, "P")], ids=repr)
+def test_a_purger_is_for_classes(wrong):
+    with pytest.raises(TypeError, match=r"takes the classes of plugins, @register_purger\(ThePlugin\), got"):
+        register_purger(*wrong)
+
+
+def test_a_class_has_one_purger_that_says_what_it_did(monkeypatch):
+    monkeypatch.setattr(purgers, "_PURGERS", dict(purgers._PURGERS))
+    with pytest.raises(TypeError, match="a purger is a function"):
+        register_purger(Counts)(3)
+    register_purger(Counts)(none)
+    with pytest.raises(ValueError, match=r"Counts has the purger test_faces.none: one function cleans a class"):
+        register_purger(Counts)(lambda plugin, context, change: "other")
+    register_purger(Counts)(none)  # a cell that runs again
+    strategy = tiny.strategy(plugins=[Counts()])
+    strategy.train(tiny.tasks().train_stream)
+    before = bits(strategy.model)
+    with pytest.raises(
+        BrokenPluginError, match=r"the purger of Counts failed \(TypeError: it returned None, and must "
+    ):
+        strategy.unlearn([0])
+    assert bits(strategy.model) == before
+    assert strategy.model.tasks == (0, 1)
+
+
+@pytest.mark.parametrize("register", [rule, derives])
+@pytest.mark.parametrize("wrong", [("x",), (torch.relu,), (torch.nn.ReLU,), ()], ids=repr)
+def test_a_rule_is_for_operations_of_an_exported_graph(register, wrong):
+    with pytest.raises(TypeError, match=r"operations in an exported graph, such as torch.ops.aten.relu, got"):
+        register(*wrong)
+    with pytest.raises(TypeError, match="a rule is a function"):
+        register(torch.ops.aten.digamma)(3)
+    assert torch.ops.aten.digamma not in RULES
