@@ -30,7 +30,9 @@ class TensorBatches:
         if self.shuffle:
             sampler_seed = int(torch.empty((), dtype=torch.int64).random_())
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
-        for batch in list(order.to(self.x.device).split(self.batch_size))[: len(self)]:
+        order = order.to(self.x.device)
+        for begin in range(0, self.batch_size * len(self), self.batch_size):
+            batch = order[begin : begin + self.batch_size]  # one by one: a few mini-batches are soon there
             yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
 
 
