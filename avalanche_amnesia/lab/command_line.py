@@ -55,6 +55,9 @@ def demo(
         store: keep references here; started again, it goes on
     """
     _refuse_what_is_in_the_way({"--out": out, "--store": store})
+    _say(
+        f"{'digits' if data_root is None else 'MNIST'}, learned task by task by four methods, and forgotten on request"
+    )
     from avalanche_amnesia.lab.study.demo import run_demo
 
     run_demo(out, _say, data_root=data_root, seed=seed, epochs=epochs, store=store)
@@ -454,7 +457,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parsed(words)
         warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
         return options.pop("function")(**options) or 0
-    except (OSError, ValueError, TypeError, ImportError) as error:
+    except Exception as error:
+        is_ours = type(error).__module__.startswith("avalanche_amnesia.")
+        if not is_ours and not isinstance(error, (OSError, ValueError, TypeError, ImportError)):
+            raise  # of a script or a library: the place where it comes from is what helps
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -654,14 +660,17 @@ def _bytes(text: str) -> int:
 
 def _done_teller() -> Callable[[Any], None]:
     """Teller of the jobs that end, and of the time that is left where all take as long as those before."""
-    begun = time.monotonic()
+    begun, ends = time.monotonic(), list[float]()
 
     def tell(done: Any) -> None:
+        ends.append(time.monotonic())
+        # Before the first end lies the start of the workers.
+        each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0] - begun
         if done.error is not None:
             result = f"failed: {type(done.error).__name__}: {done.error}"
         else:
             result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result.last)
-        left = (time.monotonic() - begun) / done.n_done * (done.n_jobs - done.n_done)
+        left = each * (done.n_jobs - done.n_done)
         until = f"; about {seconds_in_words(left)} left" if done.n_done < done.n_jobs else ""
         _say(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}{until}")
 

@@ -309,6 +309,7 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         (["methods.AmnesiacHAT.options.adjustment={name: hatt, alpha: 1}"], "options.adjustment: hatt takes no alpha"),
         (["network.widths=[]"], "network.widths must have one width at least"),
         (["seeds=[]"], "experiment tiny has no seeds: name one at least"),
+        (["methods.AmnesiacHAT.lr=1e30"], "task 0 diverged"),
         (
             ["network.name=torch.nn:Linear", "network.options={in_features: 3, out_features: 4}"],
             "can't take the stream's",
