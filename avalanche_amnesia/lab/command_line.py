@@ -10,9 +10,11 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -588,11 +590,21 @@ def _refuse_what_is_in_the_way(folders: dict[str, Path | None], files: dict[str,
             raise ValueError(f"{option} {file} is a folder: name a file")
         folders = {**folders, option: file.parent}
     for option, folder in folders.items():
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists()) if folder else None
-        if there is not None and not there.is_dir():
+        if folder is None:
+            continue
+        missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
+        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        if not there.is_dir():
             raise ValueError(f"{option} {folder}: {there} is a file; name a folder")
-        if there is not None and not os.access(there, os.W_OK):
-            raise ValueError(f"{option} {folder}: nothing may be written into {there}; name another")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)  # permissions don't tell of every file system
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise ValueError(f"{option} {folder}: nothing can be written there ({error}); name another") from error
+        finally:
+            for place in missing:
+                with suppress(OSError):
+                    place.rmdir()
 
 
 def _row(name: str) -> str:

@@ -7,6 +7,7 @@ import inspect
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from avalanche.benchmarks import CLScenario
@@ -102,7 +103,7 @@ def listed(
             f"requests={requests!r} must map positions to tasks, {{3: [0]}}, or list requests, "
             "[{task: 1, samples: [0, 7], at: 3}]"
         )
-    return Scenario(schedule, tuple(permanent), deadline)
+    return Scenario(schedule, checks.integers("permanent", permanent, "tasks"), deadline)
 
 
 def _position(at: int | str) -> int:
@@ -128,7 +129,7 @@ def published(n_tasks: int) -> Scenario:
 def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
     """After every task each remaining one is requested with a probability of its own draw."""
     checks.whole_number("n_tasks", n_tasks, 2)
-    if not 0 <= rate <= 1:
+    if not isinstance(rate, Real) or not 0 <= rate <= 1:
         raise ValueError(f"rate must lie in 0 to 1, got {rate!r}")
     requests, remaining = {}, []
     for at in range(n_tasks):

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -64,6 +65,15 @@ MEMORY = 50
 """Samples of each task that DER++ keeps; Replay as many times the stream's tasks, shared by those that it has."""
 DEFAULTS: dict[str, dict[str, Any]] = {"EWC": {"ewc_lambda": 1e4}, "LwF": {"alpha": 1.0, "temperature": 2.0}}
 """Options that Avalanche's strategies have no defaults for."""
+SAID_ELSEWHERE = {
+    "model": "network",
+    "optimizer": "the method's optimizer",
+    "seed": "seeds",
+    "train_epochs": "training.epochs",
+    "train_mb_size": "training.batch_size",
+    "device": "training.device",
+}
+"""Arguments of strategies that are no options of a method → the setting that has them."""
 Maker = Callable[..., Any]
 
 
@@ -224,6 +234,9 @@ def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A method's model, which gets the options that only it takes (``density``, ``shared_head``); the other options."""
+    for name in options:
+        if name in SAID_ELSEWHERE:
+            raise ValueError(f"options.{name} of {kind.__name__}: this is said by {SAID_ELSEWHERE[name]}")
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -239,8 +252,7 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
         "unlearning": UnlearningPlugin,
     }
     if name in kinds and isinstance(value, Mapping):
-        known_options(value, inspect.signature(kinds[name]).parameters, f"options.{name}")
-        return kinds[name](**value)
+        return _called(kinds[name], value, {}, f"options.{name}")
     if name not in ("adjustment", "compensation", "repair"):
         return value
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
@@ -248,13 +260,13 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
         raise ValueError(f"options.{name} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
     which = given.pop("name")
     if name == "adjustment" and which in RULES:
-        return RULES[which](**given)
+        return _called(RULES[which], given, {}, f"options.{name}")
     if name == "repair":
-        return RepairPlugin(which, **given, seed=seed)
+        return _called(partial(RepairPlugin, which), given, {"seed": seed}, f"options.{name}")
     if which == "backup":
-        return BackupPlugin(**given, seed=seed)
+        return _called(BackupPlugin, given, {"seed": seed}, f"options.{name}")
     if which in ("draft", "rate"):
-        return ScaledUpdatesPlugin(which, **given)
+        return _called(partial(ScaledUpdatesPlugin, which), given, {}, f"options.{name}")
     if given:
         raise ValueError(f"options.{name}: {which} takes no {', '.join(map(str, given))}")
     return which
@@ -268,9 +280,10 @@ def make_stock(
     model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
     plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
     if settings.kind == "Replay":
-        options["mem_size"] = options.pop("memory_per_task", MEMORY) * n_tasks
+        per_task = checks.whole_number("options.memory_per_task", options.pop("memory_per_task", MEMORY))
+        options["mem_size"] = per_task * n_tasks
     elif settings.kind == "DER++":
-        plugins.append(DarkReplayPlugin(**({"memory_per_task": MEMORY, "seed": seed} | options)))
+        plugins.append(_called(DarkReplayPlugin, options, {"memory_per_task": MEMORY, "seed": seed}, "DER++"))
         options = {}
     fixed = {"criterion": nn.CrossEntropyLoss(), "plugins": plugins}
     return _made(kind, settings, model, fixed | options | kwargs)

@@ -144,6 +144,9 @@ def cells_of(
     for what in ("methods", "scenarios", "seeds"):
         if not getattr(experiment, what):
             raise ValueError(f"experiment {experiment.name} has no {what}: name one at least")
+    for seed in seeds or experiment.seeds:
+        if abs(seed) >= 2**63:
+            raise ValueError(f"seeds: {seed} is none; give an int below 2**63")
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:

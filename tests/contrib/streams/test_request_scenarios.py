@@ -83,6 +83,8 @@ def test_listed_requests_may_name_samples_and_classes():
 def test_requests_in_another_form_are_refused(requests, told):
     with pytest.raises((ValueError, TypeError), match=told):
         scenarios.listed(4, requests)
+    with pytest.raises(ValueError, match=r"permanent must be a list of tasks .* got 3"):
+        scenarios.listed(4, permanent=3)
 
 
 def test_the_published_schedule():

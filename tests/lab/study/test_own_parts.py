@@ -149,6 +149,13 @@ def test_a_file_in_place_of_a_folder_is_refused_before_anything_trains(command, 
     assert not (file / "runs").exists()
 
 
+@pytest.mark.parametrize("command", ["run", "sweep", "plan"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_trains(command, file, capsys):
+    assert main([command, "mine.yaml", "--out", "/proc/nowhere"]) == 2
+    assert "--out /proc/nowhere" in capsys.readouterr().err
+    assert sorted(path.name for path in file.iterdir()) == ["mine.yaml"]
+
+
 def test_a_benchmark_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"has 2 tasks: say stream.n_tasks=2"):
         make_stream(StreamSettings(f"{HERE}:always_two", 3), 0)

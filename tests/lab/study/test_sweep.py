@@ -311,6 +311,12 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         (["seeds=[]"], "experiment tiny has no seeds: name one at least"),
         (["methods.AmnesiacHAT.lr=1e30"], "task 0 diverged"),
         (
+            ["methods.AmnesiacHAT.options.train_epochs=3"],
+            "options.train_epochs of AmnesiacHAT: this is said by training",
+        ),
+        (["methods.AmnesiacHAT.options.compensation={name: backup, scop: unit}"], "did you mean 'scope'?"),
+        (["seed=99999999999999999999"], "seeds: 99999999999999999999 is none"),
+        (
             ["network.name=torch.nn:Linear", "network.options={in_features: 3, out_features: 4}"],
             "can't take the stream's",
         ),
