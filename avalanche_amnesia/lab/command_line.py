@@ -290,12 +290,13 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     _say(f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}")
     if state is None:
         return 0
-    from avalanche_amnesia.audit.signing import signed_by
-    from avalanche_amnesia.bits import state_hashes
-    from avalanche_amnesia.saving.encoding import decode
     from avalanche_amnesia.saving.files import read_body, read_state
 
     read_body(state)  # what is no state is told without torch
+    from avalanche_amnesia.audit.signing import signed_by
+    from avalanche_amnesia.bits import state_hashes
+    from avalanche_amnesia.saving.encoding import decode
+
     body, tensors = read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes()))
     here, left = state_hashes(decode(body["model"]["tensors"], tensors)), read.after
     other = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
@@ -370,9 +371,10 @@ def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = Fals
         benchmark: MODULE:NAME of the benchmark, or of what makes it
         json_: print one JSON object, for programs
     """
+    make, stream = named(factory, "--factory"), _benchmark(benchmark)
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
-    _say_plan(plan_runs(named(factory, "--factory"), _benchmark(benchmark), runs.RunStore(store)), json_)
+    _say_plan(plan_runs(make, stream, runs.RunStore(store)), json_)
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:

@@ -26,6 +26,8 @@ for words in (
     "sweep experiment.yaml methods.A.kind=B",
     "run experiment.yaml --out binary.yaml",
     "audit . --record absent.json",
+    "unlearn . --tasks 1 --factory a:b --record absent.json",
+    "plan-script . --factory a:b --benchmark c:d",
     "nothing",
 ):
     assert main(words.split()) == 2, words
@@ -51,9 +53,9 @@ def test_wrong_files_are_told_without_torch_and_right_ones_read_without_the_host
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     (tmp_path / "experiment.yaml").write_text("name: x\nmethods: {A: {kind: HAT}}\n")
     told = in_a_process(WRONG, tmp_path).stderr.splitlines()
-    assert len(told) == 10
+    assert len(told) == 12
     assert all(line.startswith("amnesia: ") for line in told)
     assert "there is no file absent.json" in told[0]
     assert told[1] == "amnesia: binary.yaml: it is no text"
     assert told[5] == "amnesia: binary.yaml is no YAML (no text)"
-    assert told[9].startswith("amnesia: there is no command 'nothing'")
+    assert told[11].startswith("amnesia: there is no command 'nothing'")
