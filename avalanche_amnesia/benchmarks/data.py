@@ -14,7 +14,9 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from avalanche_amnesia.unit_graph.backbones import NamedTensors
 
 BatchTransform = Callable[[Tensor], Tensor]
-"""A function of whole batches: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
+"""A function of batches of any size: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
+_AT_A_TIME = 256
+"""Samples that are transformed together: between steps they stay in the caches of a CPU."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +54,8 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]
         run = _one_after_the_other(index)  # a copy of these takes less time than of rows from anywhere
-        x = self.base[index] if run is None else self.base[run].clone()
-        return self._prepared(x), torch.tensor(targets, dtype=torch.int64)
+        parts = (self.base[part] for part in index.split(_AT_A_TIME)) if run is None else self.base[run].split(_AT_A_TIME)
+        return torch.cat([self._prepared(part) for part in parts]), torch.tensor(targets, dtype=torch.int64)
 
     def part(self, where: Sequence[int]) -> "TensorTask":
         """Some of the task's samples, as a view."""

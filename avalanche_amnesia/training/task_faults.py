@@ -13,6 +13,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
 
 _MOST_SAMPLES = 256
@@ -186,7 +187,13 @@ def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, 
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))
-    return task_data(experience, index[: max(1, _MOST_BYTES // of_one)].sort().values)
+    index = index[: max(1, _MOST_BYTES // of_one)].sort().values
+    loader = strategy.dataloader
+    held = loader.samples_of(experience) if isinstance(loader, TensorBatches) else None
+    if held is None:
+        return task_data(experience, index)
+    x, y = held
+    return held if len(index) == len(x) else (x[index], y[index])
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:

@@ -14,7 +14,9 @@ from avalanche_amnesia.strategy import Strategy
 # Draws from the global random stream what a ``DataLoader`` with a ``RandomSampler`` draws, in the same order, so
 # that both give the same batches and leave the stream in the same state.
 class TensorBatches:
-    """Mini-batches ``[x, y, task labels]`` of tensors."""
+    """Mini-batches ``[x, y, task labels]`` of tensors, all those of ``experience`` where that is not None."""
+
+    experience: Any = None
 
     def __init__(self, x: Tensor, y: Tensor, task: int, batch_size: int, *, shuffle: bool, drop_last: bool) -> None:
         self.x, self.y, self.task = x, y, OneTask(task, y.device)
@@ -23,6 +25,10 @@ class TensorBatches:
     def __len__(self) -> int:
         whole, rest = divmod(len(self.x), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
+
+    def samples_of(self, experience: Any) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels, if they are all those of an experience: they need not be made again."""
+        return (self.x, self.y) if experience is self.experience else None
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         torch.empty((), dtype=torch.int64).random_()  # the loader's seed for its workers
@@ -64,3 +70,4 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
         x, y = (tensor.to(strategy.device) for tensor in tensors)
         task = int(strategy.experience.task_label)
         strategy.dataloader = TensorBatches(x, y, task, batch_size, shuffle=shuffle, drop_last=drop_last)
+        strategy.dataloader.experience = strategy.experience
