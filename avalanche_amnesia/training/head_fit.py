@@ -1,11 +1,15 @@
 """Features of a task's samples, and heads fitted to them."""
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -20,15 +24,22 @@ MOST_SAMPLES = 20_000
 
 
 def fitted_head(
-    model: TaskMaskedModel, task: int, features: Tensor, labels: Tensor, gone: Collection[int] = ()
+    model: TaskMaskedModel,
+    task: int,
+    features: Tensor,
+    labels: Tensor,
+    gone: Collection[int] = (),
+    *,
+    iterations: int = 15,
 ) -> FittedHead | None:
     """Head of a task for these features; of a head that all tasks share, the columns that no other task reads."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     shared = model.shared_head if isinstance(model, MaskedModel) else None
     if shared is None:
         held = dict(model.head(task).named_parameters())
-        weight, bias = fit_head(features, labels, len(held["weight"]), has_bias="bias" in held)
-        return FittedHead(weight, bias if "bias" in held else None)
+        classes, has_bias = len(held["weight"]), "bias" in held
+        weight, bias = fit_head(features, labels, classes, has_bias=has_bias, iterations=iterations)
+        return FittedHead(weight, bias if has_bias else None)
     columns = _own_columns(model, task, gone)
     if not bool(columns.any()):
         return None
@@ -85,27 +96,71 @@ LARGE = 1e10
 """Products of a weight and an input in a pass over all samples from which on a network counts as large."""
 
 
+class _FirstLayer(TorchFunctionMode):
+    """Computes of a linear layer that reads samples only the units whose weights differ from those of its first call.
+
+    What an earlier task wrote into a first layer are few of its units, and that layer is most of a small network.
+    """
+
+    def __init__(self, x: Tensor) -> None:
+        super().__init__()
+        self._rows = x.flatten(1) if x.dim() > 1 else x[:, None]  # the samples themselves, if they lie in order
+        self._known: tuple[Tensor, Tensor] | None = None
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not F.linear or kwargs or not self._holds(args[0]):
+            return function(*args, **(kwargs or {}))
+        x, weight, bias = args
+        units = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+        if self._known is None:
+            self._known = units.clone(), F.linear(self._rows, weight, bias)
+        known, results = self._known
+        if known.shape != units.shape:  # another layer that reads them
+            return F.linear(x, weight, bias)
+        width = x.shape[1]
+        first, step = (x.storage_offset() - self._rows.storage_offset()) // width, x.stride(0) // width
+        changed = (known != units).any(1).nonzero()[:, 0]
+        new = F.linear(x, weight[changed], None if bias is None else bias[changed])
+        return results[first :: max(step, 1)][: len(x)].index_copy(-1, changed, new)
+
+    def _holds(self, x: Tensor) -> bool:
+        """Tell whether a tensor is a slice of the samples, as rows."""
+        rows = self._rows
+        same = x.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+        return same and x.shape[1:] == rows.shape[1:] and x.stride(0) % rows.stride(0) == 0 and x.stride(1) == 1
+
+
 class CounterfactualFeatures:
     """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed."""
 
-    def __init__(self, model: TaskMaskedModel, task: int, x: Tensor, mb_size: int) -> None:
-        self.model, self.task, self.mb_size, self.x = model, task, mb_size, x
+    def __init__(self, model: TaskMaskedModel, task: int, x: Any, mb_size: int) -> None:
+        self.model, self.task, self.mb_size, self.x = model, task, mb_size, input_of(model, x)
         self._mask = model.binary_mask(task)
-        rows = isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 2
-        weights = sum(parameter.numel() for parameter in model.backbone.parameters())
-        large = 2 * weights * self.x.numel() >= LARGE  # every weight at every place: an upper bound
-        self._batch = BATCH_OF_LARGE if large and not rows and next(model.parameters()).device.type == "cpu" else BATCH
+        one = isinstance(self.x, Tensor)
+        self._first_layer = _FirstLayer(self.x) if one else nullcontext()
+        weights = list(model.backbone.parameters())
+        # Images that a network without convolutions flattens are rows, as samples of two axes are.
+        flat = one and (x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in weights)))
+        # Every weight at every place: an upper bound.
+        large = 2 * sum(weight.numel() for weight in weights) * x.numel() >= LARGE
+        small = large and not (flat and x.is_floating_point()) and self.x.device.type == "cpu"
+        self._batch = BATCH_OF_LARGE if small else BATCH
 
-    def __call__(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """``(n, features)``, and statistics by name in the task's own modules; empty without running statistics."""
+    def __call__(self, part: slice | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Features ``(n, features)`` and statistics by name in the task's own modules; there may be none.
+
+        Of a part of the samples they are those that the task has; else they are taken again.
+        """
         parts = deepcopy(self.model.task_parts(self.task))
         norms = running_norms(parts)
         with evaluating(self.model):
-            if norms:
+            if norms and part is None:
                 batches = self.x.split(self.mb_size)[:STATISTICS_BATCHES]
-                retake(norms, (part for part in batches if len(part) > 1), lambda x: self._features(x, parts))
-            features = torch.cat([self._features(part, parts) for part in self.x.split(self._batch)])
+                retake(norms, (some for some in batches if len(some) > 1), lambda x: self._features(x, parts))
+            samples = self.x if part is None else self.x[part]
+            with self._first_layer:
+                features = torch.cat([self._features(some, parts) for some in samples.split(self._batch)])
         return features, dict(parts.named_buffers()) if parts is not None and norms else {}
 
     def _features(self, x: Tensor, parts: torch.nn.Module | None) -> Tensor:
-        return self.model.masked_features(input_of(self.model, x), self._mask, parts)
+        return self.model.masked_features(x, self._mask, parts)

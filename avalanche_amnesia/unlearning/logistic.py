@@ -29,10 +29,10 @@ def fit_head(
     n = len(features)
     with torch.no_grad():
         there = features.abs().amax(0).nonzero()[:, 0]  # a tenth of the time of counting; of NaN it is NaN
-        x = features.index_select(1, there)
-        mean = x.mean(0) * has_bias  # without a bias nothing could undo the centring
-        x = x - mean
-        covariance = x.T @ x / n
+        x = features.index_select(1, there).T.contiguous()  # samples last: what is done per sample runs over whole rows
+        mean = x.mean(1, keepdim=True) * has_bias  # without a bias nothing could undo the centring
+        x -= mean
+        covariance = x @ x.T / n
         one = torch.eye(len(covariance)).to(covariance)
         # Matrices that lie alike, so that every device adds in the same order.
         total = covariance.diagonal().contiguous().sum()
@@ -43,10 +43,8 @@ def fit_head(
         if bool(failed_at):
             raise FitError("the features' covariance has no Cholesky factor, rounded as it is")
         whitening = torch.linalg.solve_triangular(factor.contiguous(), one, upper=False)
-        x = x.T.contiguous()  # samples last: what is done per sample then runs over whole rows
         true = x.new_zeros(n_classes, n).index_put_((labels, torch.arange(n).to(labels)), x.new_ones(()))
-    weight = x.new_zeros(n_classes, len(x), requires_grad=True)
-    bias = x.new_zeros(n_classes, 1, requires_grad=True)
+        weight, bias = x.new_zeros(n_classes, len(x)), x.new_zeros(n_classes, 1)
     optimizer = torch.optim.LBFGS(
         [weight, bias] if has_bias else [weight],
         max_iter=iterations,
@@ -71,7 +69,7 @@ def fit_head(
     optimizer.step(loss)
     with torch.no_grad():
         unwhitened = weight @ whitening
-        shift = bias[:, 0] - unwhitened @ mean
+        shift = (bias - unwhitened @ mean)[:, 0]
         of_all = features.new_zeros(n_classes, features.shape[1]).index_copy_(1, there, unwhitened)
     _check_fit(of_all, shift)
     return of_all, shift.contiguous()

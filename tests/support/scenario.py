@@ -59,9 +59,6 @@ class Scenario(SupervisedPlugin):
             plugins=[self, self.fails],
             deadline=deadline,
         )
-        heads = find_plugin(self.strategy, CounterfactualPlugin)
-        if heads is not None:
-            heads.max_sets = 3
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_((parameter * 8).round() / 8 if marked else parameter)

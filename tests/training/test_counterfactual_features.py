@@ -4,7 +4,9 @@ from copy import deepcopy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
+from torch.overrides import TorchFunctionMode
 
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.training import head_fit
@@ -46,3 +48,30 @@ def test_they_are_those_of_a_pass_over_all_units(name, task):
 def test_a_large_network_takes_few_images_at_a_time(monkeypatch, name, limit, size):
     monkeypatch.setattr(head_fit, "LARGE", limit)
     assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), 6)._batch == size
+
+
+class Counts(TorchFunctionMode):
+    """Notes how many units every linear layer computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.units = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is F.linear:
+            self.units.append(len(args[1]))
+        return function(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("part", [None, slice(1, None, 3)])
+def test_only_what_changed_of_a_first_layer_is_computed_again(part):
+    model, x = trained("mlp").double(), batch("mlp", 12).double()
+    made = CounterfactualFeatures(model, HALF, x, 6)
+    made()
+    next(model.backbone.parameters())[2:4] += 0.1
+    with Counts() as counts:
+        features, _ = made(part)
+    assert counts.units[0] == 2
+    samples = x if part is None else x[part]
+    assert torch.allclose(features, over_all_units(model, HALF, samples, 6)[0], atol=1e-12)

@@ -256,8 +256,8 @@ def test_a_head_that_cant_be_fitted_costs_that_head(monkeypatch):
     calls = []
 
     def absurd(features, labels, n_classes, **options):
-        calls.append(1)  # own heads of tasks 0 and 1, task 1 without 0, own head of task 2, task 2 without 1
-        return fit(features * (1e25 if len(calls) == 5 else 1), labels, n_classes, **options)
+        calls.append(1)  # own heads of tasks 0 and 1, task 1 without 0, own head of task 2, without 0, without 1
+        return fit(features * (1e25 if len(calls) == 6 else 1), labels, n_classes, **options)
 
     monkeypatch.setattr(head_fit, "fit_head", absurd)
     strategy.train(stream[:2])

@@ -54,7 +54,7 @@ def test_a_subclass_takes_what_its_base_takes():
             r"write masks=HardAttention\(s_max=…\)\. It has model, optimizer, .*, peval_mode",
         ),
         (AmnesiacHAT, "deadline", r"write unlearning=UnlearningPlugin\(deadline=…\)"),
-        (AmnesiacHAT, "max_sets", r"write compensation=CounterfactualPlugin\(max_sets=…\)"),
+        (AmnesiacHAT, "samples", r"write compensation=CounterfactualPlugin\(samples=…\)"),
         (HAT, "alpha", r"write adjustment=AdaHATRule\(alpha=…\)"),
         (HAT, "train_epoch", "did you mean 'train_epochs'"),
         (HAT, "masking", "did you mean 'masks'"),

@@ -1,5 +1,7 @@
-"""Heads fitted in advance for models without earlier tasks: right, complete up to a budget, free of residue."""
+"""Heads fitted in advance for models without earlier tasks: right, one for every task that is affected, no residue."""
 
+import copy
+import functools
 from itertools import combinations
 
 import pytest
@@ -14,6 +16,7 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, counterfactual
+from avalanche_amnesia.training.plugins.counterfactual import SEVERAL
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 
@@ -36,7 +39,7 @@ def accuracy(strategy, task, benchmark=PERMUTED):
         return float((strategy.model(x, task).argmax(1) == y).double().mean())
 
 
-def test_every_set_of_earlier_tasks_has_a_head_within_the_budget():
+def test_every_set_of_up_to_three_tasks_has_a_head_of_its_own():
     plugin = heads_of(learned())
     assert plugin.sources[3] == {0, 1, 2}
     assert set(plugin.heads[3]) == {frozenset(s) for n in (1, 2, 3) for s in combinations(range(3), n)}
@@ -54,13 +57,37 @@ def test_a_kept_head_takes_two_bytes_per_class_and_unit_that_the_task_opens():
             assert head.weight.nbytes <= 2 * 10 * n_open < 2 * 10 * model.n_features
 
 
-def test_a_budget_keeps_single_tasks_first_and_the_newest_of_them():
-    strategy = amnesiac(train_epochs=1, compensation="none", plugins=[CounterfactualPlugin(max_sets=4)])
-    for experience in PERMUTED.train_stream:
-        strategy.train(experience)
-    assert list(heads_of(strategy).heads[3]) == [{2}, {1}, {0}, {2, 1}]
-    plan = strategy.plan_unlearning([0, 1, 2])
-    assert plan.affected == (*plan.compensated, 3) == (3,)
+@functools.cache
+def of_five(compensation="counterfactual"):
+    return learned(PermutedDigits(5, n_train=600, n_test=300), compensation=compensation)
+
+
+def test_of_more_tasks_all_sets_of_several_share_one_head():
+    heads = heads_of(of_five()).heads[4]
+    assert list(heads) == [{0}, {1}, {2}, {3}, SEVERAL]
+    seen = heads[SEVERAL].weight
+    plain, together, one_by_one = (copy.deepcopy(of_five(kind)) for kind in ("none", *["counterfactual"] * 2))
+    plain.unlearn([0, 2])
+    assert together.unlearn([0, 2]).plan.compensated == (1, 3, 4)
+    stream = PermutedDigits(5, n_train=600, n_test=300)
+    assert accuracy(together, 4, stream) > accuracy(plain, 4, stream) + 0.03
+    one_by_one.unlearn([0])
+    assert set(heads_of(one_by_one).heads[4]) == {SEVERAL}
+    one_by_one.unlearn([2])
+    for strategy in (together, one_by_one):
+        weight = strategy.model.state_dict()["heads.4.weight"]
+        assert torch.equal(weight[:, weight.any(0)], seen.float()[:, seen.any(0)])
+        assert set(heads_of(strategy).heads[4]) == {SEVERAL}
+        strategy.unlearn([1, 3])
+        assert heads_of(strategy).heads == {4: {}}
+
+
+def test_a_shared_head_is_fitted_to_many_sets_of_several_tasks():
+    sets = counterfactual._some_sets({2, 3, 5, 7, 8}, 0)
+    assert len(sets) == len(set(sets)) == 10
+    assert {len(some) for some in sets} == {2, 3, 4, 5}
+    assert all(some <= {2, 3, 5, 7, 8} for some in sets)
+    assert sets != counterfactual._some_sets({2, 3, 5, 7, 8}, 1)
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv"])
@@ -186,7 +213,7 @@ def test_samples_take_no_more_memory_than_they_may(monkeypatch):
 
 
 def test_values_that_are_not_allowed_and_models_without_masks_are_refused():
-    for options in ({"max_sets": 0}, {"samples": 1.5}):
+    for options in ({"samples": 0}, {"samples": 1.5}):
         with pytest.raises(ValueError, match="int of at least 1"):
             CounterfactualPlugin(**options)
     with pytest.raises(ValueError, match="compensation must be 'counterfactual', 'none'"):
