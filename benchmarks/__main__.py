@@ -1,10 +1,11 @@
 """Cost of each strategy beside a plain PyTorch loop of the same network on the same data: JSON, a table and a figure.
 
     make bench ARGS="--network mlp wide --only HAT AdaHAT --rounds 3"
+    make bench ARGS="--whole --root DATA --optimizer adam"
     make bench ARGS="--device cuda --bfloat16 --channels-last --network resnet18 vit --batch 256 --steps 20"
 
-What is measured, and how: :mod:`benchmarks.measuring`. ``--flush`` lets the processor take subnormal numbers for 0: a
-control.
+What is measured, and how: :mod:`benchmarks.measuring`, and of whole runs :mod:`benchmarks.whole`. ``--flush`` lets the
+processor take subnormal numbers for 0: a control.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 
+from benchmarks import whole
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.measuring import Figure, measure
 from benchmarks.networks import NETWORKS
@@ -94,6 +96,24 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def about() -> dict[str, Any]:
+    """Where and when something is measured."""
+    return {"torch": torch.__version__, "processor": platform.processor(), "measured": time.strftime("%Y-%m-%d %H:%M")}
+
+
+def whole_runs(options: argparse.Namespace) -> None:
+    """Measure whole runs, and write a table of them."""
+    found: dict[str, Any] = {"about": about()}
+    text = ["# Whole runs beside a plain PyTorch loop", "", inspect.cleandoc(whole.__doc__ or ""), ""]
+    for tasks in options.tasks:
+        methods = options.only or whole.METHODS
+        rows = whole.measure_whole_runs(methods, tasks, options.optimizer, options.rounds, options.root)
+        found[f"{tasks} tasks"] = rows
+        text.append(whole.table(tasks, rows))
+        (options.out / "whole.json").write_text(json.dumps(found, indent=1) + "\n")
+        (options.out / "whole.md").write_text("\n".join(text))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--network", nargs="+", choices=list(NETWORKS), default=["mlp"])
@@ -101,7 +121,10 @@ def main() -> None:
     parser.add_argument("--batch", nargs="+", type=int, help="by default 64 for the MLPs, 16 for the others")
     parser.add_argument("--steps", type=int, help="per epoch; by default of the network")
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
-    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), help="by default all")
+    parser.add_argument("--whole", action="store_true", help="whole runs, on the CPU, in place of steps")
+    parser.add_argument("--tasks", nargs="+", type=int, default=[5, 20], help="of whole runs")
+    parser.add_argument("--root", type=Path, help="folder that holds MNIST/raw, for whole runs; without it digits")
     parser.add_argument("--peer", choices=["clarena"], help="time it too, in an environment of its own, SGD alone")
     parser.add_argument("--flush", action="store_true", help="let the processor take subnormal numbers for 0")
     parser.add_argument("--device", type=torch.device, default=CPU.device, help="such as cuda, whose events are timed")
@@ -116,9 +139,11 @@ def main() -> None:
     torch.set_flush_denormal(options.flush)
     warnings.simplefilter("ignore")
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.whole:
+        whole_runs(options)
+        return
     rows: list[dict[str, Any]] = []
     imports = import_times(options.rounds)
-    about = {"torch": torch.__version__, "processor": platform.processor(), "began": time.strftime("%Y-%m-%d %H:%M")}
     for name in options.network:
         network = NETWORKS[name]
         for batch in options.batch or [network.batch]:
@@ -130,11 +155,11 @@ def main() -> None:
                     rows += [{"title": title, "method": method, "step": step} for method, step in peers.items()]
                 except PeerMissingError as error:
                     print(f"skipped: {error}")
-            for method in options.only:
+            for method in options.only or CONTESTANTS:
                 found = measure(method, network, options.optimizer, batch, steps, options.rounds, place)
                 rows.append({"title": title, "method": method, **found})
                 print(title, method, "step", found["step"], "loop", found["loop"], flush=True)
-                results = {"about": about, "imports": imports, "rows": rows}
+                results = {"about": about(), "imports": imports, "rows": rows}
                 (options.out / "results.json").write_text(json.dumps(results, indent=1))
                 (options.out / "results.md").write_text(table(rows, imports))
     draw(rows, options.out / "steps.png")

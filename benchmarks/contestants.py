@@ -39,11 +39,15 @@ def wsn(network: Network, optimizer_name: str, **common: Any) -> Any:
     return WSN(model=model, optimizer=make_optimizer(optimizer_name, model.parameters()), **common)
 
 
-def disjoint(network: Network, optimizer_name: str, **common: Any) -> Any:
-    """A third of the weights for each task."""
-    model = DisjointModel(network.make(), n_features=network.features)
-    optimizer = make_optimizer(optimizer_name, model.parameters())
-    return DisjointSubnets(model=model, optimizer=optimizer, isolation=Pools(slots=3), **common)
+def disjoint(slots: int) -> Contestant:
+    """An equal share of the weights for each of some tasks."""
+
+    def make(network: Network, optimizer_name: str, **common: Any) -> Any:
+        model = DisjointModel(network.make(), n_features=network.features)
+        optimizer = make_optimizer(optimizer_name, model.parameters())
+        return DisjointSubnets(model=model, optimizer=optimizer, isolation=Pools(slots=slots), **common)
+
+    return make
 
 
 def stock(strategy_class: type, **options: Any) -> Contestant:
@@ -78,7 +82,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "AmnesiacHAT, two shadows": masked(AmnesiacHAT, shadows=True),
     "AmnesiacHAT, four shadows": masked(AmnesiacHAT, shadows=True),
     "WSN": wsn,
-    "DisjointSubnets": disjoint,
+    "DisjointSubnets": disjoint(3),
 }
 
 EARLIER = {"AmnesiacHAT, two shadows": 2, "AmnesiacHAT, four shadows": 4}

@@ -1,0 +1,210 @@
+"""Whole runs beside a plain PyTorch loop of as many steps: what a user pays for a stream of tasks, loading included.
+
+An MLP 784-256-256 learns permuted MNIST, 10,000 images per task, for two epochs of 200 mini-batches of 50; where there
+is no data root, permuted digits of that size.
+The plain loop takes its steps between those of the strategy, :data:`BLOCK` of each at a time, on the same tasks, so
+that whatever else the machine does meets both. Times are CPU times of one thread. A strategy is as its users build it:
+the events between which time is taken are watched from outside, and a rehearsal is a part of a task's start.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.streams import PermutedMNIST
+from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
+from benchmarks.contestants import CONTESTANTS, Contestant, disjoint
+from benchmarks.measuring import Figure
+from benchmarks.networks import N_CLASSES, NETWORKS, Network, classifier_of, digit_tasks, make_optimizer
+
+METHODS = ("Naive", "HAT", "AdaHAT", "AmnesiacHAT", "AmnesiacHAT, no compensation", "WSN", "DisjointSubnets")
+BATCH, STEPS, EPOCHS = 50, 200, 2
+BLOCK = 10
+"""Steps of either kind in a row."""
+THIRDS = ("early", "middle", "late")
+"""Parts of a task's training, of as many steps each."""
+PARTS = {
+    "heads": ((TaskEndPlugin, "settle_head"), (CounterfactualPlugin, "prepare")),
+    "trajectory": ((TrajectoryPlugin, "before_training_exp"), (TrajectoryPlugin, "after_training_exp")),
+}
+"""Parts of a task's start and end: the methods whose time they are."""
+OF_LAST = ("end", *PARTS)
+"""Measures of which the last task's are shown: they grow."""
+
+
+def stream(root: Path | None, tasks: int) -> Any:
+    """Permuted MNIST, where there is a data root; permuted digits else."""
+    n = BATCH * STEPS
+    if root is not None:
+        return PermutedMNIST(tasks, n_train=n, n_test=100, root=root)
+    x, y = digit_tasks((1, 28, 28), n, tasks)
+    classes = [list(range(N_CLASSES * task, N_CLASSES * (task + 1))) for task in range(tasks)]
+    return task_benchmark((x, y), (x[::n], y[::n]), classes)
+
+
+def plain_blocks(network: Network, optimizer_name: str, x: Tensor, y: Tensor) -> Iterator[float]:
+    """Trains a plain network on a task; yields the CPU time of each block of steps, with loading."""
+    model = classifier_of(network)
+    optimizer = make_optimizer(optimizer_name, model.parameters())
+    criterion = nn.CrossEntropyLoss()
+    began, taken = time.process_time(), 0
+    while True:
+        for index in torch.randperm(len(x)).split(BATCH):
+            optimizer.zero_grad()
+            criterion(model(x.index_select(0, index)), y.index_select(0, index)).backward()
+            optimizer.step()
+            taken += 1
+            if taken % BLOCK == 0:
+                yield time.process_time() - began
+                began = time.process_time()
+
+
+class Clockwork:
+    """Times the training of one task, a block of plain steps in front of each of its own.
+
+    Attributes:
+        blocks: time of each block of the strategy's, and of the plain one in front of it.
+        parts: time of each of :data:`PARTS`.
+        start, end: time before the first block, and behind the last one.
+    """
+
+    def __init__(self, plain: Iterator[float]) -> None:
+        self._plain, self._rehearses, self._steps = plain, False, 0
+        self._since = 0.0
+        self.blocks: list[tuple[float, float]] = []
+        self.parts: Counter[str] = Counter()
+        self._of_plain = 0.0
+
+    def time(self, strategy: Any, experience: Any) -> None:
+        """Train a task."""
+        kind = type(strategy)
+        with ExitStack() as stack:
+            for name, methods in PARTS.items():
+                for owner, method in methods:
+                    stack.enter_context(mock.patch.object(owner, method, self._timed(name, getattr(owner, method))))
+            for event in ("_before_training_epoch", "_before_training_iteration", "_after_training_iteration"):
+                watched = getattr(self, event)(getattr(kind, event))
+                stack.enter_context(mock.patch.object(kind, event, watched))
+            self._since = time.process_time()
+            strategy.train(experience)
+        self.end = time.process_time() - self._since
+
+    def _timed(self, name: str, method: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.process_time()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self.parts[name] += time.process_time() - began
+
+        return timed
+
+    def _before_training_epoch(self, event: Any) -> Any:
+        def watched(strategy: Any, **kwargs: Any) -> None:
+            self._rehearses = True
+            event(strategy, **kwargs)
+            self._rehearses = False
+
+        return watched
+
+    def _before_training_iteration(self, event: Any) -> Any:
+        def watched(strategy: Any, **kwargs: Any) -> None:
+            if not self._rehearses and self._steps % BLOCK == 0:
+                if self._steps == 0:
+                    self.start = time.process_time() - self._since
+                self._of_plain = next(self._plain)
+                self._since = time.process_time()
+            event(strategy, **kwargs)
+
+        return watched
+
+    def _after_training_iteration(self, event: Any) -> Any:
+        def watched(strategy: Any, **kwargs: Any) -> None:
+            event(strategy, **kwargs)
+            if not self._rehearses:
+                self._steps += 1
+                if self._steps % BLOCK == 0:
+                    now = time.process_time()
+                    self.blocks.append((now - self._since, self._of_plain))
+                    self._since = now
+
+        return watched
+
+
+def whole_run(contestant: Contestant, network: Network, optimizer: str, benchmark: Any) -> dict[str, list[float]]:
+    """Costs of one run: ``run`` as a ratio to the plain loop, all else per task.
+
+    Steps are ratios, by thirds of a task's training; ``start``, ``end`` and parts of them are in plain steps.
+    """
+    strategy = contestant(network, optimizer, train_mb_size=BATCH, train_epochs=EPOCHS, eval_mb_size=BATCH)
+    found: dict[str, list[float]] = {name: [] for name in (*THIRDS, "start", "end", *PARTS)}
+    own, of_plain = 0.0, 0.0
+    for experience in benchmark.train_stream:
+        x, y = task_data(experience)
+        clockwork = Clockwork(plain_blocks(network, optimizer, x, y % N_CLASSES))
+        clockwork.time(strategy, experience)
+        plain = sum(time for _, time in clockwork.blocks)
+        step = plain / (BLOCK * len(clockwork.blocks))
+        own += clockwork.start + clockwork.end + sum(time for time, _ in clockwork.blocks)
+        of_plain += plain
+        third = len(clockwork.blocks) / len(THIRDS)
+        for number, name in enumerate(THIRDS):
+            part = clockwork.blocks[round(number * third) : round((number + 1) * third)]
+            found[name].append(sum(time for time, _ in part) / sum(time for _, time in part))
+        parts = {"start": clockwork.start, "end": clockwork.end, **{name: clockwork.parts[name] for name in PARTS}}
+        for name, seconds in parts.items():
+            found[name].append(seconds / step)
+    return {"run": [own / of_plain], **found}
+
+
+def measure_whole_runs(
+    methods: Sequence[str], tasks: int, optimizer: str, rounds: int, root: Path | None
+) -> list[dict[str, Any]]:
+    """Figures of several methods, over rounds of whole runs of each."""
+    network = NETWORKS["mlp"]._replace(input_shape=(1, 28, 28))
+    runs: dict[str, list[dict[str, list[float]]]] = {method: [] for method in methods}
+    benchmark = stream(root, tasks)
+    for _ in range(rounds):
+        for method in methods:
+            contestant = disjoint(tasks) if method == "DisjointSubnets" else CONTESTANTS[method]
+            runs[method].append(whole_run(contestant, network, optimizer, benchmark))
+            print(
+                f"{tasks} tasks, {method}:", {name: round(v[-1], 2) for name, v in runs[method][-1].items()}, flush=True
+            )
+    return [
+        {"method": method, **{name: figure([found[name] for found in of], name) for name in of[0]}}
+        for method, of in runs.items()
+    ]
+
+
+def figure(rounds: Sequence[Sequence[float]], name: str) -> Figure:
+    """Median and quartiles of a measure, over rounds of a value per task."""
+    return Figure.of([value for values in rounds for value in (values[-1:] if name in OF_LAST else values)])
+
+
+def table(tasks: int, rows: Sequence[dict[str, Any]]) -> str:
+    """Figures of whole runs as Markdown."""
+    names = [name for name in rows[0] if name != "method"]
+    heads = [f"{name} of the last task" if name in OF_LAST else name for name in names]
+    lines = [f"| {tasks} tasks | {' | '.join(heads)} |", "|---" * (1 + len(names)) + "|"]
+    for row in rows:
+        cells = [shown(row[name], whole=name not in ("run", *THIRDS)) for name in names]
+        lines.append(f"| {row['method']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def shown(of: Figure, *, whole: bool) -> str:
+    """A figure as text."""
+    return f"{of.median:.0f} ({of.low:.0f} to {of.high:.0f})" if whole else str(of)
