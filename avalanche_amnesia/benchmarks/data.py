@@ -54,7 +54,9 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]
         run = _one_after_the_other(index)  # a copy of these takes less time than of rows from anywhere
-        parts = (self.base[part] for part in index.split(_AT_A_TIME)) if run is None else self.base[run].split(_AT_A_TIME)
+        parts = (
+            (self.base[part] for part in index.split(_AT_A_TIME)) if run is None else self.base[run].split(_AT_A_TIME)
+        )
         return torch.cat([self._prepared(part) for part in parts]), torch.tensor(targets, dtype=torch.int64)
 
     def part(self, where: Sequence[int]) -> "TensorTask":
