@@ -102,8 +102,11 @@ def run(
     if file is not None:
         experiment = study.read_experiment(file, profile, changes)
         methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
-    elif method is None:
-        raise ValueError("run needs an experiment's file, or --method and --stream: amnesia list says which there are")
+    elif method is None or profile is not None:
+        raise ValueError(
+            "run needs an experiment's file, of which a profile may be, or --method and --stream: amnesia list says "
+            "which there are"
+        )
     else:
         of_methods, of_scenarios = {_row(method): {"kind": method}}, {}
         if scenario is not None:
@@ -166,12 +169,16 @@ def sweep(
     missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
     if not missing:
         return 0
+    from avalanche_amnesia.lab.study.building import check_device, check_names
+
+    check_names(missing)  # before a cluster is asked for anything
     where: executors.Executor
     if executor == "ray":
         where = executors.RayExecutor(address, gpus=gpus)
     elif executor == "slurm":
         where = executors.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
+        check_device(missing[0].experiment.training)  # other executors' workers may have what this machine lacks
         where = executors.ProcessExecutor(workers, gpus)
     try:
         failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_done_teller())

@@ -28,8 +28,8 @@ def bits(value: float) -> str:
 
 
 def times(value: float) -> str:
-    """A ratio: ``1.8 ×``."""
-    return f"{value:.1f}{_SPACE}×"
+    """A ratio: ``1.8 ×``; a floor of rounding errors makes some without end."""
+    return f"{value:.1f}{_SPACE}×" if value < 1e4 else f"over 10,000{_SPACE}×"
 
 
 def share(value: float) -> str:

@@ -14,7 +14,7 @@ from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
 from avalanche_amnesia.lab.report.reading import number
 from avalanche_amnesia.lab.report.tables import CSV_COLUMNS, csv_of
-from avalanche_amnesia.lab.report.wording import percent
+from avalanche_amnesia.lab.report.wording import percent, times
 
 SETTINGS = {"data": "none", "requests": {1: [0]}, "seed": 3, "budget": {"epochs": 1, "seed": 3}}
 EVENTS = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
@@ -142,3 +142,7 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
     assert "EWC: echo" in html
     assert "75.0\xa0% here, 25.0\xa0% there" in html
     assert "how loud" in html
+
+
+def test_a_ratio_to_next_to_nothing_is_told_as_large():
+    assert (times(1.84), times(9999.96), times(1.2e13)) == ("1.8\u00a0×", "10000.0\u00a0×", "over 10,000\u00a0×")

@@ -342,6 +342,20 @@ def test_a_gpu_that_is_not_there_is_told_before_anything_trains(command, file, c
     assert "training.device=cuda: torch finds no GPU here" in capsys.readouterr().err
 
 
+def test_a_gpu_may_be_where_the_workers_of_a_cluster_are(file, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    asked = []
+
+    def cluster(address, gpus):
+        asked.append((address, gpus))
+        raise ConnectionError("no cluster here")
+
+    monkeypatch.setattr("avalanche_amnesia.lab.executors.RayExecutor", cluster)
+    words = ["sweep", "tiny.yaml", "training.device=cuda", "--executor", "ray", "--address", "auto", "--gpus", "0.5"]
+    assert main(words) == 2
+    assert asked == [("auto", 0.5)]
+
+
 @pytest.mark.parametrize(
     ("content", "told"),
     [
