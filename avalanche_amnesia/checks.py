@@ -4,6 +4,8 @@ import difflib
 import operator
 from collections.abc import Iterable
 from numbers import Real
+from os import PathLike
+from pathlib import Path
 from typing import TypeVar, get_args
 
 T = TypeVar("T")
@@ -21,6 +23,22 @@ def above(name: str, value: float, bound: float, *, inclusive: bool = False) -> 
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value!r}")
+
+
+def within(name: str, value: object, interval: str) -> None:
+    """Check a number against an interval, ``(0, 1]`` say."""
+    low, high = (float(end) for end in interval[1:-1].split(","))
+    number = isinstance(value, Real) and not isinstance(value, bool)
+    ends = [end for end, closed in ((low, interval[0] == "["), (high, interval[-1] == "]")) if closed]
+    if not number or not (low < value < high or value in ends):  # type: ignore[operator]
+        raise ValueError(f"{name} must lie in {interval}, got {value!r}")
+
+
+def path(name: str, value: object) -> Path:
+    """A path in the file system."""
+    if not isinstance(value, (str, PathLike)):
+        raise TypeError(f"{name} must be the path of a directory (a str or Path), got {value!r}")
+    return Path(value)
 
 
 def whole_number(name: str, value: object, least: int | None = 1) -> int:

@@ -93,7 +93,11 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
     def _prepared(self, x: Tensor) -> Tensor:
         if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not
             x = x.float()
-        return x if self.transform is None else self.transform(x)
+        made = x if self.transform is None else self.transform(x)
+        if not isinstance(made, Tensor) or len(made) != len(x):
+            given = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else repr(made)
+            raise TaskError(f"a transform of whole batches made {given} of {len(x)} samples; one each is needed")
+        return made
 
 
 def _one_after_the_other(index: Tensor) -> slice | None:

@@ -263,6 +263,8 @@ def _tasks(benchmark: CLScenario) -> list[int]:
 
 def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
     """The requests as one list, each checked for its position."""
+    if not isinstance(requests, Iterable):
+        raise RequestError(f"{requests!r} are no requests; give a mapping {{position: tasks}}, such as {{2: [0]}}")
     given: list[Any] = (
         [
             replace(tasks, at=at) if isinstance(tasks, UnlearningRequest) else UnlearningRequest(tasks, at)  # type: ignore[arg-type]

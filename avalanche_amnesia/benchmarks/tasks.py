@@ -147,6 +147,9 @@ def task_benchmark(
     """
     classes = _checked_classes(task_classes)
     steps: Sequence[BatchTransform | None] = [None] * len(classes) if transforms is None else transforms
+    wrong = [step for step in steps if step is not None and not callable(step)]
+    if wrong and not isinstance(transforms, str):
+        raise ValueError(f"{wrong[0]!r} is no transform; give a function of whole batches, or None, per task")
     if len(steps) != len(classes):
         raise ValueError(f"{len(steps)} transforms for {len(classes)} tasks; give one (or None) per task")
     streams = []
@@ -218,7 +221,12 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
     if isinstance(data, tuple):
         if len(data) != 2:
             raise ValueError(f"{name}: a tuple of {len(data)} parts; give (x, y)")
-        x = torch.as_tensor(data[0])
+        try:
+            x = torch.as_tensor(data[0])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{name}: x is no array of numbers ({error}); give a tensor of shape (n, …)") from None
+        if x.dim() == 0:
+            raise ValueError(f"{name}: x is one number; give a tensor of shape (n, …)")
         if x.dtype == torch.uint8:
             return x
         if x.is_floating_point():
@@ -264,6 +272,8 @@ def _as_int64(y: Iterable[Any], name: str) -> Tensor:
                 f"give integer class labels of shape (n,)"
             )
         return labels.to(torch.int64)
+    if not isinstance(y, Iterable):
+        raise ValueError(f"{name}: {y!r} are no labels; give integer class labels of shape (n,)")
     numbers = [(label, checks.integer(label)) for label in y]
     for label, number in numbers:
         if number is None:

@@ -85,6 +85,8 @@ class Pools:
                 (:func:`~avalanche_amnesia.benchmarks.with_unlearning`).
             when_full: as for the class.
         """
+        if not hasattr(benchmark, "train_stream"):
+            raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
         return cls(planned_slots(stream, departures(stream)), when_full)
 

@@ -54,8 +54,8 @@ class MLP(nn.Module):
             checks.whole_number("features", features),
         )
         of_input, of_layers = dropout if isinstance(dropout, (tuple, list)) else (0.0, dropout)
-        if not (0 <= of_input < 1 and 0 <= of_layers < 1):
-            raise ValueError(f"dropout must lie in [0, 1), got {dropout}")
+        checks.within("dropout", of_input, "[0, 1)")
+        checks.within("dropout", of_layers, "[0, 1)")
         checks.one_of("norm", norm, HiddenNorm)
         self.in_features, self.features = widths[0], widths[-1]
         self.input_dropout = nn.Dropout(of_input)

@@ -225,7 +225,7 @@ class MultiHeadModel(MultiTaskModule):
         task = single_task(task_labels)
         if task is not None:
             return self.head(task)(self.features(x, task))
-        assert isinstance(task_labels, Tensor)
+        task_labels = _one_each(task_labels, len(x))
         heads = {int(t): self.head(int(t)) for t in task_labels.unique()}
         features = self.features(x, task_labels)
         width = max(head.out_features for head in heads.values())  # type: ignore[type-var]
@@ -359,12 +359,22 @@ def single_task(task_labels: int | Tensor) -> int | None:
     return lowest if lowest == highest else None
 
 
+def _one_each(task_labels: Any, n: int) -> Tensor:
+    """Labels of a batch in which tasks are mixed."""
+    if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
+        raise TypeError(
+            f"task_labels must be the label of a task (an int), or a tensor of one label for each of {n} samples, got "
+            f"{task_labels!r:.80}"
+        )
+    return task_labels
+
+
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
     """Apply a function of samples and their task to a batch in which tasks may be mixed."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)
-    assert isinstance(task_labels, Tensor)
+    task_labels = _one_each(task_labels, len(x))
     rows = [(task_labels == label).nonzero()[:, 0] for label in task_labels.unique()]
     parts = [run(x[of_task], int(task_labels[of_task[0]])) for of_task in rows]
     return torch.cat(parts)[torch.cat(rows).argsort()]

@@ -94,9 +94,12 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
         if task == self.current_task:
             return self._chosen()
+        return self._unpacked(self._kept_mask(task))
+
+    def _kept_mask(self, task: int) -> Tensor:
         if task not in self._masks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
-        return self._unpacked(self._masks[task])
+        return self._masks[task]
 
     def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
         """Entries that any of some tasks uses, bool ``(n,)``: ``a^{≤t}``, rebuilt from the masks at every call.
@@ -106,7 +109,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
         total = self._packed_mask(torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device))
         for task in self.masked_tasks if tasks is None else tasks:
-            total |= self._masks[task]
+            total |= self._kept_mask(task)
         return self._unpacked(total)
 
     def mask_name(self, task: int) -> str:

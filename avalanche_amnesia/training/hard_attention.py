@@ -89,8 +89,8 @@ class HardAttention:
         if isinstance(share, str) or not 0 < share <= 1:
             raise ValueError(f"budget must be 'even', a share in (0, 1], or None, got {self.budget!r}")
         for name, given in (("reuse", self.reuse), ("warm_up", self.warm_up)):
-            if given is not None and not 0 <= given <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {given!r}")
+            if given is not None:
+                checks.within(name, given, "[0, 1]")
             if given is not None and self.budget is None:
                 raise ValueError(f"{name}={given} has no meaning without a budget: budget='even', or a share")
         checks.above("s_max", self.s_max, 1)

@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from avalanche_amnesia.benchmarks.data import parted, task_data
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
@@ -83,8 +84,8 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
     )
 
 
-def fault_of_forward(x: Any, model: nn.Module, error: Exception) -> str | None:
-    """Samples that a model can't run on, in words; None where they are not to blame."""
+def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: Any) -> str | None:
+    """Samples that a model can't run on, or features that no head can read, in words; None: neither is to blame."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
     if len(x) == 1 and model.training and "more than 1 value per channel" in str(error):
@@ -93,6 +94,9 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception) -> str | None:
             "strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose a "
             "train_mb_size by which none has 1 sample"
         )
+    unlike = _unlike_features(x, model, task_labels)
+    if unlike is not None:
+        return unlike
     parts = tree_leaves(x)
     given = [(tuple(part.shape[1:]), part.dtype) for part in parts]
     backbone: Any = model.backbone
@@ -120,6 +124,21 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception) -> str | None:
     shown = ", ".join(f"{shape}, {dtype}" for shape, dtype in given)
     names = "" if isinstance(x, Tensor) else f" by the names {list(x)}"
     return f"the model can't run on its samples of shape {shown}{names} ({_first_line(error)}); {mend}"
+
+
+def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
+    """What a backbone returns that runs, and is no features for a head."""
+    try:
+        with preserved_rng(), evaluating(model):
+            features = model.features(x, task_labels)
+    except Exception:  # it does not run
+        return None
+    if isinstance(features, Tensor) and features.shape == (len(x), model.n_features):
+        return None
+    return (
+        f"the backbone returns {_of(features)}, and a head reads ({len(x)}, {model.n_features}), samples and features: "
+        "let it return one such tensor, and give the model n_features=, its width, where it takes that"
+    )
 
 
 def fault_of_loss(criterion: Any, loss: Any, labels: Any, logits: Any, error: Exception | None = None) -> str | None:
@@ -179,7 +198,7 @@ def _of(thing: Any) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -229,10 +248,16 @@ def _outputs(model: TaskMaskedModel, task: int, experience: Any) -> tuple[Tensor
         return features, model.head(task)(features)
 
 
-def unmoved(before: Mapping[str, Tensor], now: Mapping[str, Tensor], task: int) -> str | None:
+def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> str | None:
     """Warning for a task that ends with the very weights, its head's included, with which it began."""
+    now = dict(model.named_parameters())
     if any(not torch.equal(value, before[name]) for name, value in now.items() if name in before):
         return None
+    if getattr(model.head(task), "out_features", None) == 1:
+        return (
+            f"task {task} has one class, which any network predicts: nothing was learned, and its accuracy is 1. Give "
+            "a task two classes or more"
+        )
     return (
         f"task {task} ends with the weights with which it began, those of its head too: what was trained was put "
         "back, or the learning rate is 0. EarlyStoppingPlugin goes back to the best value that it saw; the first that "

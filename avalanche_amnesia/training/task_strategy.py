@@ -27,7 +27,9 @@ from avalanche_amnesia.training.host.arguments import (
     OwnArguments,
     PeriodicMode,
     check_model,
+    check_train_options,
     checked_criterion,
+    checked_device,
     checked_evaluator,
     checked_options,
     checked_plugins,
@@ -146,7 +148,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
             plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
             evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
-            device=device,
+            device=checked_device(device),
             **checked_options(train_mb_size, train_epochs, eval_mb_size, eval_every, peval_mode),
         )
         self.seed = checks.whole_number("seed", seed, None)
@@ -178,11 +180,23 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 "gradients are switched off around strategy.train, by torch.no_grad() or torch.inference_mode(): train "
                 "outside of it"
             )
+        check_train_options(kwargs, type(self))
         given = self._tasks_in(listed(experiences, "strategy.train"))
         if given and not self.model.tasks:
             refuse_incremental(given[0])
+        held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
+        if held_out:
+            warnings.warn(
+                f"strategy.train is given experiences of the stream {sorted(held_out)[0]!r}, which are for evaluation: "
+                "benchmark.train_stream is there to be trained on",
+                stacklevel=2,
+            )
         streams = None
         if eval_streams is not None:
+            if not isinstance(eval_streams, Iterable):
+                raise TypeError(
+                    f"eval_streams must be a list of streams, [benchmark.test_stream], got {eval_streams!r}"
+                )
             streams = [self._tasks_in(listed(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng(), self._full_precision():
             try:
@@ -351,7 +365,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             with autocast(self.autocast):
                 return super().forward()
         except Exception as error:  # whatever the model raises
-            self._refuse(fault_of_forward(self.mb_x, self.model, error), error)
+            self._refuse(fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 
     def criterion(self) -> Any:

@@ -234,8 +234,7 @@ class ConstantRule(AdjustmentRule, name="constant"):
         locked: Iterable[int] | None = None,
     ) -> None:
         super().__init__(between=between, space=space, locked=locked)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha of the constant adjustment must lie in [0, 1], got {alpha}")
+        checks.within("alpha of the constant adjustment", alpha, "[0, 1]")
         self.alpha = alpha
 
     def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
@@ -286,8 +285,8 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         locked: Iterable[int] | None = None,
     ) -> None:
         super().__init__(between=between, space=space, locked=locked)
-        if alpha <= 0 or epsilon <= 0:
-            raise ValueError(f"alpha and epsilon must be positive, got alpha={alpha}, epsilon={epsilon}")
+        checks.above("alpha", alpha, 0)
+        checks.above("epsilon", epsilon, 0)
         checks.one_of("importance", importance, Importance)
         if importance == "number" and between == "max":
             raise ValueError("between='max' has no meaning where every parameter has the task's number for importance")

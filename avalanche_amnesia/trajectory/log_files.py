@@ -29,6 +29,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.files import locked, replace_file, replacing, sealed, unsealed, writing
 from avalanche_amnesia.trajectory.coded import SparseUpdates
@@ -119,7 +120,7 @@ class LogDirectory:
     """A directory of undo logs. A pickle can take the directory back; a copy stays in memory."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = checks.path("path", path)
         self._beginning = uuid4().hex
         self._index: str | None = None  # as this trajectory wrote or found it; None: there was none
         self._may_take_back = False

@@ -4,7 +4,7 @@ import enum
 import functools
 import types
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -91,6 +91,13 @@ def examine(
 ) -> tuple[Trace | None, list[Finding]]:
     """Read a feature extractor, and find everything that stands in the way of its masks."""
     checks.one_of("norm", norm, NormChoice)
+    if input_shape is not None:
+        if isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
+            raise TypeError(f"input_shape must be a tuple of sizes, such as (1, 28, 28), got {input_shape!r}")
+        input_shape = tuple(checks.whole_number("a size in input_shape", size) for size in input_shape)
+    for argument, names in (("frozen", frozen), ("task_owned", task_owned), ("classifier", classifier or ())):
+        if not isinstance(names, Collection) or (isinstance(names, str) and argument != "classifier"):
+            raise TypeError(f"{argument} must be a list of names of modules, {argument}=['layer'], got {names!r}")
     left_out = [classifier] if isinstance(classifier, str) else list(classifier or ())
     if classifier is None:
         left_out = [name for name, module in backbone.named_modules() if isinstance(module, MultiHeadClassifier)][:1]

@@ -116,8 +116,7 @@ def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float =
         ValueError: without share 0, without another share, for a number of runs that differs or is too small to reach
             the level at all (three can reach .05), readings that are not finite, or a level outside (0, 1).
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must lie in (0, 1), got {level!r}")
+    checks.within("level", level, "(0, 1)")
     shares = sorted(share for share in readings if share != 0)
     if 0 not in readings or not shares or shares[0] < 0:
         raise ValueError(f"expected share 0 and at least one above it, got shares {sorted(readings)}")

@@ -101,7 +101,5 @@ def largest_epsilon(
 
 
 def _check(delta: float, confidence: float) -> None:
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must lie in [0, 1), got {delta!r}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}")
+    checks.within("delta", delta, "[0, 1)")
+    checks.within("confidence", confidence, "(0, 1)")

@@ -48,8 +48,7 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, confidence: 
     Reference: Wilcoxon, Individual comparisons by ranking methods, Biometrics Bulletin 1945; Demšar, Statistical
     comparisons of classifiers over multiple data sets, JMLR 2006.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie in (0, 1), got {confidence!r}")
+    checks.within("confidence", confidence, "(0, 1)")
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.ndim != 1 or a.shape != b.shape or len(a) == 0 or not np.isfinite([a, b]).all():
         raise ValueError(

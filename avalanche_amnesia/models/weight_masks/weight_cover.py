@@ -73,8 +73,7 @@ class Inventory:
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
     """Find a rule for every parameter of a backbone; changes nothing."""
-    if not 0 < density <= 1:
-        raise ValueError(f"density must lie in (0, 1], the share of weights that a task uses, got {density}")
+    checks.within("density", density, "(0, 1]")
     checks.one_of("bias", bias, BiasRule)
     checks.one_of("norm", norm, NormRule)
     layers: dict[str, MaskedTensor] = {}

@@ -5,6 +5,7 @@ import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from avalanche.benchmarks import CLExperience
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
@@ -36,7 +37,9 @@ class OwnArguments:
         known = [taken.name for taken in names[1:]]
 
         @functools.wraps(init)
-        def with_known_names(self: Any, **given: Any) -> None:
+        def with_known_names(self: Any, *unnamed: Any, **given: Any) -> None:
+            if unnamed:
+                raise TypeError(f"{cls.__name__} takes its options by name: {cls.__name__}(model=…, optimizer=…)")
             for name in given:
                 _refuse_unless_known(name, known, cls)
             init(self, **given)
@@ -89,6 +92,39 @@ def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
         if isinstance(plugin, type) or not any(name.startswith(("before_", "after_")) for name in dir(plugin)):
             raise TypeError(f"plugins holds {plugin!r}, which is no plugin: plugins=[TrajectoryPlugin(), …]")
     return given
+
+
+def checked_device(device: Any) -> torch.device:
+    """A strategy's device, which is there."""
+    try:
+        found = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device must be one of torch's, such as 'cpu', 'cuda' or 'cuda:0', got {device!r}") from None
+    there = torch.cuda.device_count() if found.type == "cuda" else None
+    if there is not None and there <= (found.index or 0):
+        raise ValueError(f"device={device!r}: torch finds {there} CUDA devices here; device='cpu' is always there")
+    return found
+
+
+def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
+    """Check what is given to ``train`` for loaders; the host ignores options that are a strategy's."""
+    own = inspect.signature(strategy).parameters
+    for name in options:
+        meant = _MEANT.get(name, name)
+        if meant in own:
+            raise TypeError(
+                f"strategy.train has no option {name!r}: it is one of the strategy, {strategy.__name__}(…, {meant}=…), "
+                f"and can be changed between trainings, strategy.{meant} = …"
+            )
+    workers = options.get("num_workers", 0)
+    checks.whole_number("num_workers", workers, 0)
+    for name in ("drop_last", "shuffle"):
+        if not isinstance(options.get(name, False), (bool, type(None))):
+            raise TypeError(f"{name} must be True or False, got {options[name]!r}")
+
+
+_MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "train_mb_size"}
+"""Names of other libraries for options of a strategy."""
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:

@@ -10,6 +10,7 @@ from avalanche.core import BasePlugin
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.audit.signing import private, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.encoding import checked, decode, encode
@@ -43,9 +44,9 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
         path: as of :meth:`TaskStrategy.save`; what is returned and raised, too.
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
-    path, sign = Path(path), None if key is None else partial(signature_of, private_key=private(key))
-    write_state(path, *encoded_state(strategy), sign=sign)
-    return path
+    place, sign = checks.path("path", path), None if key is None else partial(signature_of, private_key=private(key))
+    write_state(place, *encoded_state(strategy), sign=sign)
+    return place
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
@@ -86,8 +87,8 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
             or changed, or settings differ. Where the loading of a part failed, and where loading was interrupted, the
             strategy refuses to train, evaluate, unlearn or be saved until a state is loaded.
     """
-    check = None if key is None else signed_by(key)
-    give_state(strategy, partial(read_state, Path(path), check=check), Path(path))
+    place, check = checks.path("path", path), None if key is None else signed_by(key)
+    give_state(strategy, partial(read_state, place, check=check), place)
 
 
 def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:

@@ -111,7 +111,7 @@ class DisjointPlugin(TaskEndPlugin):
         recorder = find_plugin(strategy, TrajectoryPlugin)
         before = None if recorder is None else recorder.snapshot
         if before is not None:
-            self.notice("unmoved", unmoved(before.values, dict(model.named_parameters()), task))
+            self.notice("unmoved", unmoved(before.values, model, task))
         self.refuse_diverged(strategy, task)
         try:
             model.finish_task(task)

@@ -315,7 +315,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         model, training = self.model_of(strategy), self.in_training
         refuse_untrained(strategy)
         # A warning, no error: weights that are meant to stay (lr=0) under a mask or a head that learns are a method.
-        self.notice("unmoved", unmoved(training.before.values, dict(model.named_parameters()), training.task))
+        self.notice("unmoved", unmoved(training.before.values, model, training.task))
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}

@@ -409,6 +409,9 @@ class UnlearningPlugin(SupervisedPlugin):
         data: Any = None,
     ) -> UnlearningRecord:
         tasks = _tasks_of(request)
+        for take in (fingerprint, self.fingerprint):
+            if take is not None and not callable(take):
+                raise TypeError(f"fingerprint must be a function, such as take_fingerprint, or None; got {take!r}")
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"

@@ -83,8 +83,8 @@ class ScoredWeights:
             raise ValueError(f"score_bits={bits} has no meaning for scores={self.scores!r}, which keeps none")
         if self.keep == "last" and share is not None:
             raise ValueError(f"validation_share={share} has no meaning for keep='last'; it is what 'best' holds out")
-        if share is not None and not 0 < share < 1:
-            raise ValueError(f"validation_share must lie in (0, 1), got {share}")
+        if share is not None:
+            checks.within("validation_share", share, "(0, 1)")
         checks.optimizer_maker("score_optimizer", self.score_optimizer)
 
 
