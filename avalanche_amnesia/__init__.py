@@ -17,8 +17,15 @@ not listed here is in the rooms ``training``, ``models``, ``evaluation``, ``benc
 ``audit``, ``contrib`` and ``lab``; a name that is not found is told with its place.
 """
 
-from avalanche_amnesia.faces import face
+import lazy_loader
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+_, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+
+def __getattr__(name: str) -> object:
+    from avalanche_amnesia.faces import face  # not sooner: an import of the package alone loads nothing of it
+
+    return face(__name__, __file__)[0](name)
+
 
 __version__ = "0.2.0"

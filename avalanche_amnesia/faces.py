@@ -1,6 +1,7 @@
 """Public names of rooms: imported when they are first used; for a name that is none, the nearest one or its place."""
 
 import ast
+import functools
 import importlib.util
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ _PACKAGE = "avalanche_amnesia"
 Face = tuple[Callable[[str], object], Callable[[], list[str]], list[str]]
 
 
+@functools.cache
 def face(room: str, file: str) -> Face:
     """The ``__getattr__``, ``__dir__`` and ``__all__`` of a room, by the names in its ``__init__.pyi``, if it has one.
 
@@ -26,7 +28,10 @@ def face(room: str, file: str) -> Face:
         if name in names:
             return found(name)
         # Python asks ``from room import name`` this way, and replaces an AttributeError by one without words.
-        imported = sys._getframe(1).f_code.co_name == "_handle_fromlist"
+        asking = sys._getframe(1)
+        if asking.f_code.co_name == "__getattr__" and asking.f_back is not None:
+            asking = asking.f_back
+        imported = asking.f_code.co_name == "_handle_fromlist"
         if name.startswith("__") or importlib.util.find_spec(f"{room}.{name}") is not None:
             raise AttributeError(name)
         raise (ImportError if imported else AttributeError)(_told(room, name, names))
