@@ -17,6 +17,8 @@ class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
     the accuracy of Avalanche's ``accuracy_metrics``, which know the label. ``TaskInference_Task``: the task is right.
     """
 
+    axis = "event"
+
     def __init__(self, rule: InferenceRule, emit_at: Literal["experience", "stream"], *, task_only: bool) -> None:
         checks.one_of("rule", rule, InferenceRule)
         super().__init__(Mean(), reset_at=emit_at, emit_at=emit_at, mode="eval")
