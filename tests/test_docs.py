@@ -13,6 +13,8 @@ import pytest
 from support.forked import run_script
 
 from avalanche_amnesia.lab.command_line import main
+from avalanche_amnesia.lab.study.building import make_scenario
+from avalanche_amnesia.lab.study.experiment import experiment_of, from_yaml
 from experiments import shown_tables
 
 ROOT = Path(__file__).parents[1]
@@ -74,6 +76,21 @@ def test_every_command_has_the_options_that_pages_give_it(capsys):
             assert option in known, (page, command, option)
             seen += 1
     assert seen >= 10
+
+
+def test_every_experiment_and_scenario_that_pages_show_is_one():
+    seen = 0
+    for page in DOCS.glob("*.md"):
+        for block in re.findall(r"```yaml\n(.*?)```", page.read_text(), flags=re.DOTALL):
+            content = from_yaml(block, page.name)
+            if content.keys() & {"methods", "scenarios"} and "extends" not in content:
+                content.pop("profiles", None)
+                experiment = experiment_of({"name": "shown", "methods": {"any": {"kind": "Independent"}}} | content)
+                for scenario in experiment.scenarios.values():
+                    if ":" not in scenario.name:
+                        make_scenario(scenario, experiment.stream.n_tasks)
+                seen += 1
+    assert seen >= 4
 
 
 def test_every_make_target_of_the_pages_exists():
