@@ -348,4 +348,6 @@ def _label(run: Run, alike: Sequence[Run]) -> str:
     mine, *flats = [flat(seedless(each.settings)) for each in (run, *alike)]
     keys = dict.fromkeys(key for each in flats for key in each)
     apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in flats)]
-    return ", ".join(f"{key.split('.')[-1]} {mine.get(key)}" for key in apart)
+    if "scenario.name" in apart:  # which says what else is asked for
+        apart = [key for key in apart if key == "scenario.name" or not key.startswith(("scenario.", "requests"))]
+    return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in apart)

@@ -81,6 +81,12 @@ def test_a_run_alone_gives_the_same_bytes(swept, tmp_path):
     assert results(tmp_path) == results(folder_of(cell, swept[0] / "out"))
 
 
+def test_runs_of_a_method_are_told_apart_by_their_scenarios(swept):
+    runs = [read_run(folder_of(cell, swept[0] / "out")) for cell in cells_of(TINY, ["HAT"])]
+    found = {entry.name: len(entry.runs) for entry in entries(runs)}
+    assert found == {"HAT (scenario published)": 2, "HAT (scenario newest)": 2}
+
+
 def test_a_run_is_without_the_hosts_own_deprecations(tmp_path, capfd):
     stock = replace(TINY, methods={"Replay": MethodSettings("Replay")})
     with warnings.catch_warnings(record=True) as seen:
