@@ -119,14 +119,24 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return len(self.targets)
 
     def __getitem__(self, item: int) -> tuple[Any, int]:
-        return parted(self.base[self.index[item]])[0], self.targets[item]
+        given = self.base[self.index[item]]
+        x, _ = parted(given)
+        if isinstance(given, Mapping) and hasattr(self.base, "collate_fn"):  # which takes its own items
+            x = {**given, label_name(given): self.targets[item]}
+        return x, self.targets[item]
 
     def collated(self, items: list[Any]) -> list[Any]:
         """A mini-batch of items, with what the host appends to them."""
         own = getattr(self.base, "collate_fn", None)
         if own is None:
             return unpacked(default_collate(items))
-        x, y = unpacked(own([(x, y) for x, y, *_ in items]))[:2]
+        try:
+            x, y = unpacked(own([x if isinstance(x, Mapping) else (x, y) for x, y, *_ in items]))[:2]
+        except Exception as error:  # whatever it raises
+            raise TaskError(
+                f"the data set's collate_fn failed ({type(error).__name__}: {error}): it gets a list of the data set's "
+                "items, with the task's labels, and must return the inputs and the labels of all of them"
+            ) from error
         return [x, torch.as_tensor(y), *default_collate([rest for _, _, *rest in items])]
 
     def part(self, where: Sequence[int]) -> "LazyTask":
@@ -168,7 +178,7 @@ def parted(item: Any) -> tuple[Any, Any]:
         TaskError: for what is neither a pair nor a mapping with a label.
     """
     if isinstance(item, Mapping):
-        name = next((name for name in _LABELS if name in item), None)
+        name = label_name(item)
         inputs = {key: value for key, value in item.items() if key not in (name, _TASK)}
         if name is not None and inputs:
             return next(iter(inputs.values())) if len(inputs) == 1 else inputs, item[name]
@@ -181,6 +191,11 @@ def parted(item: Any) -> tuple[Any, Any]:
         f"the data set's items must be pairs (x, y), or mappings with the label as one of {', '.join(_LABELS)}: "
         f"{{'pixel': x, 'label': y}}; got {given}"
     )
+
+
+def label_name(item: Mapping[str, Any]) -> str | None:
+    """The name of the label in an item."""
+    return next((name for name in _LABELS if name in item), None)
 
 
 def unpacked(batch: Any) -> list[Any]:

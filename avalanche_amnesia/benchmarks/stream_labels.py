@@ -63,12 +63,15 @@ def labelled_stream(stream: Any) -> Any:
     which then has an attribute ``labelled_by_place``: how many they are.
 
     Raises:
-        TaskError: for a stream without labels that is class-incremental, each class in one experience alone, or has
-            the host's form for domain-incremental ones.
+        TaskError: for an experience without samples, and for a stream without labels that is class-incremental, each
+            class in one experience alone, or has the host's form for domain-incremental ones.
     """
     experiences = list(stream)
     if all(hasattr(experience, "task_labels") for experience in experiences):
         return stream
+    empty = [place for place, experience in enumerate(experiences) if not len(experience.dataset)]
+    if empty:
+        raise TaskError(f"experience {empty[0]} has no samples: perhaps all of them were split off for another stream")
     of_samples: list[Any] = [getattr(experience.dataset, "targets_task_labels", None) for experience in experiences]
     by_place = any(labels is None for labels in of_samples)
     if by_place:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, cast
 
 import torch
@@ -127,8 +127,8 @@ def task_benchmark(
     Args:
         train: ``(x, y)`` with x uint8, floating, or of other integers, of shape (N, ...) and y integer of shape (N,),
             or a torch data set of (x, y) items, or of mappings ``{"pixel": x, "label": y}``, which stays lazy; inputs
-            of several names reach the network as arguments of these names. A data set's own ``collate_fn`` gets pairs
-            (input, label). uint8 reaches the model as float32 in 0..255
+            of several names reach the network as arguments of these names. A data set's own ``collate_fn`` gets its
+            items, with the task's labels. uint8 reaches the model as float32 in 0..255
             unless a transform scales it; other integers (tokens, categories) reach it as int64, for an embedding.
         test: the same for the test stream.
         task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
@@ -225,8 +225,10 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
             x = torch.as_tensor(data[0])
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"{name}: x is no array of numbers ({error}); give a tensor of shape (n, …)") from None
-        if x.dim() == 0:
-            raise ValueError(f"{name}: x is one number; give a tensor of shape (n, …)")
+        if x.dim() == 0 or x.layout is not torch.strided:
+            given = f"a tensor of layout {x.layout}" if x.dim() else "one number"
+            raise ValueError(f"{name}: x is {given}; give a dense tensor of shape (n, …)")
+        x = x.detach()
         if x.dtype == torch.uint8:
             return x
         if x.is_floating_point():
@@ -234,7 +236,7 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
         if x.dtype in _INTEGERS:
             return x.to(torch.int64)
         raise ValueError(f"{name}: x has dtype {x.dtype}; give floats, bytes (images) or integers (tokens)")
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, (Mapping, str)):
         raise ValueError(
             f"{name}: {type(data).__name__} is neither an (x, y) tuple of tensors nor a data set with "
             f"__getitem__ and __len__"

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -113,7 +114,7 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
         elif not isinstance(x, Tensor):
             mend += ", or make it with example=, a mapping of tensors"
         elif given[0][0] != inputs.shape:
-            mend += f", or make it with input_shape={given[0][0]}"
+            mend += f", or make it with input_shape={given[0][0]}{_rearranged(given[0][0], inputs.shape)}"
     of_type = given[0][1]
     if of_type != weights and of_type in (torch.uint8, torch.float16, torch.float32, torch.float64):
         scale = " / 255" if of_type == torch.uint8 else ""
@@ -124,6 +125,13 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
     shown = ", ".join(f"{shape}, {dtype}" for shape, dtype in given)
     names = "" if isinstance(x, Tensor) else f" by the names {list(x)}"
     return f"the model can't run on its samples of shape {shown}{names} ({_first_line(error)}); {mend}"
+
+
+def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
+    """Advice for samples that have the numbers of others in another form; empty for none."""
+    if len(given) == 3 and given != needed and (given[2], *given[:2]) == needed:
+        return "; channels come first, x.permute(0, 3, 1, 2)"
+    return f"; they hold as many numbers, x.reshape(-1, *{needed})" if prod(given) == prod(needed) else ""
 
 
 def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:

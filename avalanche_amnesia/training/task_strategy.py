@@ -213,7 +213,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
-        fault = fault_in_memory(self.experience)
+        fault = fault_in_memory(self.experience) if len(self.experience.dataset) else "it has no samples"
         if fault is not None:
             raise TaskError(f"task {single_task(self.experience)}: {fault}")
         requests = getattr(self.experience, "requests", ())

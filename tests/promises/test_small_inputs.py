@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks import benchmark_from_datasets, benchmark_with_validation_stream
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
@@ -272,6 +272,45 @@ def test_one_name_is_the_input_itself(labelled):
         strategy.train(tiny.tasks([[0], [1]], data).train_stream)
         states.append(bits(strategy.model))
     assert states[0] == states[1]
+
+
+def test_a_collate_fn_of_mappings_gets_mappings():
+    """As those of Hugging Face do; the label is the task's."""
+
+    def together(items):
+        return {name: torch.stack([torch.as_tensor(item[name]) for item in items]) for name in items[0]}
+
+    data = Items(sentence, collate_fn=together)
+    strategy, plain = of_tokens("pools"), of_tokens("pools")
+    strategy.train(tiny.tasks([[1, 0]], data).train_stream)
+    plain.train(tiny.tasks([[1, 0]], Items(sentence)).train_stream)
+    assert bits(strategy.model) == bits(plain.model)
+
+
+def test_a_task_without_samples_is_told():
+    benchmark = benchmark_with_validation_stream(tiny.tasks(), 1.0)
+    refused(tiny.strategy(), benchmark.train_stream, "experience 0 has no samples")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
+        ((64,), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
+    ],
+)
+def test_samples_in_another_form_are_told_how_to_turn(given, message):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 6))
+    model = MaskedModel(net, input_shape=(1, 8, 8))
+    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8)
+    x, y = torch.randn(16, *given), torch.arange(16) % 2
+    refused(strategy, task_benchmark((x, y), (x, y), [[0, 1]]).train_stream, message)
+
+
+def test_a_collate_fn_that_fails_is_named():
+    data = Items(sentence, collate_fn=lambda items: [x for x, _ in items])
+    message = r"the data set's collate_fn failed \(ValueError: too many values.*it gets a list of the data set's items"
+    refused(of_tokens("pools"), tiny.tasks([[0, 1]], data).train_stream, message)
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)

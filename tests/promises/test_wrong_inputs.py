@@ -61,6 +61,8 @@ WRONG = {
     "no labels": (lambda: benchmark(y=None), "train: None are no labels"),
     "no numbers": (lambda: benchmark(x=None), "train: x is no array of numbers"),
     "one number": (lambda: benchmark(x=torch.tensor(1.0)), "train: x is one number"),
+    "a mapping": (lambda: task_benchmark({"x": X}, {"x": X}, [[0, 1]]), "train: dict is neither an"),
+    "sparse": (lambda: benchmark(x=X.to_sparse()), "train: x is a tensor of layout torch.sparse_coo; give a dense"),
     "no transform": (lambda: benchmark(transforms=[1]), "1 is no transform; give a function of whole batches"),
     "nothing transformed": (
         lambda: transformed(lambda x: None),

@@ -162,4 +162,6 @@ def listed(experiences: Any, call: str) -> list[Any]:
 
 
 def _is_experience(thing: object) -> bool:
+    if isinstance(thing, type):
+        return False
     return isinstance(thing, CLExperience) or (hasattr(thing, "dataset") and hasattr(thing, "origin_stream"))
