@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from avalanche_amnesia.benchmarks.data import parted, task_data
@@ -85,16 +86,25 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
     )
 
 
+def fault_of_single(strategy: Strategy, error: Exception) -> str | None:
+    """A mini-batch of one sample under batch normalisation, in words."""
+    model: Any = strategy.model
+    if len(strategy.mb_x) != 1 or not model.training or "more than 1 value per channel" not in str(error):
+        return None
+    norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
+    which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
+    n, size = len(strategy.adapted_dataset), strategy.train_mb_size
+    return (
+        f"of its {n} samples, in mini-batches of {size}, one is alone in a mini-batch, and {which} needs several while "
+        "it trains. With strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose "
+        "another train_mb_size"
+    )
+
+
 def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: Any) -> str | None:
     """Samples that a model can't run on, or features that no head can read, in words; None: neither is to blame."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
-    if len(x) == 1 and model.training and "more than 1 value per channel" in str(error):
-        return (
-            "one of its mini-batches has 1 sample, and batch normalisation needs several while it trains. With "
-            "strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose a "
-            "train_mb_size by which none has 1 sample"
-        )
     unlike = _unlike_features(x, model, task_labels)
     if unlike is not None:
         return unlike

@@ -49,6 +49,7 @@ from avalanche_amnesia.training.task_faults import (
     fault_of_labels,
     fault_of_loading,
     fault_of_loss,
+    fault_of_single,
 )
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
@@ -358,14 +359,16 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     def forward(self) -> Any:
         """As the host's; what a model can't run on is named, and the task undone."""
-        if self.is_training and not self.clock.train_exp_iterations:
+        later = self.is_training and self.clock.train_exp_iterations > 0  # what was possible once is nobody's mistake
+        if self.is_training and not later:
             fault = fault_of_inputs(self.mb_x)
             self._refuse(None if fault is None else f"in its first mini-batch {fault}")
         try:
             with autocast(self.autocast):
                 return super().forward()
         except Exception as error:  # whatever the model raises
-            self._refuse(fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
+            self._refuse(fault_of_single(self, error), error)
+            self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 
     def criterion(self) -> Any:

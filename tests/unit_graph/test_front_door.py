@@ -106,11 +106,10 @@ class Recurrent(nn.Module):
         return torch.relu(self.out(self.recurrent(x)[0][:, -1]))
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_a_recurrent_network_is_told_of_the_methods_that_take_it(kind):
-    for wrap, options in ((MaskedModel, {"input_shape": (5, 8)}), (SubnetModel, {})):
-        with pytest.raises(ModelError, match=r"weight pools take any network.*DisjointModel\(backbone\)"):
-            wrap(Recurrent(kind), **options)
+@pytest.mark.parametrize(("kind", "wrap"), [(nn.LSTM, MaskedModel), (nn.LSTM, SubnetModel), (nn.GRU, SubnetModel)])
+def test_a_recurrent_network_is_told_of_the_methods_that_take_it(kind, wrap):
+    with pytest.raises(ModelError, match=r"weight pools take any network.*DisjointModel\(backbone\)"):
+        wrap(Recurrent(kind), **({"input_shape": (5, 8)} if wrap is MaskedModel else {}))
     DisjointModel(Recurrent(kind))
     net = Recurrent(kind)
     net.recurrent.requires_grad_(False)
