@@ -263,7 +263,8 @@ class Draft:
             numbered = (f"{wanted[0]}#{count}" for count in range(1, len(taken) + 2))
             self._names[key] = next(name for name in (*wanted, *numbered) if name and name not in taken)
             part = weight.parts[0]
-            if len(weight.parts) == 1 and part.group is None and part.place.numel() == part.size.numel():
+            plain = part.whole or (part.group is None and part.place.numel() == part.size.numel())
+            if len(weight.parts) == 1 and plain:
                 self._plain[key] = part.name
         name = self._names[key]
         if key in self.ungated:

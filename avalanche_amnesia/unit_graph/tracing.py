@@ -2,9 +2,10 @@
 
 import enum
 import functools
+import gc
 import types
 from collections import OrderedDict
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -63,7 +64,8 @@ def trace_backbone(
 ) -> tuple[MaskedBackbone, UnitGraph]:
     """Put a mask behind every weighted layer of a feature extractor, and try out that it protects; see MaskedModel."""
     check_backbone(backbone)
-    found, findings = examine(backbone, input_shape, **options)
+    with _uncollected():
+        found, findings = examine(backbone, input_shape, **options)
     if found is None:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
         raise ModelError(f"{findings[0]}{more}")
@@ -77,6 +79,18 @@ def trace_backbone(
             try_out(masked, found.graph, found.owned, found.programs)
         found.tried = masked.tried = True
     return masked, found.graph
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Search for no unreachable objects meanwhile: a trace makes millions that stay, and each search sees all."""
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()
 
 
 def examine(
@@ -104,7 +118,7 @@ def examine(
     _check_names(backbone, [*frozen, *task_owned, *left_out])
     classifiers = tuple(inner for name in left_out for inner in _called(backbone, name))
     options = (classifiers, norm, tuple(frozen), tuple(task_owned), input_shape)
-    structure = None if example is not None else structure_of(backbone, options)
+    structure = structure_of(backbone, options, example)
     known = _known.get(structure)
     if known is not None:
         return known, []
@@ -289,11 +303,12 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_ou
 # What is built alike is traced once ----------------------------------------------------------------------------------
 
 
-def structure_of(backbone: nn.Module, options: Hashable) -> Hashable | None:
+def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) -> Hashable | None:
     """All that a trace may depend on: modules, their types and attributes, shapes and types of their tensors."""
     numbers: dict[int, int] = {}
     parts: list[Hashable] = [options, torch.get_default_dtype()]
     try:
+        parts.append(_attribute(dict(example) if isinstance(example, Mapping) else example))
         for name, module in backbone.named_modules(remove_duplicate=False):
             parts.append((name, type(module), _number(numbers, module)))
             for key, parameter in module._parameters.items():

@@ -6,6 +6,7 @@ with some parameters and once with every entry outside of the mask replaced, in 
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from avalanche_amnesia.unit_graph.units import compact
 from avalanche_amnesia.unit_graph.values import Masked
 
 _SAMPLES = 4
+_LARGE = 1 << 16
+"""Numbers of a sample from which on two samples will do: a norm has positions enough in each."""
 _CLOSE = 1e-3
 _FEW = 1_000_000
 Tensors = dict[str, Tensor]
@@ -43,7 +46,7 @@ def try_out(
         if value.is_floating_point():
             value.copy_(_as_if_trained(value, draw).abs() if name.endswith("var") else _as_if_trained(value, draw))
     rounds = 2 if sum(value.numel() for value in start.values()) < _FEW else 1
-    run = _Run(module, owned, own, graph.inputs.batch(_SAMPLES, draw, like))
+    run = _Run(module, owned, own, graph.inputs.batch(_samples(graph), draw, like))
     try:
         for training in (True, False) * rounds:
             module.train(training)
@@ -65,7 +68,7 @@ def try_out(
 def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec]) -> None:
     """Compare the features of a backbone with those of its masked form under masks that are open."""
     like = first_real(module)
-    x = graph.inputs.batch(_SAMPLES, None, like)
+    x = graph.inputs.batch(_samples(graph), None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
     with undisturbed(module):
         module.eval()
@@ -83,6 +86,10 @@ def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Map
             f"what torch.export made of {type(backbone).__name__} computes something else than its forward: take out "
             "of it what differs from call to call (Python's own random numbers, counters, global state)"
         )
+
+
+def _samples(graph: UnitGraph) -> int:
+    return 2 if max(map(prod, graph.inputs.shapes)) >= _LARGE else _SAMPLES
 
 
 class _Run:
@@ -132,13 +139,23 @@ class _Stepped(nn.Module):
 def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:
     """Numbers of the same size that no initialisation gives: a weight that starts at zero would hide what it reads."""
     noise = _noise(value, draw)
-    return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
+    return _by_lines(value, 1 + 0.2 * noise, 0.02 * noise.roll(1))
 
 
 def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Normal numbers; again and again the same ones in a large tensor, of which none is like its neighbours."""
-    drawn = torch.randn(min(like.numel(), 1 << 16), generator=draw).to(like)
-    return drawn.repeat(-(-like.numel() // max(1, len(drawn))))[: like.numel()].view(like.shape)
+    """Normal numbers, as many as a tensor has, but few for a large one."""
+    return torch.randn(min(like.numel(), 1 << 16), generator=draw).to(like)
+
+
+def _by_lines(value: Tensor, factor: Tensor | float, added: Tensor) -> Tensor:
+    """``value · factor + added``, of which a large tensor takes the same numbers again and again: in one pass."""
+    flat, n = value.detach().reshape(-1), max(1, len(added))
+    result, lines = torch.empty_like(flat), len(flat) // n * n
+    for part, out in ((flat[:lines].view(-1, n), result[:lines].view(-1, n)), (flat[lines:], result[lines:])):
+        length = part.shape[-1]
+        by = factor[:length] if isinstance(factor, Tensor) else torch.full_like(added[:length], factor)
+        torch.addcmul(added[:length], part, by, out=out)
+    return result.view(value.shape)
 
 
 def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
@@ -152,7 +169,7 @@ def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch
     covered = dict(graph.reads({name: mask > 0 for name, mask in masks.items()}))
     moved = {}
     for name, value in start.items():
-        other = -3 * value + _noise(value, draw)
+        other = _by_lines(value, -3.0, _noise(value, draw))
         moved[name] = torch.where(covered[name].to(value.device), value, other) if name in covered else other
     return moved
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -85,15 +86,23 @@ class Dependence:
 
     name: str
     size: torch.Size
-    place: Tensor
+    moved_to: Tensor | None = None
     group: Tensor | None = None
     frozen: bool = False
     owned: bool = False
 
+    @cached_property
+    def place(self) -> Tensor:
+        """Number of the parameter's entry, or of its group, behind each entry of the tensor."""
+        # Most are used as they stand: then nobody asks for numbers, which would take more memory than the parameters.
+        return torch.arange(self.size.numel()).reshape(self.size) if self.moved_to is None else self.moved_to
+
     @property
     def whole(self) -> bool:
         """Tell whether the tensor is the parameter as it stands."""
-        return self.group is None and self.place.shape == self.size and _counts_up(self.place)
+        if self.group is not None or self.moved_to is None:
+            return self.group is None
+        return self.moved_to.shape == self.size and _counts_up(self.moved_to)
 
     def mixed(self, result: Tensor) -> Dependence:
         """The same for a tensor whose entries each depend on several entries of this one."""
@@ -102,7 +111,7 @@ class Dependence:
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
         labels = _components(groups + count, small.reshape(-1), into.reshape(-1) + groups)
         own = torch.arange(groups) if self.group is None else self.group
-        return replace(self, place=labels[groups:], group=labels[:groups][own])
+        return replace(self, moved_to=labels[groups:], group=labels[:groups][own])
 
 
 def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
@@ -154,7 +163,7 @@ class ParameterValue:
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
         """The result of an operation that moves entries."""
-        parts = tuple(replace(part, place=move(part.place)) for part in self.parts)
+        parts = tuple(replace(part, moved_to=move(part.place)) for part in self.parts)
         shape = parts[0].place.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
         return ParameterValue(shape, self.dtype, parts)
 
@@ -175,7 +184,7 @@ def together(shape: torch.Size, dtype: torch.dtype, operands: list[ParameterValu
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
-            new = replace(part, place=part.place.expand(shape))
+            new = replace(part, moved_to=part.place.expand(shape))
             if not any(_same(new, known) for known in parts):
                 parts.append(new)
     return ParameterValue(shape, dtype, tuple(parts))

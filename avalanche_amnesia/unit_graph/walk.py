@@ -222,8 +222,7 @@ class Walk:
         parameter = self.parameters[name]
         if not parameter.requires_grad and not owned:
             return ParameterValue(parameter.shape, parameter.dtype, ())
-        place = torch.arange(parameter.numel()).reshape(parameter.shape)
-        part = Dependence(name, parameter.shape, place, frozen=self.is_frozen(name), owned=owned)
+        part = Dependence(name, parameter.shape, frozen=self.is_frozen(name), owned=owned)
         return ParameterValue(parameter.shape, parameter.dtype, (part,))
 
     def used(self, parameter: ParameterValue, *factors: Tensor) -> None:

@@ -85,6 +85,13 @@ def test_options_and_closures_count_too(exports):
     assert len(exports) == 8  # what a closure holds can't be compared
 
 
+def test_examples_are_compared(exports):
+    x = torch.ones(3, 6)
+    for example, n_exports in ((x, 2), (x.clone(), 2), (2 * x, 4), ((x,), 6)):
+        MaskedModel(Net(), example=example)
+        assert len(exports) == n_exports
+
+
 def test_only_the_latest_are_kept(exports):
     for slope in (0.1, 0.2, 0.3, 0.1):
         MaskedModel(Net(slope=slope))

@@ -167,7 +167,9 @@ def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: 
         wanted = (module, part.name.removesuffix(".weight"))
         return walk.draft.layer_of(weight, wanted, kind, units).sets
     count = part.size.numel()
-    first, used = int(part.place.min()) * part.size[0] // count, part.place.numel() * part.size[0] // count
+    first, used = 0, part.size[0]
+    if not part.whole:
+        first, used = int(part.place.min()) * part.size[0] // count, part.place.numel() * part.size[0] // count
     third = part.size[0] // 3
     if rows and part.name.endswith("in_proj_weight") and part.size[0] == 3 * third and not first % third:
         layers = []
