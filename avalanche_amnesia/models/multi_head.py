@@ -104,6 +104,11 @@ class MultiHeadModel(MultiTaskModule):
 
     def adaptation(self, experience: Any) -> None:
         """Make the head of a task that is about to be trained; while evaluating, only note how many classes it has."""
+        if not hasattr(experience, "task_labels"):
+            raise UnknownTaskError(
+                "an experience has no task labels, by which heads are told apart: give its stream some, by "
+                "task_incremental_benchmark(benchmark, reset_task_labels=True)"
+            )
         for task in experience.task_labels:
             if task not in self.heads:
                 if self.training:

@@ -25,14 +25,15 @@ from avalanche.benchmarks.utils import (
     TaskLabels,
     as_classification_dataset,
 )
+from avalanche.training import Naive
 from support import tiny
-from support.strategies import stock
+from support.strategies import quiet, stock
 from support.strategy_state import bits, unlearning_plugin
 from torch.utils.data import TensorDataset
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
-from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.models import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.training.plugins import TaskError
 
 
@@ -105,6 +106,16 @@ def test_a_stock_strategy_refuses_it_too(name):
     assert bits(strategy.model) == before
     strategy.train(tiny.tasks().train_stream[0])
     assert unlearning_plugin(strategy).ledger.remaining == (0,)
+
+
+def test_a_stock_strategy_without_plugins_of_ours_is_told_too():
+    model = MultiHeadModel(tiny.Net())
+    strategy = Naive(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), evaluator=quiet(), train_mb_size=8
+    )
+    with pytest.raises(UnknownTaskError, match="an experience has no task labels.*" + MEND):
+        strategy.train(domains().train_stream[0])
+    assert model.tasks == ()
 
 
 @pytest.mark.parametrize("name", ["new classes", "own classes", "all zero, classes", "mixed"])
