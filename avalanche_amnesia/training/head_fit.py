@@ -90,38 +90,44 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> str | None:
 
 STATISTICS_BATCHES = 16
 """Mini-batches from which running statistics are taken again."""
-BATCH, BATCH_OF_LARGE = 512, 32
+BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 4096
 """Samples at a time: what a large network makes of more than a few images leaves the caches of a CPU."""
 LARGE = 1e10
 """Products of a weight and an input in a pass over all samples from which on a network counts as large."""
 
 
 class _FirstLayer(TorchFunctionMode):
-    """Computes of a linear layer that reads samples only the units whose weights differ from those of its first call.
+    """Computes of a linear layer that reads samples only the units whose weights it has not seen in two other calls.
 
-    What an earlier task wrote into a first layer are few of its units, and that layer is most of a small network.
+    A first layer is most of a small network. Where one task alone wrote into a unit, it is as with all earlier tasks or
+    as with none, whichever of them go.
     """
 
     def __init__(self, x: Tensor) -> None:
         super().__init__()
         self._rows = x.flatten(1) if x.dim() > 1 else x[:, None]  # the samples themselves, if they lie in order
-        self._known: tuple[Tensor, Tensor] | None = None
+        self._known: list[tuple[Tensor, Tensor]] = []
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is not F.linear or kwargs or not self._holds(args[0]):
             return function(*args, **(kwargs or {}))
         x, weight, bias = args
         units = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
-        if self._known is None:
-            self._known = units.clone(), F.linear(self._rows, weight, bias)
-        known, results = self._known
-        if known.shape != units.shape:  # another layer that reads them
+        if self._known and self._known[0][0].shape != units.shape:  # another layer that reads them
             return F.linear(x, weight, bias)
-        width = x.shape[1]
-        first, step = (x.storage_offset() - self._rows.storage_offset()) // width, x.stride(0) // width
-        changed = (known != units).any(1).nonzero()[:, 0]
-        new = F.linear(x, weight[changed], None if bias is None else bias[changed])
-        return results[first :: max(step, 1)][: len(x)].index_copy(-1, changed, new)
+        if len(self._known) < 2 and not any(torch.equal(known, units) for known, _ in self._known):
+            self._known.append((units.clone(), F.linear(self._rows, weight, bias)))
+        first, step = (
+            (x.storage_offset() - self._rows.storage_offset()) // x.shape[1],
+            max(1, x.stride(0) // x.shape[1]),
+        )
+        place = slice(first, first + step * len(x), step)
+        result, changed = self._known[0][1][place], (self._known[0][0] != units).any(1)
+        for known, results in self._known[1:]:
+            again = changed & (known == units).all(1)
+            result, changed = torch.where(again, results[place], result), changed & ~again
+        new = changed.nonzero()[:, 0]
+        return result.index_copy(-1, new, F.linear(x, weight[new], None if bias is None else bias[new]))
 
     def _holds(self, x: Tensor) -> bool:
         """Tell whether a tensor is a slice of the samples, as rows."""
@@ -141,10 +147,13 @@ class CounterfactualFeatures:
         weights = list(model.backbone.parameters())
         # Images that a network without convolutions flattens are rows, as samples of two axes are.
         flat = one and (x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in weights)))
-        # Every weight at every place: an upper bound.
-        large = 2 * sum(weight.numel() for weight in weights) * x.numel() >= LARGE
-        small = large and not (flat and x.is_floating_point()) and self.x.device.type == "cpu"
-        self._batch = BATCH_OF_LARGE if small else BATCH
+        if self.x.device.type != "cpu":
+            self._batch = BATCH
+        elif flat and x.is_floating_point():
+            self._batch = BATCH_OF_ROWS
+        else:  # every weight at every place: an upper bound
+            large = 2 * sum(weight.numel() for weight in weights) * x.numel() >= LARGE
+            self._batch = BATCH_OF_LARGE if large else BATCH
 
     def __call__(self, part: slice | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Features ``(n, features)`` and statistics by name in the task's own modules; there may be none.
@@ -161,6 +170,10 @@ class CounterfactualFeatures:
             with self._first_layer:
                 features = torch.cat([self._features(some, parts) for some in samples.split(self._batch)])
         return features, dict(parts.named_buffers()) if parts is not None and norms else {}
+
+    def see(self) -> None:
+        """Note what the first layer makes of all samples; later calls compute of it what is another by then."""
+        self(slice(0, self._batch))
 
     def _features(self, x: Tensor, parts: torch.nn.Module | None) -> Tensor:
         return self.model.masked_features(x, self._mask, parts)
