@@ -32,7 +32,7 @@ def fit_head(
         x = features.index_select(1, there).T.contiguous()  # samples last: what is done per sample runs over whole rows
         mean = x.mean(1, keepdim=True) * has_bias  # without a bias nothing could undo the centring
         x -= mean
-        some = x if n < 40 * len(x) else x[:, :: n // (20 * len(x))].contiguous()  # as round, in less time
+        some = x[:, :: max(1, n // (20 * max(1, len(x))))].contiguous()  # as round, in less time
         covariance = some @ some.T / some.shape[1]
         one = torch.eye(len(covariance)).to(covariance)
         # Matrices that lie alike, so that every device adds in the same order.
