@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
@@ -58,6 +58,9 @@ if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.models.task_inference import InferenceRule, Prediction
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
     from avalanche_amnesia.unlearning.applying import TakeFingerprint
+
+
+_AS_IT_IS = nullcontext()  # a look at autocast takes longer, in every step
 
 
 class StrategyOptions(TypedDict, total=False):
@@ -364,7 +367,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             fault = fault_of_inputs(self.mb_x)
             self._refuse(None if fault is None else f"in its first mini-batch {fault}")
         try:
-            with autocast(self.autocast):
+            with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # whatever the model raises
             self._refuse(fault_of_single(self, error), error)
@@ -378,7 +381,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         if first:  # an accelerator does not survive such a label
             self._refuse(fault_of_labels(*parts, self._criterion))
         try:
-            with autocast(self.autocast):
+            with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 loss = super().criterion()
         except Exception as error:  # whatever the loss raises
             self._refuse(fault_of_labels(*parts, self._criterion), error)
