@@ -32,8 +32,7 @@ def fit_head(
         x = features.index_select(1, there).T.contiguous()  # samples last: what is done per sample runs over whole rows
         mean = x.mean(1, keepdim=True) * has_bias  # without a bias nothing could undo the centring
         x -= mean
-        some = x[:, :: max(1, n // (20 * max(1, len(x))))].contiguous()  # as round, in less time
-        covariance = some @ some.T / some.shape[1]
+        covariance = x @ x.T / n
         one = torch.eye(len(covariance)).to(covariance)
         # Matrices that lie alike, so that every device adds in the same order.
         total = covariance.diagonal().contiguous().sum()
