@@ -8,7 +8,7 @@ Adds to ``experiments/results/weight_pools.json`` and writes the table beside it
 
 import time
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -77,26 +77,28 @@ def run(stream, method, seed, rate, root, validation):
 
 def table(rows):
     shown = [stream for stream in STREAMS if test_rows(rows, stream=stream)]
-    lines = ["# Weight pools beside other methods", "", NOTES, "", "## Tasks that remain, at the end", ""]
-    lines += ["| method | " + " | ".join(shown) + " |", "|---" * (len(shown) + 1) + "|"]
-    for method in METHODS:
-        if not test_rows(rows, method=method):
-            continue
-        cells = []
-        for stream in shown:
-            mine = test_rows(rows, stream=stream, method=method)
-            values = [100 * row["accuracy"] for row in mine]
-            spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{mean(values):.1f}{spread} (× {mine[0]['rate']})" if values else "–")
-        lines.append(f"| {method}{', exact' if method in EXACT else ''} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+
+    def lines(title, cell):
+        yield from ("", f"## {title}", "", f"| method | {' | '.join(shown)} |", "|---" * (len(shown) + 1) + "|")
+        for method in METHODS:
+            of_streams = [test_rows(rows, stream=stream, method=method) for stream in shown]
+            if any(of_streams):
+                cells = [cell(mine) if mine else "–" for mine in of_streams]
+                yield f"| {method}{', exact' if method in EXACT else ''} | {' | '.join(cells)} |"
+
+    def accuracy(mine):
+        values = [100 * row["accuracy"] for row in mine]
+        return f"{mean(values):.1f}" + (f"±{stdev(values):.1f}" if len(values) > 1 else "")
+
+    parts = [lines("Tasks that remain, at the end", accuracy), lines("Rates", lambda mine: f"× {mine[0]['rate']}")]
+    return "\n".join(["# Weight pools beside other methods", "", NOTES, *chain.from_iterable(parts)]) + "\n"
 
 
 NOTES = """Mean accuracy (per cent) on the test images of the tasks that remain after all requests, ± standard deviation
-over seeds; one seed where none stands. In brackets the rate: times the stream's learning rate of Adam, the best of × 1,
-2, 4 and 8 for this method on held out training images of seed 101. Streams, networks and epochs:
-`experiments/streams.py`. All heads are fitted when their task ends. *Independent, narrow*: a network for each task,
-all that stand at one time together as large as the one of the others."""
+over seeds; one seed where none stands. Rates: times the stream's learning rate of Adam, the best of × 1, 2, 4 and 8 for
+this method on held out training images of seed 101. Streams, networks and epochs: `experiments/streams.py`. All heads
+are fitted when their task ends. *Independent, narrow*: a network for each task, all that stand at one time together as
+large as the one of the others."""
 
 
 def main():
