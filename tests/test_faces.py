@@ -83,7 +83,7 @@ def none(plugin, context, change):
     change.set(plugin, seen=torch.zeros(2))
 
 
-@pytest.mark.parametrize("wrong", [("P",), (Counts(),), (), (Counts, "P")], ids=repr)
+@pytest.mark.parametrize("wrong", [("P",), (Counts(),), (), (Counts, "P")], ids=["a name", "an object", "none", "two"])
 def test_a_purger_is_for_classes(wrong):
     with pytest.raises(TypeError, match=r"takes the classes of plugins, @register_purger\(ThePlugin\), got"):
         register_purger(*wrong)
@@ -109,7 +109,9 @@ def test_a_class_has_one_purger_that_says_what_it_did(monkeypatch):
 
 
 @pytest.mark.parametrize("register", [rule, derives])
-@pytest.mark.parametrize("wrong", [("x",), (torch.relu,), (torch.nn.ReLU,), ()], ids=repr)
+@pytest.mark.parametrize(
+    "wrong", [("x",), (torch.relu,), (torch.nn.ReLU,), ()], ids=["a name", "a function", "a module", "none"]
+)
 def test_a_rule_is_for_operations_of_an_exported_graph(register, wrong):
     with pytest.raises(TypeError, match=r"operations in an exported graph, such as torch.ops.aten.relu, got"):
         register(*wrong)
