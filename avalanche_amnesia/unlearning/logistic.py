@@ -29,10 +29,11 @@ def fit_head(
     n = len(features)
     with torch.no_grad():
         there = features.abs().amax(0).nonzero()[:, 0]  # a tenth of the time of counting; of NaN it is NaN
-        x = features.index_select(1, there).T.contiguous()  # samples last: what is done per sample runs over whole rows
-        mean = x.mean(1, keepdim=True) * has_bias  # without a bias nothing could undo the centring
-        x -= mean
-        covariance = x @ x.T / n
+        rows = features.index_select(1, there)
+        mean = rows.mean(0) * has_bias  # without a bias nothing could undo the centring
+        rows -= mean
+        x = rows.T.contiguous()  # samples last: what is done per sample runs over whole rows
+        covariance = x @ rows / n
         one = torch.eye(len(covariance)).to(covariance)
         # Matrices that lie alike, so that every device adds in the same order.
         total = covariance.diagonal().contiguous().sum()
@@ -69,7 +70,7 @@ def fit_head(
     optimizer.step(loss)
     with torch.no_grad():
         unwhitened = weight @ whitening
-        shift = (bias - unwhitened @ mean)[:, 0]
+        shift = bias[:, 0] - unwhitened @ mean
         of_all = features.new_zeros(n_classes, features.shape[1]).index_copy_(1, there, unwhitened)
     _check_fit(of_all, shift)
     return of_all, shift.contiguous()
