@@ -1,15 +1,12 @@
 """Features of a task's samples, and heads fitted to them."""
 
 from collections.abc import Collection
-from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -96,46 +93,6 @@ LARGE = 1e10
 """Products of a weight and an input in a pass over all samples from which on a network counts as large."""
 
 
-class _FirstLayer(TorchFunctionMode):
-    """Computes of a linear layer that reads samples only the units whose weights it has not seen in two other calls.
-
-    A first layer is most of a small network. Where one task alone wrote into a unit, it is as with all earlier tasks or
-    as with none, whichever of them go.
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        super().__init__()
-        self._rows = x.flatten(1) if x.dim() > 1 else x[:, None]  # the samples themselves, if they lie in order
-        self._known: list[tuple[Tensor, Tensor]] = []
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is not F.linear or kwargs or not self._holds(args[0]):
-            return function(*args, **(kwargs or {}))
-        x, weight, bias = args
-        units = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
-        if self._known and self._known[0][0].shape != units.shape:  # another layer that reads them
-            return F.linear(x, weight, bias)
-        if len(self._known) < 2 and not any(torch.equal(known, units) for known, _ in self._known):
-            self._known.append((units.clone(), F.linear(self._rows, weight, bias)))
-        first, step = (
-            (x.storage_offset() - self._rows.storage_offset()) // x.shape[1],
-            max(1, x.stride(0) // x.shape[1]),
-        )
-        place = slice(first, first + step * len(x), step)
-        result, changed = self._known[0][1][place], (self._known[0][0] != units).any(1)
-        for known, results in self._known[1:]:
-            again = changed & (known == units).all(1)
-            result, changed = torch.where(again, results[place], result), changed & ~again
-        new = changed.nonzero()[:, 0]
-        return result.index_copy(-1, new, F.linear(x, weight[new], None if bias is None else bias[new]))
-
-    def _holds(self, x: Tensor) -> bool:
-        """Tell whether a tensor is a slice of the samples, as rows."""
-        rows = self._rows
-        same = x.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
-        return same and x.shape[1:] == rows.shape[1:] and x.stride(0) % rows.stride(0) == 0 and x.stride(1) == 1
-
-
 class CounterfactualFeatures:
     """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed."""
 
@@ -143,7 +100,6 @@ class CounterfactualFeatures:
         self.model, self.task, self.mb_size, self.x = model, task, mb_size, input_of(model, x)
         self._mask = model.binary_mask(task)
         one = isinstance(self.x, Tensor)
-        self._first_layer = _FirstLayer(self.x) if one else nullcontext()
         weights = list(model.backbone.parameters())
         # Images that a network without convolutions flattens are rows, as samples of two axes are.
         flat = one and (x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in weights)))
@@ -167,13 +123,8 @@ class CounterfactualFeatures:
                 batches = self.x.split(self.mb_size)[:STATISTICS_BATCHES]
                 retake(norms, (some for some in batches if len(some) > 1), lambda x: self._features(x, parts))
             samples = self.x if part is None else self.x[part]
-            with self._first_layer:
-                features = torch.cat([self._features(some, parts) for some in samples.split(self._batch)])
+            features = torch.cat([self._features(some, parts) for some in samples.split(self._batch)])
         return features, dict(parts.named_buffers()) if parts is not None and norms else {}
-
-    def see(self) -> None:
-        """Note what the first layer makes of all samples; later calls compute of it what is another by then."""
-        self(slice(0, self._batch))
 
     def _features(self, x: Tensor, parts: torch.nn.Module | None) -> Tensor:
         return self.model.masked_features(x, self._mask, parts)

@@ -129,9 +129,6 @@ class CounterfactualPlugin(SupervisedPlugin):
             return
         x, y = training_samples(strategy, self.samples, derive_seed(self.seed, "counterfactual", task))
         features_now = CounterfactualFeatures(model, task, x, strategy.train_mb_size)
-        for gone in (frozenset(), sources) if len(removals) > 1 else ():
-            with self._as_if_unlearned(model, trajectory, gone):
-                features_now.see()
         unfitted: dict[frozenset[int], str] = {}
         for gone in removals:
             try:
