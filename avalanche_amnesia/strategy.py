@@ -50,7 +50,7 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 
 
 def autocast_now() -> Autocast:
-    """Where autocast is on."""
+    """Kinds of device on which autocast is on."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
 

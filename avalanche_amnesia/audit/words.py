@@ -49,7 +49,7 @@ def gone_in_words(plan: UnlearningPlan) -> str:
 
 
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
-    """What an unlearning in a saved state did, in sentences for whoever must answer for it.
+    """Outcome of an unlearning in a saved state, in sentences for people who must answer for it.
 
     Args:
         record: of the unlearning.

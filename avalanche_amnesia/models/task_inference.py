@@ -15,7 +15,7 @@ InferenceRule = Literal["entropy", "confidence"]
 
 
 class Prediction(NamedTuple):
-    """What was predicted of a batch.
+    """Tasks and classes that were predicted for a batch.
 
     Attributes:
         tasks: label of the task whose head was read, per sample: int64 of shape ``(batch,)``.

@@ -145,7 +145,7 @@ def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
 
 
 def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
-    """What a backbone returns that runs, and is no features for a head."""
+    """Output of a backbone that runs and returns no features for a head, in words."""
     try:
         with preserved_rng(), evaluating(model):
             features = model.features(x, task_labels)
@@ -160,7 +160,7 @@ def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
 
 
 def fault_of_loss(criterion: Any, loss: Any, labels: Any, logits: Any, error: Exception | None = None) -> str | None:
-    """What is wrong with a loss of logits and labels: it raised an error, or is no number that learns."""
+    """Fault of a loss of logits and labels: it raised an error, or is no number that learns."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
     name = type(criterion).__name__ if isinstance(criterion, nn.Module) else getattr(criterion, "__name__", "the loss")
@@ -180,7 +180,7 @@ _OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss,
 
 
 def fault_of_batch(batch: Any) -> str | None:
-    """What is no mini-batch of inputs, labels and task labels."""
+    """Fault of a mini-batch that does not hold inputs, labels and task labels."""
     if len(batch) < 3:
         return f"its loader gives mini-batches of {len(batch)} parts: inputs, labels and task labels are needed"
     x, labels = batch[0], batch[1]
@@ -305,7 +305,7 @@ class Learned(NamedTuple):
 
 
 def learned(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> Learned | None:
-    """How well a task was learned; None where its samples can't be read by its network alone."""
+    """Accuracy on a task's training samples; None where its network can't read them without plugins."""
     try:
         with preserved_rng():
             x, labels = training_samples(strategy, _MOST_SAMPLES, seed)

@@ -1,4 +1,4 @@
-"""What a search of files found, in sentences for whoever must answer for it."""
+"""Findings of a search of files, in sentences for people who must answer for it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from avalanche_amnesia.saving.files import STATE
 
 
 def verdict(report: AuditReport, record: UnlearningRecord, path: Path) -> list[str]:
-    """What is left, folder by folder, and what to do about it; or that nothing was found, and how far that goes.
+    """Residue folder by folder, and what to do about it; or that nothing was found, and how far that goes.
 
     Args:
         report: of the files at ``path``.

@@ -40,7 +40,7 @@ class RunPlan:
 
     @property
     def summary(self) -> str:
-        """What is left to do, in a sentence."""
+        """Jobs left to do, in a sentence."""
         trainings, left = sum(r.trainings for r in self.runs), sum(r.to_compute for r in self.runs)
         if not left:
             return f"Nothing is left to train: all of {trainings} trainings are there, or shared."

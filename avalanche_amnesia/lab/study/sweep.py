@@ -71,7 +71,7 @@ def run_cell(
 
 
 def _asked(request: UnlearningRequest) -> Any:
-    """What a request asks for, as plain values."""
+    """A request as plain values."""
     parts = {name: list(getattr(request, name)) for name in ("samples", "classes") if getattr(request, name)}
     return {"task": request.tasks[0], **parts} if parts else list(request.tasks)
 
