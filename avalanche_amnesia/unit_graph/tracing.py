@@ -85,8 +85,8 @@ def trace_backbone(
 def _uncollected() -> Iterator[None]:
     """Search for no unreachable objects meanwhile: a trace makes millions that stay, and each search sees all."""
     running = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if running:
