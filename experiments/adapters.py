@@ -26,7 +26,7 @@ from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.training import AmnesiacHAT
 from experiments.streams import STREAMS, accuracy_on, held_out
-from experiments.trials import FitHead, arguments, run_trials, test_rows
+from experiments.trials import FitHead, arguments, rows_tested, run_trials
 
 KNOWN, TASKS = range(5), [[5, 6], [6, 7], [7, 8], [8, 9], [9, 5]]
 REQUESTS = {3: [1], 4: [2]}
@@ -141,7 +141,7 @@ def table(rows):
     lines = ["# Adapters on a network of five classes", "", NOTES, ""]
     lines += ["| network | method | accuracy | exact | bytes of a task | ms per request | rate |", "|---" * 7 + "|"]
     for network, method in product(NETWORKS, METHODS):
-        mine = test_rows(rows, network=network, method=method)
+        mine = rows_tested(rows, network=network, method=method)
         if mine:
             cells = [f"{100 * mean(row['accuracy'] for row in mine):.1f}", "yes" if mine[0]["exact"] else "no"]
             cells += [

@@ -202,4 +202,4 @@ STREAMS = {
 }
 
 PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)
-"""A further one, of :mod:`experiments.weight_pools` only."""
+"""A further one, of :mod:`experiments.comparison` only."""

@@ -2,10 +2,9 @@
 
     python -m experiments.task_inference --root DATA --validation 101 --test 21
 
-Rates are those of ``experiments/results/weight_pools.json``. Writes ``experiments/results/task_inference.md``.
+Settings are those of ``experiments/results/comparison.json``. Writes ``experiments/results/task_inference.md``.
 """
 
-import json
 from pathlib import Path
 from statistics import mean
 
@@ -13,9 +12,10 @@ import torch
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import TaskInference
+from experiments.comparison import OUTPUT, STREAMS
+from experiments.methods import Settings, make
 from experiments.streams import accuracy_on
-from experiments.trials import arguments, best_rate
-from experiments.weight_pools import OUTPUT, STREAMS, make
+from experiments.trials import arguments, best, rows_of
 
 SHOWN = ("rotated", "permuted fashion", "permuted 20", "split cifar")
 METHODS = ("DisjointSubnets", "AmnesiacHAT")
@@ -36,8 +36,8 @@ def shares(model, left, rule):
 def row(stream, method, seed, root, validation):
     settings = STREAMS[stream]
     benchmark = settings.benchmark(root, seed, validation)
-    rate = best_rate(json.loads(OUTPUT.read_text()), {"stream": stream, "method": method})
-    strategy = make(method, stream, seed, benchmark, rate or 1)
+    chosen = Settings(**best(rows_of(OUTPUT), "settings", stream=stream, method=method))
+    strategy = make(method, settings, seed, benchmark, chosen)
     strategy.train(benchmark.train_stream)
     left = [tested for tested in benchmark.test_stream if tested.task_label not in settings.requested]
     cells = [stream, method, "held out" if validation else "test", str(len(left)), f"{1 / len(left):.2f}"]

@@ -1,11 +1,11 @@
-"""Trials of learning rates on held out training images, and runs on test images at each method's best one."""
+"""Trials of settings on held out training images, and runs on test images with the best ones: rows of a JSON file."""
 
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -31,18 +31,48 @@ class FitHead(SupervisedPlugin):
             fit_trained_head(strategy, task, self.seed)
 
 
-def best_rate(rows: Iterable[Row], what: Mapping[str, Any]) -> float | None:
-    """The rate with the best mean on held out training images; None where none was tried."""
-    tried: dict[float, list[float]] = {}
+def rows_of(output: Path) -> list[Row]:
+    """Rows of a file, which may not be there yet."""
+    return json.loads(output.read_text()) if output.exists() else []
+
+
+def measured(output: Path, what: Row, run: Callable[[], Row], table: Callable[[list[Row]], str]) -> Row:
+    """The row of what was run: from the file, else run, added to it, and the table written beside it.
+
+    Args:
+        output: the file.
+        what: what the row is of.
+        run: gives the rest of the row.
+        table: Markdown of all rows.
+    """
+    row = next((row for row in rows_of(output) if what.items() <= row.items()), None)
+    if row is None:
+        row = what | run()
+        print(row, flush=True)
+        rows = [*rows_of(output), row]  # read again: others may add to it meanwhile
+        output.write_text(json.dumps(rows, indent=1) + "\n")
+        output.with_suffix(".md").write_text(table(rows))
+    return row
+
+
+def best(rows: Iterable[Row], key: str, **what: Any) -> Any:
+    """The value with the best mean accuracy on held out training images, on a tie the first; None without trials."""
+    tried: dict[str, list[Row]] = {}
     for row in rows:
         if row["validation"] and what.items() <= row.items():
-            tried.setdefault(row["rate"], []).append(row["accuracy"])
-    return max(sorted(tried), key=lambda rate: mean(tried[rate]), default=None)
+            tried.setdefault(json.dumps(row[key]), []).append(row)
+    found = max(tried.values(), key=lambda mine: mean(row["accuracy"] for row in mine), default=None)
+    return None if found is None else found[0][key]
 
 
-def test_rows(rows: Iterable[Row], **what: Any) -> list[Row]:
+def rows_tested(rows: Iterable[Row], **what: Any) -> list[Row]:
     """Rows of test images."""
     return [row for row in rows if not row["validation"] and what.items() <= row.items()]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean, and standard deviation where there are several."""
+    return f"{mean(values):.1f}" + (f"±{stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def arguments(doc: str) -> argparse.ArgumentParser:
@@ -62,7 +92,7 @@ def run_trials(
     run: Callable[..., Row],
     table: Callable[[list[Row]], str],
 ) -> None:
-    """Run what is not in a JSON file yet, add it there, and write the table beside it.
+    """Every rate on held out training images, then each place's best one on test images.
 
     Args:
         output: the file.
@@ -73,18 +103,10 @@ def run_trials(
         table: Markdown of all rows.
     """
     torch.set_num_threads(1)
-
-    def rows() -> list[Row]:
-        return json.loads(output.read_text()) if output.exists() else []
-
     cells = [(seed, True, rate) for seed in options.validation for rate in rates]
     cells += [(seed, False, None) for seed in options.test]
     for place, (seed, validation, rate) in product(places, cells):
-        chosen = best_rate(rows(), place) if rate is None else rate
-        what = {**place, "seed": seed, "rate": chosen, "validation": validation}
-        if chosen is None or any(what.items() <= row.items() for row in rows()):
-            continue
-        row = what | run(**what, root=options.root)
-        print(row, flush=True)
-        output.write_text(json.dumps([*rows(), row], indent=1) + "\n")  # read again: others may add to it meanwhile
-    output.with_suffix(".md").write_text(table(rows()))
+        chosen = best(rows_of(output), "rate", **place) if rate is None else rate
+        if chosen is not None:
+            what = {**place, "seed": seed, "rate": chosen, "validation": validation}
+            measured(output, what, lambda what=what: run(**what, root=options.root), table)

@@ -39,7 +39,7 @@ def run(options):
     strategy = WSN(
         model=model,
         optimizer=optimizer,
-        masks=ScoredWeights(scores=options.scores, keep=options.keep),
+        masks=ScoredWeights(scores=options.scores, keep=options.keep, fit_head=False),
         train_mb_size=10,
         train_epochs=options.epochs,
         plugins=[LRSchedulerPlugin(schedule, reset_scheduler=True, reset_lr=True)],

@@ -47,7 +47,7 @@ def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
     options = {
         HAT: {},
         AmnesiacHAT: {"masks": replace(EVEN_BUDGET, fit_head=False)},
-        WSN: {"masks": ScoredWeights(score_lr=1e-7)},
+        WSN: {"masks": ScoredWeights(score_lr=1e-7, fit_head=False)},
     }[kind]
     told, _ = run(kind, wrap=wrap, lr=1e-7, train_epochs=2, **options)
     told = [(task, text) for task, text in told if "hardly learned" in text]

@@ -42,7 +42,7 @@ class PALLPlugin(SubnetPlugin):
         score_lr: float,
         seed: int,
     ) -> None:
-        super().__init__(masks=ScoredWeights(scores="redraw", score_lr=score_lr), seed=seed)
+        super().__init__(masks=ScoredWeights(scores="redraw", score_lr=score_lr, fit_head=False), seed=seed)
         checks.above("repair_lr", repair_lr, 0)
         self.memory, self.loss, self.store = memory, loss, store
         self.repair_steps = checks.whole_number("repair_steps", repair_steps, 0)

@@ -49,11 +49,11 @@ class ScoredWeights:
         score_optimizer: makes another optimizer from ``[scores]``; nothing changes its settings.
         keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
             lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
-            one and the same step.
+            one and the same step; ``fit_head`` then fits the head again.
         validation_share: share in (0, 1) of each task's training data that ``best`` holds out; 0.1 by default. Not
             allowed with ``last``.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples through its final mask.
+            its training samples through its final mask. The paper keeps the head that was trained (False).
 
     Raises:
         ValueError: for a value that is not allowed.
@@ -69,7 +69,7 @@ class ScoredWeights:
     score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
     keep: KeepRule = "last"
     validation_share: float | None = None
-    fit_head: bool = False
+    fit_head: bool = True
 
     def __post_init__(self) -> None:
         checks.one_of("scores", self.scores, ScoresRule)

@@ -1,0 +1,226 @@
+"""Methods on streams by one protocol: fitted heads for all, settings from as many trials for each, three seeds.
+
+    python -m experiments.comparison --root DATA --validation 101        # held out training images: six trials each
+    python -m experiments.comparison --root DATA --test 21 22 23         # test images, with what each method chose
+
+Adds to ``experiments/results/comparison.json`` and writes the table beside it; what is there is not run again.
+"""
+
+import tempfile
+import time
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from statistics import mean
+
+import torch
+from avalanche.training.plugins import EvaluationPlugin
+
+from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.contrib.metrics import FewShot, Relapse
+from avalanche_amnesia.evaluation import AccuracyDifference, JSDivergence, References, UnlearnedAccuracy
+from avalanche_amnesia.training import UnlearningPlugin, find_plugin, save_state
+from experiments import streams
+from experiments.methods import METHODS, Settings, make
+from experiments.streams import PERMUTED_FASHION, accuracy_on
+from experiments.trials import arguments, best, measured, rows_of, rows_tested, spread
+
+STREAMS = streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
+RATES, OF_STOCK = (1, 2, 4, 8), (("Adam", 3e-4), ("Adam", 1e-3), ("SGD", 3e-2), ("SGD", 1e-1))
+"""Times the stream's learning rate, of Adam; of stock strategies, which need smaller steps to forget less."""
+OUTPUT = Path("experiments/results/comparison.json")
+BETWEEN = 1.4
+"""Factor from the best learning rate to the two that are tried beside it, for methods without a setting to try."""
+
+
+def benchmark_of(method, stream, seed, root, validation):
+    """The stream's tasks and requests; CLPU-DER++ is told which tasks stay."""
+    setup = STREAMS[stream]
+    benchmark = setup.benchmark(root, seed, validation)
+    if method == "CLPU-DER++":
+        stays = [e.task_label for e in benchmark.train_stream if e.task_label not in setup.requested]
+        benchmark = with_unlearning(benchmark, permanent=stays)
+    return benchmark
+
+
+def search(method, stream, measure):
+    """Try four learning rates at the middle of the setting, then the best one with a lower and a higher setting.
+
+    Args:
+        method: a name in ``METHODS``.
+        stream: a name in ``STREAMS``.
+        measure: gives the accuracy of settings.
+    """
+    name, middle, factor = METHODS[method].setting or (None, None, BETWEEN)
+    options = {} if name is None else {name: middle}
+    own = METHODS[method].kind is not None
+    rates = [("Adam", rate * STREAMS[stream].lr) for rate in RATES] if own else OF_STOCK
+    chosen = max((Settings(*rate, options) for rate in rates), key=measure)
+    for step in (1 / factor, factor):
+        if name is None:
+            measure(replace(chosen, lr=float(f"{chosen.lr * step:.2g}")))
+        else:
+            measure(replace(chosen, options={name: float(f"{middle * step:.2g}")}))
+
+
+def remaining_accuracy(strategy, stream, benchmark):
+    """Mean accuracy of the tasks that nobody asks to unlearn."""
+    requested = STREAMS[stream].requested
+    left = [tested for tested in benchmark.test_stream if tested.task_label not in requested]
+    return mean(map(partial(accuracy_on, strategy.model), left))
+
+
+def trial(stream, method, seed, settings, root, validation, fitted):
+    """Accuracy of what remains, and seconds of the training."""
+    benchmark = benchmark_of(method, stream, seed, root, validation)
+    began = time.process_time()
+    strategy = make(method, STREAMS[stream], seed, benchmark, settings, fitted)
+    strategy.train(benchmark.train_stream)
+    return {
+        "accuracy": remaining_accuracy(strategy, stream, benchmark),
+        "seconds": round(time.process_time() - began, 1),
+    }
+
+
+def proven(stream, method, seed, settings, root):
+    """Everything that the tables say of a method with fitted heads, on test images."""
+    setup = STREAMS[stream]
+    benchmark = benchmark_of(method, stream, seed, root, False)
+    fresh = partial(make, method, setup, seed, benchmark, settings)
+    references = References(fresh, benchmark)
+    probes = {"linear": Relapse(benchmark, references), "few": FewShot(benchmark, references)}
+    probes["old"] = UnlearnedAccuracy(benchmark, references)
+    distance, difference = JSDivergence(references, "own", ("order",)), AccuracyDifference(references, ("heads",))
+    obeys = METHODS[method].obeys
+    strategy = fresh(evaluator=EvaluationPlugin(*([distance, difference, *probes.values()] if obeys else [])))
+    main = strategy.model
+    network = sum(value.nbytes for value in main.state_dict().values())
+    began = time.process_time()
+    strategy.train(benchmark.train_stream)
+    row = {"seconds": round(time.process_time() - began, 1), "network": network}
+    row["accuracy"] = remaining_accuracy(strategy, stream, benchmark)
+    with tempfile.TemporaryDirectory() as folder:
+        save_state(strategy, Path(folder) / "state")
+        row["bytes"] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    if not obeys:
+        return row
+    records, requested = find_plugin(strategy, UnlearningPlugin).records, sorted(setup.requested)
+    left = [task for task in range(setup.n_tasks) if task not in setup.requested]
+    row |= {"milliseconds": 1e3 * mean(r.seconds for r in records), "claims": [r.claim for r in records]}
+    strategy.eval(benchmark.test_stream)
+    row["difference"] = {who: mean(by_task.values()) for who, by_task in difference.differences.items()}
+    models = {"unlearned": main} | {name: references.reference(left, name) for name in ("same", "order")}
+
+    def over_requested(measure, which):
+        return mean(measure.number(models[which], main, task, left) for task in requested)
+
+    row["jsd"] = {name: over_requested(distance, name) for name in ("unlearned", "order")}
+    return row | {name: {which: over_requested(probe, which) for which in models} for name, probe in probes.items()}
+
+
+NOTES = """Streams, networks, epochs and requests: `experiments/streams.py`. All heads are fitted when their task
+ends; *own heads*: as the method does it, where that differs. Each method has six trials per stream on held out
+training images of seed 101: four learning rates at the middle of one setting, then the best one with a lower and a
+higher setting (without such a setting: a lower and a higher rate). What it chose is run on the test images.
+*Independent*: a network for each task; *narrow*: all that stand at one time together as large as the one of the
+others. CLPU-DER++ is told in advance which tasks stay. HAT and AdaHAT obey no request. Accuracies in per cent, ±
+standard deviation over the seeds 21 to 23, one seed where none stands. *Exact*: all records claim it."""
+COLUMNS = """*AD*: accuracy minus that of a model that obeyed no request, in points; beside it the same of that model
+with heads fitted again (the control). *JSD*: to the retrained model, in bits; beside it that of a retrained model
+which saw its data in another order (the floor). *Linear probe*, *few shots*, *old head*: accuracy on the forgotten
+tasks of a head fitted to all their samples, to five per class, and of the head that they had: points above the
+retrained model, beside those of the model of another order. *Kept*: megabytes of a saved state; *per task*: of that,
+what is beyond the network, per remaining task. *CPU*: seconds of training; *request*: milliseconds of one, with its
+hashes."""
+
+
+def table(rows):
+    fitted, own = ([row for row in rows_tested(rows) if row["fitted"] is kind] for kind in (True, False))
+    streams = [stream for stream in STREAMS if rows_tested(rows, stream=stream)]
+
+    def named(method):
+        claims = set(chain.from_iterable(row.get("claims", []) for row in fitted if row["method"] == method))
+        return f"{method}, exact" if claims == {"exact"} else method
+
+    def across(title, cell):
+        yield from ("", f"## {title}", "", f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|")
+        for method, (label, found) in product(METHODS, (("", fitted), (", own heads", own))):
+            cells = [cell(rows_tested(found, stream=stream, method=method)) for stream in streams]
+            if set(cells) != {"–"}:
+                yield f"| {named(method)}{label} | {' | '.join(cells)} |"
+
+    def accuracy(mine):
+        return spread([100 * row["accuracy"] for row in mine]) if mine else "–"
+
+    def settings(mine):
+        return str(Settings(**mine[0]["settings"])) if mine and mine[0]["fitted"] else "–"
+
+    lines = ["# Methods by one protocol", "", NOTES]
+    lines += [*across("Tasks that remain, at the end", accuracy), *across("Settings", settings)]
+    lines += ["", "## How well they forget, and what it costs", "", COLUMNS]
+    head = "| method | AD, control | JSD, floor | linear probe, order | few shots, order | old head, order | kept |"
+    for stream in streams:
+        mine = [row for row in fitted if row["stream"] == stream and "bytes" in row]
+        if mine:
+            lines += ["", f"### {stream.capitalize()}", "", f"{head} per task | CPU | request |", "|---" * 10 + "|"]
+        for method in METHODS:
+            of_method = rows_tested(mine, method=method)
+            if of_method:
+                lines.append(f"| {named(method)} | {' | '.join(columns(of_method, STREAMS[stream]))} |")
+    return "\n".join(lines) + "\n"
+
+
+def columns(rows, stream):
+    """Cells of a method on a stream."""
+    left = stream.n_tasks - len(stream.requested)
+    kept = [mean(row["bytes"] for row in rows), mean(row["bytes"] - row["network"] for row in rows) / left]
+    cost = [*(f"{size / 2**20:.2f}" for size in kept), f"{mean(row['seconds'] for row in rows):.0f}"]
+    if "claims" not in rows[0]:
+        return ["–"] * 5 + cost + ["–"]
+
+    def points(read):
+        return f"{100 * mean(map(read, rows)):+.1f}".replace("-0.0", "+0.0")
+
+    cells = [", ".join(points(lambda row, who=who: row["difference"][who]) for who in ("main", "heads"))]
+    cells.append(", ".join(_bits(mean(row["jsd"][name] for row in rows)) for name in ("unlearned", "order")))
+    for name in ("linear", "few", "old"):
+        gaps = (lambda row, w=which, n=name: row[n][w] - row[n]["same"] for which in ("unlearned", "order"))
+        cells.append(", ".join(map(points, gaps)))
+    return [*cells, *cost, f"{mean(row['milliseconds'] for row in rows):.1f}"]
+
+
+def _bits(distance):
+    return "0" if distance == 0 else f"{distance:.1e}"
+
+
+def main():
+    parser = arguments(__doc__)
+    parser.add_argument("--own-heads", action="store_true", help="on test images: as the method does it")
+    parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for stream, method in product(options.streams, options.methods):
+        what = {"stream": stream, "method": method}
+
+        def run(seed, settings, validation, fitted=True, what=what):
+            row = what | {"seed": seed, "validation": validation, "fitted": fitted, "settings": asdict(settings)}
+            given = what | {"seed": seed, "settings": settings, "root": options.root}
+            proof = not validation and fitted
+            made = partial(proven, **given) if proof else partial(trial, **given, validation=validation, fitted=fitted)
+            return measured(options.output, row, made, table)["accuracy"]
+
+        if options.validation:
+            search(method, stream, lambda settings, run=run: mean(run(s, settings, True) for s in options.validation))
+        for seed in options.test:
+            chosen = best(rows_of(options.output), "settings", **what)
+            if chosen is None:
+                parser.error(f"no settings of {method} on {stream!r} were tried: --validation SEED does it")
+            if not options.own_heads or METHODS[method].heads != "always":
+                run(seed, Settings(**chosen), False, not options.own_heads)
+
+
+if __name__ == "__main__":
+    main()

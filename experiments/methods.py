@@ -1,0 +1,148 @@
+"""Methods of the comparison: how each is made, with fitted heads or its own, and the setting that is tried.
+
+Heads are fitted when their task ends, for every method: what differs is then what was learned, and not how well heads
+fit. Methods that do so by themselves have no other way; the others can keep the heads that they trained.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.optim import Adam
+
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.lab.study.building import STOCK, make_stock
+from avalanche_amnesia.lab.study.settings import MethodSettings
+from avalanche_amnesia.models import DisjointModel, MaskedModel, SubnetModel
+from avalanche_amnesia.training import (
+    EVEN_BUDGET,
+    HAT,
+    WSN,
+    AdaHAT,
+    AmnesiacHAT,
+    DisjointSubnets,
+    HardAttention,
+    ScoredWeights,
+    TrajectoryPlugin,
+    UnlearningPlugin,
+)
+from experiments.streams import Stream
+from experiments.trials import FitHead
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a method on a stream: optimizer, its learning rate, and the setting that is tried beside it."""
+
+    optimizer: str
+    lr: float
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in {self.optimizer: self.lr, **self.options}.items())
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method.
+
+    Attributes:
+        kind: class of strategies of this package; None: a stock strategy.
+        wrap: class of its model.
+        options: from the value of the setting and whether heads are fitted to options of the strategy.
+        setting: name of the setting, its middle value and the factor to its neighbours; None: the learning rate's.
+        of_model: whether the model takes the setting.
+        heads: who fits heads: ``always`` or ``by option`` the method, ``here`` this file.
+        obeys: whether requests are obeyed.
+    """
+
+    kind: Any = None
+    wrap: Any = None
+    options: Callable[[float, bool], dict[str, Any]] = lambda value, fitted: {}
+    setting: tuple[str, float, float] | None = None
+    of_model: bool = False
+    heads: str = "here"
+    obeys: bool = True
+
+
+def _planned(value: float, fitted: bool) -> dict[str, Any]:
+    return {"isolation": "planned"}
+
+
+def _reused(reuse: float, fitted: bool) -> dict[str, Any]:
+    return {"masks": replace(EVEN_BUDGET, reuse=reuse)}
+
+
+def _as_published(sparsity: float, fitted: bool) -> dict[str, Any]:
+    obeying_nothing = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
+    return {"masks": HardAttention(sparsity_weight=sparsity, fit_head=fitted), "plugins": obeying_nothing}
+
+
+def _scored(density: float, fitted: bool) -> dict[str, Any]:
+    return {"masks": ScoredWeights(score_lr=1e-2, fit_head=fitted)}
+
+
+def _replayed(weight: float, fitted: bool) -> dict[str, Any]:
+    return {"label_weight": weight}
+
+
+_SPARSITY, _DENSITY = ("sparsity_weight", 0.75, 4.0), ("density", 0.5, 1.6)
+METHODS = {
+    "DisjointSubnets": Method(DisjointSubnets, DisjointModel, _planned, heads="always"),
+    "AmnesiacHAT": Method(AmnesiacHAT, MaskedModel, _reused, ("reuse", 0.5, 2.0), heads="always"),
+    "AmnesiacHAT, pools": Method(AmnesiacHAT, MaskedModel, _planned, heads="always"),
+    "HAT": Method(HAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
+    "AdaHAT": Method(AdaHAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
+    "WSN": Method(WSN, SubnetModel, _scored, _DENSITY, of_model=True, heads="by option"),
+    "PALL": Method(PALL, SubnetModel, lambda *_: {"score_lr": 1e-2}, _DENSITY, of_model=True),
+    "CLPU-DER++": Method(CLPUDERpp, SideNetworks, _replayed, ("label_weight", 1.0, 2.0)),
+    "Independent": Method(Independent, NetworkPerTask),
+    "Independent, narrow": Method(Independent, NetworkPerTask),
+    "Naive": Method(),
+    "EWC": Method(setting=("ewc_lambda", 100.0, 10.0)),
+    "LwF": Method(setting=("alpha", 1.0, 3.0)),
+    "Replay": Method(),
+    "DER++": Method(setting=("label_weight", 0.5, 2.0)),
+}
+FIXED = {"LwF": {"temperature": 2.0}}
+
+
+def make(
+    method: str, stream: Stream, seed: int, benchmark: Any, settings: Settings, fitted: bool = True, **kwargs: Any
+) -> Any:
+    """A fresh strategy with the same initial bits every time.
+
+    Args:
+        method: a name in ``METHODS``.
+        stream: whose network, epochs and mini-batches it has.
+        seed: every draw derives from it and the task.
+        benchmark: the stream's tasks and requests.
+        settings: of the method.
+        fitted: whether heads are fitted when their task ends; False: as the method does it.
+        kwargs: of the strategy (``evaluator``).
+    """
+    how = METHODS[method]
+    heads = [FitHead(seed)] if fitted and how.heads == "here" else []
+    if how.kind is None:
+        built = MethodSettings(method, settings.optimizer, settings.lr, dict(settings.options) | FIXED.get(method, {}))
+        strategy = make_stock(built, stream.network, stream.n_tasks, seed, **dict(stream.training) | kwargs)
+        strategy.plugins += heads
+        return strategy
+    value = 0.0 if how.setting is None else settings.options[how.setting[0]]
+    options, planned = how.options(value, fitted), Pools.planned(benchmark)
+    if options.get("isolation") == "planned":
+        options["isolation"] = planned
+    plugins = [*options.pop("plugins", []), *heads]
+    torch.manual_seed(seed)
+    narrow = method.endswith("narrow")
+    network = stream.narrow(1 + max(planned.slots.values())) if narrow else stream.network()
+    model = how.wrap(network, **settings.options if how.of_model else {})
+    optimizer = Adam(model.parameters(), lr=settings.lr)
+    return how.kind(
+        model=model, optimizer=optimizer, seed=seed, plugins=plugins, **dict(stream.training) | options | kwargs
+    )
+
+
+assert {name for name, method in METHODS.items() if method.kind is None} == set(STOCK)

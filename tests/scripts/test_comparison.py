@@ -1,0 +1,122 @@
+"""The comparison by one protocol: its rows and table as committed, as many trials for all, and every method by it."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from avalanche_amnesia.benchmarks.digits import digits
+from avalanche_amnesia.models import MLP
+from experiments import comparison
+from experiments.methods import METHODS, Settings, make
+from experiments.streams import Stream, _split, accuracy_on
+from experiments.trials import best, rows_of, rows_tested
+
+ROWS = rows_of(comparison.OUTPUT)
+
+
+def small(scale=1.0):
+    return MLP(64, hidden=(round(40 * scale),), features=round(20 * scale))
+
+
+DIGITS = Stream(
+    lambda root: digits(0),
+    _split,
+    small,
+    {1: [0]},
+    n_tasks=2,
+    n_train=300,
+    lr=4e-3,
+    training={"train_mb_size": 16, "train_epochs": 4},
+)
+
+
+@pytest.fixture
+def stream(monkeypatch):
+    monkeypatch.setitem(comparison.STREAMS, "digits", DIGITS)
+    return "digits"
+
+
+def middle(method):
+    name, value, _ = METHODS[method].setting or (None, None, None)
+    return Settings("Adam", 4e-3, {} if name is None else {name: value})
+
+
+def test_the_table_is_that_of_the_rows():
+    assert comparison.OUTPUT.with_suffix(".md").read_text() == comparison.table(ROWS)
+
+
+def test_what_is_run_on_test_images_was_chosen_on_others_from_as_many_trials_for_all():
+    trials = Counter((row["stream"], row["method"]) for row in ROWS if row["validation"])
+    for stream in {row["stream"] for row in rows_tested(ROWS)}:
+        there = {row["method"] for row in rows_tested(ROWS, stream=stream)}
+        assert len({trials[stream, method] for method in there}) == 1, stream
+    assert not {row["seed"] for row in ROWS if row["validation"]} & {row["seed"] for row in rows_tested(ROWS)}
+    for row in rows_tested(ROWS):
+        what = {name: row[name] for name in ("stream", "method")}
+        assert row["settings"] == best(ROWS, "settings", **what), what
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("winner", range(4))
+def test_a_search_is_six_trials_around_the_best_rate(method, winner):
+    tried = []
+
+    def measure(settings):
+        tried.append(settings)
+        return float(len(tried) == winner + 1)
+
+    comparison.search(method, "rotated", measure)
+    assert len({str(settings) for settings in tried}) == len(tried) == 6
+    lower, higher = tried[4:]
+    if METHODS[method].setting is None:
+        assert lower.lr < tried[winner].lr < higher.lr
+    else:
+        name = METHODS[method].setting[0]
+        assert lower.options[name] < tried[winner].options[name] < higher.options[name]
+        assert lower.lr == higher.lr == tried[winner].lr
+    assert {lower.optimizer, higher.optimizer} == {tried[winner].optimizer}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_heads_are_fitted_for_every_method_and_only_they_differ(stream, method):
+    models = []
+    for fitted in (True, False):
+        benchmark = comparison.benchmark_of(method, stream, 0, Path(), False)
+        strategy = make(method, DIGITS, 0, benchmark, middle(method), fitted)
+        strategy.train(benchmark.train_stream[0])
+        models.append(strategy.model)
+    assert accuracy_on(models[0], benchmark.test_stream[0]) > 0.6
+    states = [model.state_dict() for model in models]
+    other = {name for name in states[0] if not torch.equal(states[0][name], states[1][name])}
+    assert bool(other) == (METHODS[method].heads != "always")
+    assert all("head" in name for name in other)
+
+
+def test_rows_are_written_once_with_what_is_asked_of_them(stream, tmp_path, monkeypatch, capsys):
+    output = tmp_path / "rows.json"
+
+    def call(*arguments):
+        flags = ("--root", tmp_path, "--streams", stream, "--output", output, "--methods", "AmnesiacHAT", "Independent")
+        monkeypatch.setattr("sys.argv", ["comparison", *map(str, (*flags, *arguments))])
+        comparison.main()
+        return json.loads(output.read_text())
+
+    with pytest.raises(SystemExit):
+        call("--test", 21)
+    assert "no settings of AmnesiacHAT on 'digits' were tried" in capsys.readouterr().err
+    assert len(call("--validation", 101)) == 12
+    rows = call("--test", 21)
+    assert rows == call("--test", 21)
+    assert len(call("--test", 21, "--own-heads")) == 15  # AmnesiacHAT's own heads are fitted ones
+    mine, exact = rows_tested(rows)
+    assert exact["claims"] == ["exact"]
+    assert exact["jsd"] == {"unlearned": 0.0, "order": 0.0}
+    assert exact["linear"]["unlearned"] == exact["linear"]["same"]
+    assert mine["jsd"]["unlearned"] > 0
+    assert 0 < mine["network"] < mine["bytes"]
+    page = output.with_suffix(".md").read_text()
+    assert "| Independent, exact | " in page
+    assert "| Independent, exact, own heads |" in page
