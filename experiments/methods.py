@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Adam
 
+from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study.building import STOCK, make_stock
@@ -21,6 +22,7 @@ from avalanche_amnesia.training import (
     HAT,
     WSN,
     AdaHAT,
+    AdaHATRule,
     AmnesiacHAT,
     DisjointSubnets,
     HardAttention,
@@ -80,6 +82,10 @@ def _as_published(sparsity: float, fitted: bool) -> dict[str, Any]:
     return {"masks": HardAttention(sparsity_weight=sparsity, fit_head=fitted), "plugins": obeying_nothing}
 
 
+def _adapted(importance: Any = "sum") -> Callable[[float, bool], dict[str, Any]]:
+    return lambda alpha, fitted: _as_published(0.75, fitted) | {"adjustment": AdaHATRule(alpha, importance=importance)}
+
+
 def _scored(density: float, fitted: bool) -> dict[str, Any]:
     return {"masks": ScoredWeights(score_lr=1e-2, fit_head=fitted)}
 
@@ -88,13 +94,19 @@ def _replayed(weight: float, fitted: bool) -> dict[str, Any]:
     return {"label_weight": weight}
 
 
-_SPARSITY, _DENSITY = ("sparsity_weight", 0.75, 4.0), ("density", 0.5, 1.6)
+_SPARSITY, _ALPHA, _DENSITY = ("sparsity_weight", 0.75, 4.0), ("alpha", 0.1, 10.0), ("density", 0.5, 1.6)
 METHODS = {
     "DisjointSubnets": Method(DisjointSubnets, DisjointModel, _planned, heads="always"),
     "AmnesiacHAT": Method(AmnesiacHAT, MaskedModel, _reused, ("reuse", 0.5, 2.0), heads="always"),
     "AmnesiacHAT, pools": Method(AmnesiacHAT, MaskedModel, _planned, heads="always"),
     "HAT": Method(HAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
-    "AdaHAT": Method(AdaHAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
+    "AdaHAT": Method(AdaHAT, MaskedModel, _adapted(), _ALPHA, heads="by option", obeys=False),
+    "AdaHAT, input gradient": Method(
+        AdaHAT, MaskedModel, _adapted(input_gradient), _ALPHA, heads="by option", obeys=False
+    ),
+    "AdaHAT, output contribution": Method(
+        AdaHAT, MaskedModel, _adapted(output_contribution), _ALPHA, heads="by option", obeys=False
+    ),
     "WSN": Method(WSN, SubnetModel, _scored, _DENSITY, of_model=True, heads="by option"),
     "PALL": Method(PALL, SubnetModel, lambda *_: {"score_lr": 1e-2}, _DENSITY, of_model=True),
     "CLPU-DER++": Method(CLPUDERpp, SideNetworks, _replayed, ("label_weight", 1.0, 2.0)),

@@ -80,7 +80,8 @@ class MaskedModel(TaskMaskedModel):
     task_containers = ("heads", "own")
     learned_by = "embedding"
     mask_store, learned_store = "_binary", "_embeddings"
-    stores = (mask_store, learned_store, "own")
+    importance_store = "_importances"
+    stores = (mask_store, learned_store, importance_store, "own")
     backbone: MaskedBackbone
     graph: UnitGraph
     own: TaskModules
@@ -192,6 +193,15 @@ class MaskedModel(TaskMaskedModel):
     def task_embedding(self, task: int) -> Tensor:
         """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
         return self._learned[task].clone()
+
+    def importance(self, task: int) -> Tensor:
+        """What each unit counts for in the importance of weights, ``(n_units,)``, copied; 1 in the mask by default."""
+        kept: Tensor | None = getattr(self, self.importance_store).get(task)
+        return self.binary_mask(task).float() if kept is None else kept.clone()
+
+    def keep_importance(self, task: int, importance: Tensor) -> None:
+        """Keep what a finished task's units count for, ``(n_units,)``, not negative and 0 outside of its mask."""
+        getattr(self, self.importance_store)[task] = importance
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """As the base class's."""
@@ -333,6 +343,11 @@ class MaskedModel(TaskMaskedModel):
         return self.backbone(x, own, self.read_mask(mask))
 
     # State ----------------------------------------------------------------------------------------------------
+
+    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
+        """As the base class's, and what the tasks' units count for."""
+        kept = getattr(self, self.importance_store)
+        return [*super().buffer_names(tasks), *(f"{self.importance_store}.{task}" for task in tasks if task in kept)]
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)

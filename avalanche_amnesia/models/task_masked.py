@@ -67,6 +67,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return getattr(self, self.learned_store)
 
     @property
+    def _stores_of_tensors(self) -> set[str]:
+        return set(self.stores) - set(self.task_containers)
+
+    @property
     def _device(self) -> torch.device:
         return next(self.backbone.parameters()).device
 
@@ -252,7 +256,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         for other in self._learned_from([task]):
             self._learned.drop(other)
         super().remove_task(task)
-        self._masks.drop(task)
+        for name in self._stores_of_tensors - {self.learned_store}:
+            getattr(self, name).drop(task)
         self._masks_changed()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
@@ -299,8 +304,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             self._check_same_training(state)
             return
         super()._match_tasks(state)
-        for store, name in ((self._masks, self.mask_store), (self._learned, self.learned_store)):
-            store.match(state, f"{name}.", self._device)
+        for name in self._stores_of_tensors:
+            getattr(self, name).match(state, f"{name}.", self._device)
         for container in self._containers:
             for task in container.tasks:
                 if task in self._masks:

@@ -23,6 +23,8 @@ from avalanche_amnesia.unit_graph.graph import Between, Computed, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
 Importance = Literal["sum", "flat", "number"]
+Measure = Callable[[MaskedModel, int, Tensor, Tensor], Tensor]
+"""From a model, a task, samples ``(n, …)`` of it and labels ``(n,)`` to what its units count for, ``(n_units,)``."""
 
 
 class TaskUse:
@@ -62,9 +64,11 @@ class TaskUse:
 
     @property
     def _each(self) -> list[Mapping[str, Tensor]]:
-        """Masks of the tasks that count, one by one."""
-        masks = [self._model.masks[task] for task in self._counted]
-        return masks or [self._model.by_layer(torch.zeros_like(self.in_use))]
+        """Masks of the tasks that count, one by one, as importances of units where those were measured."""
+        model = self._model
+        of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
+        masks = [model.by_layer(of_units(task)) for task in self._counted]
+        return masks or [model.by_layer(torch.zeros_like(self.in_use))]
 
     @classmethod
     def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:
@@ -130,6 +134,7 @@ class AdjustmentRule:
 
     constant = True  # the same shares for every step of a task
     reads_sparsity = False
+    measure: Measure | None = None
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -264,8 +269,10 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         epsilon: ``ε > 0``.
         importance: ``sum``: the number of earlier tasks that use the parameter; ``number``, the published ablation
             ``no_sum``: the number of the task in training, from 1, for all parameters, free ones and the first task's
-            too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, only on parameters in use. Tasks
-            that were unlearned do not count.
+            too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, only on parameters in use. A function
+            ``(model, task, x, y) → (n_units,)``, such as those of :mod:`avalanche_amnesia.contrib.ablations`, measures
+            at a task's end what each of its units counts for, at least 0: the sum is then of these numbers, divided by
+            the largest one of the layer, in the place of masks. Tasks that were unlearned do not count.
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
         between, space, locked: as of :class:`AdjustmentRule`.
 
@@ -278,7 +285,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         alpha: float = 1e-2,
         epsilon: float = 0.1,
         *,
-        importance: Importance = "sum",
+        importance: Importance | Measure = "sum",
         sparsity: bool = True,
         between: Between = "min",
         space: AdjustSpace = "update",
@@ -287,10 +294,12 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         super().__init__(between=between, space=space, locked=locked)
         checks.above("alpha", alpha, 0)
         checks.above("epsilon", epsilon, 0)
-        checks.one_of("importance", importance, Importance)
+        if not callable(importance):
+            checks.one_of("importance", importance, Importance)
         if importance == "number" and between == "max":
             raise ValueError("between='max' has no meaning where every parameter has the task's number for importance")
         self.alpha, self.epsilon, self.importance, self.sparsity = alpha, epsilon, importance, sparsity
+        self.measure = importance if callable(importance) else None
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
     def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
@@ -351,6 +360,25 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
 def _divisors(prepared: Callable[[LayerSparsity], list[Tensor]], sparsity: LayerSparsity) -> list[Tensor]:
     return [(1 / (1 - stored(held))).expand_as(held) for held in prepared(sparsity)]
+
+
+def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
+    """What a finished task's units count for, ``(n_units,)``: in each layer of its mask up to 1, elsewhere 0.
+
+    A layer of which the measure says nothing (0 for all) counts as by its mask: nothing else would protect it.
+
+    Raises:
+        ValueError: for anything else than a finite number of at least 0 for each unit.
+    """
+    mask = model.binary_mask(task)
+    found = torch.as_tensor(measure(model, task, x, y)).detach().to(mask.device, torch.float32)
+    if found.shape != mask.shape or not bool(found.isfinite().all()) or bool((found < 0).any()):
+        raise ValueError(
+            f"importance= must return a finite number of at least 0 for each of the {len(mask)} units, (n_units,); got "
+            f"shape {tuple(found.shape)} from {float(found.min()):g} to {float(found.max()):g}"
+        )
+    of_layers = zip(model.by_layer(found * mask).values(), model.by_layer(mask.float()).values(), strict=True)
+    return torch.cat([layer / layer.max() if bool(layer.any()) else used for layer, used in of_layers])
 
 
 def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:

@@ -28,11 +28,13 @@ from avalanche_amnesia.training.hat_formulas import (
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
-from avalanche_amnesia.training.task_faults import Learned, closed_layers, full_layers
+from avalanche_amnesia.training.task_faults import Learned, closed_layers, full_layers, training_samples
 from avalanche_amnesia.training.task_in_training import TaskInTraining
-from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, rule_of
+from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, measured, rule_of
 
 IsolationChoice = Literal["none", "pools"]
+_MEASURED = 2048
+"""Samples on which the importance of units is measured."""
 _FALLEN = 0.9
 """Of the first mini-batch's loss: chosen on validation images of Omniglot's alphabets."""
 
@@ -273,6 +275,9 @@ class HATPlugin(TaskMaskPlugin):
         now.statistics.retake()  # behind the commit: of the weights that stay, through the mask that is kept
         model.finish_task()
         found = self.settle_head(strategy, now.task)
+        if self.rule.measure is not None:
+            samples = training_samples(strategy, _MEASURED, derive_seed(self.seed, "importance", now.task))
+            model.keep_importance(now.task, measured(self.rule.measure, model, now.task, *samples))
         if found is not None and found.is_little:
             self._look_at_mask(found, model)
         if now.allocation is not None:

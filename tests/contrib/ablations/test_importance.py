@@ -1,0 +1,123 @@
+"""Importance of units that is measured when a task ends: its measures, what AdaHAT makes of it, and its life."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
+from avalanche_amnesia.contrib.streams import SmallConvNet
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import AdaHATRule, AmnesiacHAT, TaskStrategy, load_state
+from avalanche_amnesia.training.update_rules import TaskUse
+
+MEASURES = [input_gradient, output_contribution]
+STREAM = SplitDigits(n_train=200).train_stream
+SAMPLES = task_data(STREAM[0])
+
+
+def strategy(importance, **options) -> TaskStrategy:
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(64, hidden=(24, 20), features=12))
+    rule = AdaHATRule(importance=importance)
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    return AmnesiacHAT(
+        model=model, optimizer=optimizer, adjustment=rule, train_mb_size=20, train_epochs=3, seed=1, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def trained():
+    made = {measure: strategy(measure) for measure in MEASURES}
+    for each in made.values():
+        each.train(STREAM[:2])
+    return {measure: each.model for measure, each in made.items()}
+
+
+def test_the_input_gradient_is_that_of_the_loss_at_a_units_weights(trained):
+    model, (x, y) = trained[input_gradient].eval(), SAMPLES
+    found = model.by_layer(input_gradient(model, 0, x[:64], y[:64]))
+    names = [name for name in model.graph.factors if name.endswith("weight")]
+    weights = [model.backbone.get_parameter(name) for name in names]
+    grads = torch.autograd.grad(cross_entropy(model(x[:64], 0), y[:64]), weights)
+    assert len(grads) == len(found)
+    for grad, of_layer in zip(grads, found.values(), strict=True):
+        assert torch.allclose(grad.abs().sum(1), of_layer, atol=1e-6)
+
+
+def test_the_output_contribution_is_what_the_features_lose_where_a_feature_is_closed(trained):
+    model, (x, y) = trained[output_contribution].eval(), SAMPLES
+    found = output_contribution(model, 0, x.repeat(200, 1, 1, 1), y.repeat(200))
+    assert bool((found[~model.binary_mask(0)] == 0).all())
+    last = list(model.by_layer(found).values())[-1]
+    expected = 200 * model.features(x, 0).square().sum(0)  # what a feature adds is itself
+    assert torch.allclose(last.square(), expected, rtol=0.15)
+
+
+@pytest.mark.parametrize("measure", MEASURES)
+def test_what_is_kept_lies_between_0_and_1_in_the_mask_and_is_the_importance_of_weights(trained, measure):
+    model = trained[measure]
+    for task in (0, 1):
+        kept, mask = model.importance(task), model.binary_mask(task)
+        assert bool((kept[~mask] == 0).all())
+        assert [float(layer.max()) for layer in model.by_layer(kept).values()] == [1.0] * 3
+        assert len(kept.unique()) > 10
+    use = TaskUse(model)
+    first, second, _ = model.by_layer(sum(model.importance(task) for task in (0, 1))).values()
+    weight = next(name for name, factors in model.graph.factors.items() if len(factors) > 1 and "1" in name)
+    assert torch.equal(use.importance[weight], torch.minimum(second[:, None], first[None]))
+
+
+def test_a_convolution_and_a_norm_have_importances_too():
+    torch.manual_seed(0)
+    model = MaskedModel(SmallConvNet(), input_shape=(3, 32, 32))
+    x, y = torch.randn(20, 3, 32, 32), torch.arange(20) % 2
+    model.add_head(0, 2)
+    model.start_task(0, torch.randn(model.n_units))
+    model.open_gate(100.0)
+    model.finish_task()
+    for measure in MEASURES:
+        assert bool((measure(model, 0, x, y) > 0)[model.binary_mask(0)].float().mean() > 0.5)
+
+
+def test_it_goes_with_its_task_and_is_saved(tmp_path):
+    made = strategy(input_gradient)
+    made.train(STREAM[:2])
+    made.save(tmp_path / "state")
+    other = strategy(input_gradient)
+    load_state(other, tmp_path / "state")
+    assert torch.equal(other.model.importance(1), made.model.importance(1))
+    for each in (made, other):
+        each.train(STREAM[2])
+    assert state_hashes(made.model.state_dict()) == state_hashes(other.model.state_dict())
+    made.unlearn([1])
+    assert not any(".1" in name for name in made.model.state_dict() if name.startswith("_importances"))
+    assert "_importances.2" in made.model.state_dict()
+
+
+def test_a_layer_of_which_the_measure_says_nothing_counts_as_by_its_mask():
+    made = strategy(lambda model, *_: torch.zeros(model.n_units))
+    made.train(STREAM[0])
+    assert torch.equal(made.model.importance(0), made.model.binary_mask(0).float())
+
+
+@pytest.mark.parametrize(
+    "importance",
+    [lambda *_: torch.ones(3), lambda model, *_: -torch.ones(model.n_units), lambda model, *_: float("nan")],
+    ids=["too few", "negative", "no number"],
+)
+def test_a_measure_that_is_none_undoes_the_training(importance):
+    made = strategy(importance)
+    before = state_hashes(made.model.state_dict())
+    with pytest.raises(ValueError, match="importance= must return a finite number of at least 0 for each of the 56"):
+        made.train(STREAM[0])
+    made.abort_training()
+    assert state_hashes(made.model.state_dict()) == before
+
+
+def test_names_of_importances_that_are_none_are_refused():
+    with pytest.raises(ValueError, match="importance must be one of"):
+        AdaHATRule(importance="max")
