@@ -29,7 +29,7 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
-from avalanche_amnesia.evaluation.functional import accuracy
+from avalanche_amnesia.evaluation.functional import accuracy, distance_in_words, two_digits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
@@ -238,8 +238,8 @@ def cells(name, rows):
 
 def jsd_beside_floors(value, order, seed):
     ratio = floor_ratio(value, order)
-    times = "" if ratio is None else f", {ratio:.1f} ×"
-    return f"{value:.3f}{times} ({order:.3f}, {seed:.3f})"
+    times = "" if ratio is None else f", {two_digits(ratio)} ×"
+    return f"{distance_in_words(value)}{times} ({distance_in_words(order)}, {distance_in_words(seed)})"
 
 
 def table(by_row, settings, seeds):

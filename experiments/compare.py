@@ -40,7 +40,9 @@ from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
     capacity_metrics,
+    distance_in_words,
     jsd_metrics,
+    two_digits,
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.logging import WandBLogger
@@ -175,6 +177,8 @@ def summary(rows, method, measure):
     if not values:
         return "–"
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    if measure.startswith("jsd"):
+        return f"{distance_in_words(statistics.mean(values))} ± {two_digits(deviation)}"
     return f"{statistics.mean(values):.4f} ± {deviation:.4f}"
 
 

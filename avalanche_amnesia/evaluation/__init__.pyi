@@ -15,9 +15,12 @@ from .compared import FeatureDistance as FeatureDistance
 from .event_metric import CallbackMetric as CallbackMetric
 from .event_metric import EventMetric as EventMetric
 from .features import features_of as features_of
+from .functional import RESOLUTION as RESOLUTION
 from .functional import accuracy as accuracy
+from .functional import distance_in_words as distance_in_words
 from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence
+from .functional import two_digits as two_digits
 from .inferred_tasks import TaskInferenceMetric as TaskInferenceMetric
 from .inferred_tasks import task_inference_metrics as task_inference_metrics
 from .jsd import JSDivergence as JSDivergence

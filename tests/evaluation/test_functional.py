@@ -65,9 +65,8 @@ def test_equal_features_are_at_distance_0_to_the_last_bit_and_almost_equal_ones_
 
 def test_a_distance_is_counted_in_floors_where_there_is_one():
     assert floor_ratio(0.3, 0.2) == pytest.approx(1.5)
-    assert floor_ratio(0.0, 0.2) == 0
-    assert floor_ratio(0.0, 0.0) is None
-    assert floor_ratio(0.3, 0.0) is None
+    assert [floor_ratio(*pair) for pair in ((0.0, 0.2), (0.9e-9, 0.2), (0.0, 0.0), (0.3, 0.9e-9))] == [None] * 4
+    assert floor_ratio(1e-9, 1e-9) == 1
     for pair in ((-0.1, 0.2), (0.1, -0.2)):
         with pytest.raises(ValueError, match="are at least 0, got"):
             floor_ratio(*pair)

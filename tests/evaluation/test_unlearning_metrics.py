@@ -176,7 +176,7 @@ def test_exact_unlearning_is_at_distance_zero(references):
     assert results["JSD_own/eval_phase/test_stream"] == 0
     assert results["JSD_remaining/eval_phase/test_stream"] == 0
     assert results["JSD_own_floor_order/eval_phase/test_stream"] > 0
-    assert results["JSD_own_ratio_order/eval_phase/test_stream"] == 0
+    assert "JSD_own_ratio_order/eval_phase/test_stream" not in results  # rounding is no multiple of a floor
 
 
 def test_where_the_floor_is_0_there_is_no_ratio(references):
@@ -190,7 +190,7 @@ def test_where_the_floor_is_0_there_is_no_ratio(references):
     for remaining, there in (((), False), ((0,), True)):  # none: references of any order are the initial model
         emitted = {value.name.split("/")[0]: value.value for value in metric.values(strategy, (1,), remaining)}
         assert (emitted["JSD_own_floor_order"] > 0) == there
-        assert ("JSD_own_ratio_order" in emitted) == there
+        assert ("JSD_own_ratio_order" in emitted) == (there and emitted["JSD_own"] > 0)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from avalanche_amnesia.evaluation import floor_ratio
 from avalanche_amnesia.lab.report.reading import Cost, Moment, Numbers, Run
 
 FOLDER = Path(__file__).parents[1] / "lab" / "report" / "report_of_seed_0"
@@ -99,8 +100,9 @@ def _moment(event: dict[str, Any]) -> Moment:
             numbers[f"{name}_tasks"] = {None: len(event["unlearned"])}
     for name in [name for name in numbers if name.endswith("_floor_order")]:
         distance, floor = numbers[name.removesuffix("_floor_order")][None], numbers[name][None]
-        if floor:
-            numbers[name.replace("_floor_", "_ratio_")] = {None: distance / floor}
+        ratio = floor_ratio(distance, floor)
+        if ratio is not None:
+            numbers[name.replace("_floor_", "_ratio_")] = {None: ratio}
     for name, by_task in (event.get("jsd_by_task") or {}).items():
         numbers.setdefault(name, {}).update({int(task): value for task, value in by_task.items()})
     overlap = event.get("overlap") or {}

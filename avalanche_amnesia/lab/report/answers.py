@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from avalanche_amnesia.contrib.metrics.paired import paired_test
-from avalanche_amnesia.lab.report.measures import READINGS, Reading, capacity_before, jsd_of, mean_accuracy
+from avalanche_amnesia.evaluation.functional import distance_in_words
+from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Reading, capacity_before, jsd_of, mean_accuracy
 from avalanche_amnesia.lab.report.reading import Entry, Moment, number, spread
-from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, points, seconds, share, tasks, times
+from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points, seconds, share, tasks, times
 
 SAME = 0.05
 """Accuracies and areas that differ by less count as the same: a test set of 100 samples varies by as much."""
@@ -133,11 +134,11 @@ def _evidence_of(entry: Entry) -> Iterator[Evidence]:
         order, seed = (None if floor is None else floor.mean for floor in floors.values())
         finding, words = jsd_reading(distance.mean, order, seed)
         named = {"order": "data order", "seed": "seed"}
-        beside = [f"{over_seeds(floor, bits)} by {named[name]}" for name, floor in floors.items() if floor]
+        beside = [f"{over_seeds(floor, distance_in_words)} by {named[name]}" for name, floor in floors.items() if floor]
         where = f"; its floors {listed(beside)}" if beside else ""
-        ratio = entry.spread(jsd_of("_ratio_order"))
+        ratio = entry.spread(COLUMNS["ratio"].of)
         counted = "" if ratio is None else f" ({over_seeds(ratio, times)} its order floor)"
-        yield Evidence(finding, "JSD", f"{over_seeds(distance, bits)} bit{counted}{where}: {words}.")
+        yield Evidence(finding, "JSD", f"{over_seeds(distance, distance_in_words)} bit{counted}{where}: {words}.")
 
 
 def jsd_reading(value: float, order: float | None, seed: float | None) -> tuple[Finding, str]:

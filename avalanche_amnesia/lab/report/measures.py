@@ -7,9 +7,10 @@ To show a metric is an entry of ``metrics_of`` in ``lab/runs/measuring.py``, and
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from avalanche_amnesia.evaluation.functional import distance_in_words, floor_ratio
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.reading import Get, Moment, number
-from avalanche_amnesia.lab.report.wording import bits, percent, points, share, times
+from avalanche_amnesia.lab.report.wording import percent, points, share, times
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,16 @@ def jsd_of(suffix: str = "") -> Get:
     return lambda moment: moment.number(f"{jsd_name(moment)}{suffix}")
 
 
+def ratio_of(name: str) -> Get:
+    """Getter of a distance in units of its order floor."""
+
+    def ratio(moment: Moment) -> float | None:
+        distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
+        return None if distance is None or floor is None else floor_ratio(distance, floor)
+
+    return ratio
+
+
 def mean_accuracy(moment: Moment) -> float | None:
     """Mean test accuracy of the remaining tasks."""
     found = moment.accuracy.values()
@@ -72,10 +83,10 @@ COLUMNS = {
     "remaining": Column("remaining", "accuracy on remaining tasks", mean_accuracy, percent),
     "difference": Column("AD", "against never unlearning", number("AccuracyDifference"), points),
     "control": Column("AD control", "its control", number("AccuracyDifference_control"), points),
-    "jsd": Column("JSD", "JSD (bit)", jsd_of(), bits),
-    "order": Column("floor: order", "JSD floor: order", jsd_of("_floor_order"), bits),
-    "ratio": Column("JSD / floor", "JSD / order floor", jsd_of("_ratio_order"), times),
-    "seed": Column("floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), bits),
+    "jsd": Column("JSD", "JSD (bit)", jsd_of(), distance_in_words),
+    "order": Column("floor: order", "JSD floor: order", jsd_of("_floor_order"), distance_in_words),
+    "ratio": Column("JSD / floor", "JSD / order floor", lambda moment: ratio_of(f"{jsd_name(moment)}")(moment), times),
+    "seed": Column("floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), distance_in_words),
     "unlearned": Column("old head", "old head", number("UnlearnedAccuracy"), percent),
     "reference": Column(
         "old head, retrained", "old head, retrained model", number("UnlearnedAccuracy_reference"), percent
@@ -87,8 +98,8 @@ MEANINGS = {
     "remaining": "test accuracy of the tasks that remain, %",
     "difference": "accuracy difference to the model that never unlearned, points",
     "control": "what that model gains with its heads fitted again: only what AD has beyond it is due to unlearning",
-    "jsd": "bits between the features here and in the retrained model",
-    "ratio": "the same in units of its order floor, two retrained models apart; about 1: nothing more than chance",
+    "jsd": "bits between the features here and in the retrained model; below detection: under 1e-9",
+    "ratio": "the same in units of its order floor, two retrained models apart; about 1: no more than chance",
     "unlearned": "accuracy on the unlearned tasks through the head and mask that they had, %",
     "reference": "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
     "capacity": "share of the network that is free, %",

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
+from avalanche_amnesia.evaluation.functional import distance_in_words
 from avalanche_amnesia.lab.report.answers import jsd_reading
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
-from avalanche_amnesia.lab.report.measures import READINGS, Reading, capacity_before, jsd_name, jsd_of
+from avalanche_amnesia.lab.report.measures import READINGS, Reading, capacity_before, jsd_name, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, number
 from avalanche_amnesia.lab.report.tables import Row, Table, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.tables import number as cell
 from avalanche_amnesia.lab.report.wording import (
     MISSING,
-    bits,
     over_seeds,
     percent,
     points,
@@ -97,28 +97,32 @@ def _accuracy_rows(moment: Moment) -> Iterator[Row]:
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
     for name in _distances(moment, "JSD_"):
         value, order, seed = (moment.number(f"{name}{suffix}") for suffix in ("", "_floor_order", "_floor_seed"))
-        by_task = "; ".join(f"task {task}: {bits(one)}" for task, one in sorted(moment.by_task(name).items()))
+        by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
             "probe": text(name),
-            "JSD (bit)": cell(value, bits),
+            "JSD (bit)": cell(value, distance_in_words),
             **_floor_cells(moment, name),
             "old head": cell(moment.number(_HEAD), percent),
             "old head, retrained model": cell(moment.number(f"{_HEAD}_reference"), percent),
             "reading": text(MISSING if value is None else jsd_reading(value, order, seed)[1]),
-            "by task": text(by_task or MISSING),
+            "by task": text("; ".join(by_task) or MISSING),
         }
 
 
 def _distance_rows(moment: Moment) -> Iterator[Row]:
     for name in _distances(moment, "Euclidean_", "Cosine_", "CKA_"):
-        yield {"distance": text(name), "value": cell(moment.number(name), bits), **_floor_cells(moment, name)}
+        yield {
+            "distance": text(name),
+            "value": cell(moment.number(name), distance_in_words),
+            **_floor_cells(moment, name),
+        }
 
 
 def _floor_cells(moment: Moment, name: str) -> Row:
     return {
-        "floor: order": cell(moment.number(f"{name}_floor_order"), bits),
-        "value / order floor": cell(moment.number(f"{name}_ratio_order"), times),
-        "floor: seed": cell(moment.number(f"{name}_floor_seed"), bits),
+        "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
+        "value / order floor": cell(ratio_of(name)(moment), times),
+        "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
     }
 
 
@@ -186,7 +190,7 @@ def _jsd_lines(entries: Sequence[Entry]) -> list[Chart]:
     return _lines(
         entries,
         lambda entry: f"JSD{probes.get(jsd_name(entry.first.last) or '', '')}",
-        Axis("JSD (bit)", bits, bits),
+        Axis("JSD (bit)", distance_in_words, "{:g}".format),
         ("here", "JSD to the retrained model", jsd_of()),
         ("order", "floor: another data order", jsd_of("_floor_order")),
         ("seed", "floor: another seed", jsd_of("_floor_seed")),

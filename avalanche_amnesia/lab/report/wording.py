@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from avalanche_amnesia.audit.words import seconds_in_words
+from avalanche_amnesia.evaluation.functional import two_digits
 from avalanche_amnesia.lab.report.reading import Spread
 
 MISSING = "–"
@@ -22,14 +23,9 @@ def points(value: float) -> str:
     return f"{sign}{abs(rounded):.1f}{_SPACE}points" if rounded else f"0.0{_SPACE}points"
 
 
-def bits(value: float) -> str:
-    """A divergence: ``0.011``."""
-    return "0" if value == 0 else f"{value:.2g}" if value >= 1e-3 else f"{value:.1e}".replace("e-0", "e-")
-
-
 def times(value: float) -> str:
-    """A ratio: ``1.8 ×``; a floor of rounding errors makes some without end."""
-    return f"{value:.1f}{_SPACE}×" if value < 1e4 else f"over 10,000{_SPACE}×"
+    """A ratio: ``1.8 ×``."""
+    return f"{two_digits(value)}{_SPACE}×"
 
 
 def share(value: float) -> str:

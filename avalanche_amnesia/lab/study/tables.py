@@ -13,10 +13,11 @@ import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
+from avalanche_amnesia.evaluation.functional import RESOLUTION, distance_in_words, two_digits
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
-from avalanche_amnesia.lab.report.wording import MISSING, percent, points
+from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
 from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.files import replace_file
@@ -123,7 +124,7 @@ def figure(rows: Sequence[Row]) -> Figure:
     for (scenario, mine), (left, right) in zip(scenarios.items(), axes, strict=True):
         of_methods = _grouped(mine, lambda row: row.method)
         for ax, name in ((left, "remaining"), (right, "ratio")):
-            found = [spread(row.values[name] for row in of_methods.get(method, ())) for method in methods]
+            found = [spread(_drawn(row, name) for row in of_methods.get(method, ())) for method in methods]
             largest = max((value.high for value in found if value), default=None)
             if largest is not None:
                 places, values = zip(*((y, value) for y, value in enumerate(found) if value), strict=True)
@@ -143,6 +144,16 @@ def figure(rows: Sequence[Row]) -> Figure:
             right.set_xlim(-0.2, 1.3 * max(1.0, largest))
             right.axvline(1, color=COLOURS["quiet"], linewidth=1, linestyle=":")
     return picture
+
+
+def _drawn(row: Row, name: str) -> float | None:
+    """A row's number; of a JSD below detection no multiple of its floor, which is drawn at 0."""
+    return 0.0 if name == "ratio" and _below_detection(row) else row.values[name]
+
+
+def _below_detection(row: Row) -> bool:
+    jsd = row.values.get("jsd")
+    return jsd is not None and jsd < RESOLUTION
 
 
 def write_tables(folder: Path, out: Path) -> list[Path]:
@@ -169,12 +180,17 @@ def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Ro
 
 
 def _cell(rows: Sequence[Row], name: str) -> str:
-    factor, digits = (100, 1) if MEASURES[name].words in (percent, points) else (1, 3)
-    found = [factor * value for value in (row.values[name] for row in rows) if value is not None]
+    """Mean and deviation, and of how many seeds where others have no number."""
+    words = MEASURES[name].words
+    found = [value for row in rows if (value := row.values[name]) is not None]
     if not found:
-        return MISSING
-    spread = f" ± {stdev(found):.{digits}f}" if len(found) > 1 else ""
-    return f"{fmean(found):.{digits}f}{spread}"
+        return distance_in_words(0.0) if name == "ratio" and all(map(_below_detection, rows)) else MISSING
+    some = f" ({len(found)} of {len(rows)})" if len(found) < len(rows) else ""
+    mean, deviation = fmean(found), stdev(found) if len(found) > 1 else None
+    if words in (percent, points):
+        return f"{100 * mean:.1f}" + ("" if deviation is None else f" ± {100 * deviation:.1f}") + some
+    told = unitless(words(mean)) + ("" if deviation is None or mean < RESOLUTION else f" ± {two_digits(deviation)}")
+    return told + some
 
 
 def _setup(settings: Mapping[str, Any]) -> str:

@@ -7,13 +7,14 @@ from itertools import pairwise
 import pytest
 from matplotlib.figure import Figure
 
+from avalanche_amnesia.evaluation import distance_in_words
 from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell, matrix_figure
 from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
 from avalanche_amnesia.lab.report.reading import Spread
-from avalanche_amnesia.lab.report.wording import bits, percent
+from avalanche_amnesia.lab.report.wording import percent
 
 SHARE = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
-BITS = Axis("JSD (bit)", bits, bits)
+BITS = Axis("JSD (bit)", distance_in_words, "{:g}".format)
 
 
 def spread(value: float, apart: float = 0.0) -> Spread:
@@ -48,7 +49,7 @@ def test_lines_stand_at_their_numbers_beside_the_limit_of_detection() -> None:
     assert [label.get_text() for label in ax.get_xticklabels()] == ["3", "0", "2"]
     names = {"this $model$", "floor: order", "floor: seed", "request", "up to the limit of detection"}
     assert set(words_in(chart.figure)) == names
-    assert "this $model$, after task 0: 0.3" in chart.numbers
+    assert "this $model$, after task 0: 0.30" in chart.numbers
     assert "floor: seed, after task 2: 0.15" in chart.numbers
     assert len(chart.numbers) == 5
 
@@ -57,7 +58,7 @@ def test_bands_are_drawn_for_several_seeds_alone() -> None:
     assert not lines().figure.axes[0].collections
     (band,) = lines(apart=0.05).figure.axes[0].collections
     assert band.get_datalim(band.axes.transData).intervaly.tolist() == pytest.approx([0.15, 0.35])
-    assert "this $model$, after task 0: 0.3 (0.25 to 0.35)" in lines(apart=0.05).numbers
+    assert "this $model$, after task 0: 0.30 (0.25 to 0.35)" in lines(apart=0.05).numbers
 
 
 def test_what_is_drawn_stands_on_a_page_with_others() -> None:

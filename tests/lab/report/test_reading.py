@@ -145,4 +145,4 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
 
 
 def test_a_ratio_to_next_to_nothing_is_told_as_large():
-    assert (times(1.84), times(9999.96), times(1.2e13)) == ("1.8\u00a0×", "10000.0\u00a0×", "over 10,000\u00a0×")
+    assert (times(1.84), times(149.4), times(12345.6)) == ("1.8\u00a0×", "150\u00a0×", "12,000\u00a0×")

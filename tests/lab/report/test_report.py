@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
 
+from avalanche_amnesia.evaluation import distance_in_words, floor_ratio
 from avalanche_amnesia.lab.report import report_page
 from avalanche_amnesia.lab.report.answers import answer, jsd_reading
 from avalanche_amnesia.lab.report.reading import Spread, entries
-from avalanche_amnesia.lab.report.wording import bits, listed, over_seeds, percent, points
+from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points
 
 
 class Page(HTMLParser):
@@ -106,7 +107,7 @@ def test_the_divergences_are_those_of_the_results(results, page):
     }
     for row in page.rows("jsd-table-1"):
         value, floor = as_number(row["JSD (bit)"]), as_number(row["floor: order"])
-        assert as_number(row["value / order floor"]) == (value / floor if floor else None)
+        assert as_number(row["value / order floor"]) == floor_ratio(value, floor)
         event = events(results, row["strategy"])[int(row["after task"])]
         heads = event["unlearned_accuracy"].values()
         assert as_number(row["old head"]) == pytest.approx(sum(heads) / len(heads))
@@ -357,7 +358,8 @@ def test_one_approximate_record_makes_the_answer_approximate():
 
 def test_words_of_numbers():
     assert [points(value) for value in (0.0, 0.0001, -0.007)] == ["0.0\xa0points", "0.0\xa0points", "−0.7\xa0points"]
-    assert [bits(value) for value in (0.0, 0.00005, 0.0108)] == ["0", "5.0e-5", "0.011"]
+    told = [distance_in_words(value) for value in (0.0, 0.9e-9, 1e-9, 0.00005, 0.0108, 149.448)]
+    assert told == ["below detection", "below detection", "1.0e-9", "5.0e-5", "0.011", "150"]
     assert [listed(items) for items in ([], [0], [0, 1], [0, 1, 4])] == ["", "0", "0 and 1", "0, 1 and 4"]
     assert over_seeds(None, percent) == "–"
     assert over_seeds(Spread(0.5, 0.4, 0.6, 2), percent) == "50.0\xa0% (40.0 to 60.0\xa0%)"
