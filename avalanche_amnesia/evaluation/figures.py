@@ -43,7 +43,7 @@ _FRAME: Sequence[dict[str, Any]] = (
     {"edgecolor": "#ffffff", "linewidth": 4},
     {"edgecolor": "#c01c28", "linewidth": 2, "linestyle": (0, (2.5, 1))},
 )
-_WHITE_FROM = 0.685  # white and black are equally easy to read there
+WHITE_FROM = 0.685  # white and black are equally easy to read there
 SMALL = 9.5
 _MAX_CELLS_WITH_NUMBERS = 400
 
@@ -167,7 +167,7 @@ def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
                     textcoords="offset points",
                     ha="center",
                     va="center",
-                    color="#ffffff" if cell.value > _WHITE_FROM else "#000000",
+                    color="#ffffff" if cell.value > WHITE_FROM else "#000000",
                     fontsize=SMALL if n else 11,
                     fontweight="normal" if n else "bold",
                 ).set_in_layout(False)  # within its cell it takes no room, and measuring takes time

@@ -124,7 +124,7 @@ def run(
     from avalanche_amnesia.lab.study.sweep import run_cell
 
     done = run_cell(cell, folder, store, data_root, download, _say)
-    _say(f"{_in_words(done.last)}\n{folder}")
+    _say(f"{_in_words(done)}\n{folder}")
 
 
 def sweep(
@@ -202,6 +202,7 @@ def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path
         page = pages.report_page(shown).encode()
         out.parent.mkdir(parents=True, exist_ok=True)
         saving.replace_file(out, page)
+        _say(pages.verdicts_as_text({entry.name: entry.runs for entry in pages.entries(shown)}))
         _say(f"{out}: {len(page):,} bytes, {len(shown)} run(s)")
         return
     if len(folders) > 1:
@@ -690,7 +691,7 @@ def _done_teller() -> Callable[[Any], None]:
         if done.error is not None:
             result = f"failed: {type(done.error).__name__}: {done.error}"
         else:
-            result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result.last)
+            result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result)
         left = each * (done.n_jobs - done.n_done)
         until = f"; about {seconds_in_words(left)} left" if done.n_done < done.n_jobs else ""
         _say(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}{until}")
@@ -698,11 +699,11 @@ def _done_teller() -> Callable[[Any], None]:
     return tell
 
 
-def _in_words(last: Any) -> str:
-    """A run's end, a ``Moment``."""
-    shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(last)) for key in ("remaining", "unlearned", "ratio")]
+def _in_words(run: Any) -> str:
+    """The end of a ``Run``, and the verdict on it."""
+    shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
-    return ", ".join([*words, last.claim or "nothing unlearned"])
+    return ", ".join([*words, str(pages.verdict_of([run]))])
 
 
 def _say_plan(plan: Any, as_json: bool) -> None:

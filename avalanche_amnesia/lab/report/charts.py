@@ -1,74 +1,46 @@
-"""Charts of the page: matplotlib figures in the page's colours, and all of their numbers in words."""
+"""Charts of the page: numbers with their places on it, drawn by the template in any width, and the same in words."""
 
-import io
-import re
-import warnings
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
-from markupsafe import Markup
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
-from avalanche_amnesia.evaluation.figures import COLOURS, REQUEST, ROLES, house_style, name_ticks, new_figure
+from avalanche_amnesia.evaluation.figures import SHARES, WHITE_FROM, Cell
+from avalanche_amnesia.evaluation.functional import RESOLUTION
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
 
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure, what it shows, and all of its numbers in words."""
-
-    title: str
-    numbers: Sequence[str]
-    figure: Figure
-
-    @property
-    def size(self) -> tuple[float, float]:
-        """Width and height in points."""
-        width, height = 72 * self.figure.get_size_inches()
-        return round(width, 1), round(height, 1)
-
-    @house_style
-    def svg(self, key: str) -> Markup:
-        """Content of an SVG element that stands with others in a page: no id twice, colours under the page's names."""
-        file = io.StringIO()
-        dots_per_inch = self.figure.dpi
-        self.figure.set(facecolor="none", dpi=144)
-        text_as_text = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": key})
-        with text_as_text, warnings.catch_warnings(action="ignore"):  # of letters that only other fonts have
-            FigureCanvasSVG(self.figure).print_svg(file, metadata={"Date": None})  # ``savefig`` draws all of it twice
-        self.figure.set_dpi(dots_per_inch)  # the canvas leaves its own
-        drawn = file.getvalue()
-        drawn = drawn[drawn.index("</metadata>") + len("</metadata>") : drawn.rindex("</svg>")]
-        for unwanted, kept in _ONLY_IN_FILES.items():
-            drawn = re.sub(unwanted, kept, drawn, flags=re.DOTALL)
-        return Markup(re.sub("(?<=fill: |roke: )#[0-9a-f]{6}", lambda c: _ON_PAGE.get(c[0], c[0]), drawn))
-
-
-_ON_PAGE = {colour: f"var(--{name})" for name, colour in COLOURS.items()}
-_ONLY_IN_FILES = {
-    r"<style.*?</style>": "",  # it would be for the whole page
-    r'<g id="[^"]*"': "<g",
-    r"<clipPath.*?</clipPath>": "",
-    r' clip-path="[^"]*"': "",
-    r"font-family: [^;]*; ": "",
-    r' transform="rotate\(-0 [^"]*"': "",
-    r"\s*\n\s*": " ",
-}
+_MOST_CELLS = 400
+"""Numbers that a matrix shows; of a larger one the colours are seen."""
+_MOST_LINES = 40
+"""Rows and columns of a matrix: of more, only every so many-th is drawn."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of numbers."""
+    """An axis of numbers; a logarithmic one begins with what is below detection."""
 
     label: str
     words: Callable[[float], str]
     tick_words: Callable[[float], str]
     ends: tuple[float, float] | None = None
+    is_logarithmic: bool = False
+
+    @property
+    def highest(self) -> float:
+        """Largest number there can be."""
+        return math.inf if self.ends is None else self.ends[1]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Places on an axis, in per cent of its length."""
+
+    ticks: Sequence[tuple[float, str]]
+    place: Callable[[float], float]
 
 
 @dataclass(frozen=True)
@@ -80,44 +52,121 @@ class Series:
     points: Sequence[tuple[int, Spread]]
 
 
-@house_style
-def line_chart(
-    title: str, series: Sequence[Series], axis: Axis, *, after: Sequence[int], requests: Sequence[int]
-) -> Chart:
-    """Lines over the stream, with a band over the seeds and a grey area up to the higher floor."""
-    floors: dict[float, float] = {}
-    figure = new_figure(200 + 18 * len(series))
-    ax = figure.subplots()
-    for each in series:
-        places, values = zip(*each.points, strict=True)
-        top = 3 if each.role == "here" else 2
-        ax.plot(places, [value.mean for value in values], label=each.name, zorder=top, **ROLES[each.role])
-        low, high = [value.low for value in values], [value.high for value in values]
-        if low != high:
-            ax.fill_between(places, low, high, color=ROLES[each.role]["color"], alpha=0.18, linewidth=0)
-        if each.role in ("order", "seed"):
-            floors |= {place: max(value.mean, floors.get(place, 0.0)) for place, value in each.points}
-    if floors:
-        limit: dict[str, Any] = {"width": 1, "color": COLOURS["quiet"], "alpha": 0.13}
-        ax.bar(list(floors), list(floors.values()), label="up to the limit of detection", **limit)
-    for n, place in enumerate(requests):
-        ax.axvline(place, label=None if n else "request", **REQUEST)
-    reach = [end for each in series for _, value in each.points for end in (value.low, value.high)]
-    ticks = _round_numbers(*(axis.ends or (min(0.0, *reach), max(0.0, *reach))))
-    ax.set(xlabel="after task", ylabel=axis.label, xlim=(-0.5, len(after) - 0.5), ylim=(ticks[0], ticks[-1]))
-    name_ticks(ax.xaxis, after)
-    ax.set_yticks(ticks, map(axis.tick_words, ticks))
-    ax.grid(axis="y")
-    figure.legend(loc="outside lower left")
-    numbers = [
-        f"{each.name}, after task {after[place]}: {over_seeds(value, axis.words)}"
-        for each in series
-        for place, value in each.points
-    ]
-    return Chart(title, numbers, figure)
+@dataclass(frozen=True)
+class LineChart:
+    """Lines over the stream, with a band over the seeds."""
+
+    name: str
+    title: str
+    series: Sequence[Series]
+    axis: Axis
+    scale: Scale
+    after: Sequence[int]
+    requests: Sequence[int]
+
+    @property
+    def numbers(self) -> Sequence[str]:
+        """All numbers in words."""
+        return [
+            f"{each.name}, after task {self.after[place]}: {over_seeds(value, self.axis.words)}"
+            for each in self.series
+            for place, value in each.points
+        ]
+
+    @property
+    def places(self) -> Sequence[tuple[float, int]]:
+        """Place and task of the marks on the horizontal axis, of many only so many as stay apart."""
+        step = math.ceil(len(self.after) / 15)
+        return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
+
+    def x(self, place: int) -> float:
+        """Where a task lies, in per cent of the width."""
+        return round(100 * (place + 0.5) / len(self.after), 2)
+
+    def y(self, value: float) -> float:
+        """Where a number lies, in per cent of the height from above."""
+        return round(100 - self.scale.place(value), 2)
+
+    def line(self, each: Series) -> str:
+        """Points of a line of means."""
+        return " ".join(f"{self.x(at)},{self.y(value.mean)}" for at, value in each.points)
+
+    def band(self, each: Series) -> str:
+        """Points around all seeds; none where all are equal."""
+        if all(value.low == value.high for _, value in each.points):
+            return ""
+        above = [f"{self.x(at)},{self.y(value.high)}" for at, value in each.points]
+        return " ".join([*above, *(f"{self.x(at)},{self.y(value.low)}" for at, value in reversed(each.points))])
 
 
-def _round_numbers(low: float, high: float) -> Sequence[float]:
-    """Round numbers at equal distances that enclose a range."""
-    ticks = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high if high > low else low + 1.0)
-    return [round(float(tick), 12) for tick in ticks]
+@dataclass(frozen=True)
+class Matrix:
+    """Shares by row and column, dark where they are large."""
+
+    name: str
+    title: str
+    rows: Sequence[Any]
+    columns: Sequence[Any]
+    cells: Sequence[Sequence[Cell | None]]
+    corner: str
+
+    def __post_init__(self) -> None:
+        """Check that every row and column has its name."""
+        if len(self.cells) != len(self.rows) or any(len(row) != len(self.columns) for row in self.cells):
+            raise ValueError(f"{len(self.rows)} × {len(self.columns)} names do not fit the cells of {self.title}")
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether there is room for them."""
+        return len(self.rows) * len(self.columns) <= _MOST_CELLS
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Every how many-th row and column is drawn."""
+        return math.ceil(len(self.rows) / _MOST_LINES), math.ceil(len(self.columns) / _MOST_LINES)
+
+    @staticmethod
+    def colour(value: float) -> str:
+        """Colour of a cell."""
+        return str(to_hex(SHARES(value)))
+
+    @staticmethod
+    def ink(value: float) -> str:
+        """Colour of a number in it."""
+        return "#ffffff" if value > WHITE_FROM else "#000000"
+
+
+def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
+    """A scale that all of these numbers are within."""
+    reach = [end for each in all_series for _, value in each.points for end in (value.low, value.mean, value.high)]
+    if axis.is_logarithmic:
+        return _logarithmic(axis, reach)
+    low, high = axis.ends or (min([0.0, *reach]), max([0.0, *reach]))
+    values = MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high if high > low else low + 1.0)
+    ticks = [round(float(value), 12) for value in values]
+    first, length = ticks[0], ticks[-1] - ticks[0]
+
+    def place(value: float) -> float:
+        return 100 * (value - first) / length
+
+    return Scale([(round(place(tick), 2), axis.tick_words(tick)) for tick in ticks], place)
+
+
+def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
+    """Decades up to the largest number, and a step below them for what is below detection."""
+    there = [value for value in reach if value >= RESOLUTION] or [1.0]
+    first, last = math.floor(math.log10(min(there))), math.ceil(math.log10(max(there)))
+    first = min(first, last - 1)
+    length = last - first + 1
+
+    def place(value: float) -> float:
+        return 0.0 if value < RESOLUTION else 100 * (math.log10(value) - first + 1) / length
+
+    step = math.ceil(length / 5)
+    decades = [(round(place(10.0**n), 2), axis.tick_words(10.0**n)) for n in range(last, first - 1, -step)]
+    return Scale([(0.0, "below"), *reversed(decades)], place)
+
+
+def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:
+    """Role → name of every line of some charts."""
+    return {each.role: each.name for chart in charts for each in chart.series}

@@ -1,16 +1,55 @@
 """The page: results of runs as one HTML file that asks for nothing else, not even a font."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from avalanche_amnesia.lab.report.answers import answer, claim
-from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, spread
+from avalanche_amnesia.lab.report.charts import legend_of
+from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
+from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, entries, number, spread
 from avalanche_amnesia.lab.report.sections import sections_of
-from avalanche_amnesia.lab.report.tables import Table, mean, table, text
-from avalanche_amnesia.lab.report.wording import listed, seconds, tasks
+from avalanche_amnesia.lab.report.tables import Row, Table, mean, of_seeds, table, text
+from avalanche_amnesia.lab.report.tables import number as cell
+from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, Verdict, verdict_of
+from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points, seconds, tasks, times
+
+
+@dataclass(frozen=True)
+class Line:
+    """First line of a strategy: verdict, what the old head reads, what it cost; ``dots`` are role, name and number."""
+
+    entry: Entry
+    verdict: Verdict
+    forgotten: str
+    dots: Sequence[tuple[str, str, Spread]]
+
+    @property
+    def read(self) -> str:
+        """Its dots in words."""
+        return ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in self.dots)
+
+    @property
+    def remaining(self) -> str:
+        """Accuracy on the remaining tasks."""
+        return over_seeds(self.entry.spread(COLUMNS["remaining"].of), percent)
+
+    @property
+    def difference(self) -> str:
+        """Accuracy difference and its control; nothing where none was measured."""
+        found = {"AD": self.entry.spread(COLUMNS["difference"].of), "control": self.entry.spread(COLUMNS["control"].of)}
+        return ", ".join(f"{name} {points(value.mean)}" for name, value in found.items() if value is not None)
+
+    @property
+    def cost(self) -> Sequence[str]:
+        """Time of a request, and what retraining takes."""
+        unlearn, retrain = (spread(getattr(cost, what) for cost in self.entry.costs) for what in ("unlearn", "retrain"))
+        if unlearn is None or retrain is None:
+            return []
+        ratio = f" ({times(retrain.mean / unlearn.mean)})" if unlearn.mean else ""
+        return [seconds(unlearn.mean), f"retraining {seconds(retrain.mean)}{ratio}"]
 
 
 def report_page(runs: Sequence[Run]) -> str:
@@ -29,34 +68,106 @@ def report_page(runs: Sequence[Run]) -> str:
         ValueError: for no runs, or two of the same name, settings and seed.
     """
     found = entries(runs)
+    lines = [_line(entry) for entry in found]
     return (
         _environment()
         .get_template("page.html.jinja")
         .render(
             about=_about(runs),
-            answers=[answer(entry) for entry in found],
-            summary=_summary(found),
+            lines=lines,
+            tests=list(dict.fromkeys(outcome.reading.check for line in lines for outcome in line.verdict.outcomes)),
+            outcomes=_outcomes(lines),
+            summary=_summary(lines),
             sections=sections_of(runs, found),
-            readings={reading.key: reading for reading in READINGS},
-            recorded=[entry for entry in found if any(run.records for run in entry.runs)],
+            readings={reading.key: reading for reading in (JSD, *READINGS)},
+            records=[(e.name, _reasons(e), of_seeds(f"Records of {e.name}", [e], _records)) for e in found],
         )
     )
 
 
-def _summary(found: Sequence[Entry]) -> Table:
+def _line(entry: Entry) -> Line:
+    metrics = {
+        "here": ("old head", OLD_HEAD.metric),
+        "retrained": ("retrained model", f"{OLD_HEAD.metric}_reference"),
+        "chance": ("chance", f"{OLD_HEAD.metric}_chance"),
+    }
+    read = {role: (name, entry.spread(number(metric))) for role, (name, metric) in metrics.items()}
+    dots = [(role, name, value) for role, (name, value) in read.items() if value is not None]
+    return Line(entry, verdict_of(entry.runs), _forgotten(entry), dots)
+
+
+def _forgotten(entry: Entry) -> str:
+    if not entry.requests:
+        return "nothing"
+    moments = entry.requests.values()
+    requests = "; ".join(f"{_gone(each.unlearned_now, each.parts_now)} after task {each.task}" for each in moments)
+    whole = f"{tasks(entry.unlearned)} of {len(entry.after)}" if entry.unlearned else "no whole task"
+    return f"{whole} ({requests})"
+
+
+def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
+    """Tasks and samples that went: ``task 0 and 3 samples of task 1``."""
+    return listed([*([tasks(whole)] if whole else []), *parts])
+
+
+def _outcomes(lines: Sequence[Line]) -> Table | None:
+    """One row per strategy and test."""
+    rows: list[Row] = [
+        {
+            "strategy": text(line.entry.name),
+            "test": text(outcome.reading.check),
+            "finding": text(FINDINGS[outcome.finding]),
+            "because": text(outcome.why),
+            "this model": mean(outcome.here, outcome.reading.axis.words),
+            "retrained model": mean(outcome.there, outcome.reading.axis.words),
+            "difference at most (95 %)": cell(outcome.at_most, lambda value: f"{value:+.3g}"),
+            "tasks and seeds": text(outcome.pairs),
+        }
+        for line in lines
+        for outcome in line.verdict.outcomes
+    ]
+    return table("Every test", rows) if rows else None
+
+
+def _summary(lines: Sequence[Line]) -> Table:
     """One row per strategy at the end of its stream: means over seeds."""
     rows = [
         {
-            "strategy": text(entry.name),
-            "seeds": text(len(entry.runs)),
-            "claim": text(claim(entry)),
-            **{column.page: mean(entry.spread(column.of), column.words) for column in COLUMNS.values()},
-            "time to unlearn": mean(spread(cost.unlearn for cost in entry.costs), seconds),
-            "time to retrain": mean(spread(cost.retrain for cost in entry.costs), seconds),
+            "strategy": text(line.entry.name),
+            "verdict": text(line.verdict),
+            "seeds": text(len(line.entry.runs)),
+            "claim": text(line.verdict.claim),
+            **{column.page: mean(line.entry.spread(column.of), column.words) for column in COLUMNS.values()},
+            "time to unlearn": mean(spread(cost.unlearn for cost in line.entry.costs), seconds),
+            "time to retrain": mean(spread(cost.retrain for cost in line.entry.costs), seconds),
         }
-        for entry in found
+        for line in lines
     ]
     return table("All strategies at the end of the stream", rows)
+
+
+def _reasons(entry: Entry) -> Sequence[str]:
+    """Reasons against a claim to be exact, of all records, each once."""
+    plans = [record.get("plan") or {} for run in entry.runs for record in run.records]
+    return list(dict.fromkeys(reason for plan in plans for reason in plan.get("reasons") or ()))
+
+
+def _records(run: Run) -> Iterator[Row]:
+    """A row per record; what a plan does not have is left empty."""
+    for record in run.records:
+        plan: dict[str, Any] = record.get("plan") or {}
+        touched = sum((plan.get("entries") or {}).values())
+        taken = f"{touched:,} entries of {len(plan['entries'])} tensors" if touched else ""
+        yield {
+            "request": text(f"{tasks(plan.get('tasks') or [])} {plan.get('event', '')}"),
+            "claim": text(plan.get("claim", "")),
+            "remaining": text(tasks(record.get("remaining") or [])),
+            **{name: text(listed(plan.get(name) or [])) for name in ("affected", "compensated", "repaired")},
+            "taken out": text(taken),
+            "removed": text(", ".join(plan.get("removed") or ())),
+            "cleaned": text(", ".join(record.get("purged") or ())),
+            "not cleaned": text(", ".join(plan.get("unpurged") or ())),
+        }
 
 
 def _about(runs: Sequence[Run]) -> str:
@@ -78,5 +189,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
-    environment.filters |= {"listed": listed, "tasks": tasks}
+    environment.filters |= {"listed": listed, "tasks": tasks, "percent": percent}
+    environment.globals |= {"legend_of": legend_of, "findings": FINDINGS, "few": FEWEST, "far": FAR}
     return environment

@@ -1,4 +1,4 @@
-"""Sections of the page: the charts and tables of each. Their titles, and how to read them, stand in the template."""
+"""Sections of the page: the charts and tables of each."""
 
 import json
 import os
@@ -7,17 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
+from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.functional import distance_in_words
-from avalanche_amnesia.lab.report.answers import jsd_reading
-from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
-from avalanche_amnesia.lab.report.measures import READINGS, Reading, capacity_before, jsd_name, jsd_of, ratio_of
+from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
+from avalanche_amnesia.lab.report.measures import (
+    JSD,
+    OLD_HEAD,
+    READINGS,
+    Reading,
+    capacity_before,
+    jsd_of,
+    ratio_of,
+)
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, number
 from avalanche_amnesia.lab.report.tables import Row, Table, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.tables import number as cell
 from avalanche_amnesia.lab.report.wording import (
     MISSING,
-    over_seeds,
     percent,
     points,
     seconds,
@@ -26,16 +32,16 @@ from avalanche_amnesia.lab.report.wording import (
     times,
 )
 
-_HEAD = "UnlearnedAccuracy"
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
 _OVERLAP = "Figure/Overlap/table"
 _BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
 
 
 class Section(NamedTuple):
-    """Part of the page; without charts and tables where nothing was measured."""
+    """Part of the page; empty where nothing was measured."""
 
-    charts: Sequence[Chart] = ()
+    lines: Sequence[LineChart] = ()
+    matrices: Sequence[Matrix] = ()
     tables: Sequence[Table] = ()
 
 
@@ -49,13 +55,14 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
     }
     return {
         "accuracy": Section(
-            [_accuracy_matrix(entry) for entry in entries], of_moments("Accuracies", entries, _accuracy_rows)
+            matrices=[matrix for matrix in map(_accuracy_matrix, entries) if matrix.columns],
+            tables=of_moments("Accuracies", entries, _accuracy_rows),
         ),
-        "jsd": Section(_jsd_lines(entries), of_moments("JSD", entries, _jsd_rows)),
+        JSD.key: Section(_jsd_lines(entries), tables=of_moments("JSD", entries, _jsd_rows)),
         **{reading.key: _reading(entries, reading) for reading in READINGS},
         "difference": Section(
             _difference_lines(entries),
-            of_moments(
+            tables=of_moments(
                 "Accuracy difference", entries, numbers({"AD": (_GAIN, points), "AD, control": (_CONTROL, points)})
             ),
         ),
@@ -64,9 +71,9 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
                 "Remaining tasks", entries, numbers({name: (get, points) for name, get in transferred.items()})
             )
         ),
-        "capacity": Section(_capacity_lines(entries), of_moments("Capacity", entries, numbers(capacity))),
-        "owners": Section(list(_owners(entries))),
-        "overlap": Section(list(_overlaps(entries))),
+        "capacity": Section(_capacity_lines(entries), tables=of_moments("Capacity", entries, numbers(capacity))),
+        "owners": Section(matrices=list(_owners(entries))),
+        "overlap": Section(matrices=list(_overlaps(entries))),
         "distances": Section(tables=of_moments("Distances", entries, _distance_rows)),
         "cost": Section(tables=of_seeds("Seconds", entries, _cost_rows)),
         "settings": Section(
@@ -83,28 +90,28 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
 
 def _accuracy_rows(moment: Moment) -> Iterator[Row]:
     for task, value in sorted(moment.accuracies.items()):
-        gone = task in moment.by_task(_HEAD)
+        gone = task in moment.by_task(OLD_HEAD.metric)
         yield {
             "tested on task": text(task),
             "status": text("unlearned" if gone else "remains"),
             "accuracy": cell(value, percent),
-            "retrained model": cell(moment.number(f"{_HEAD if gone else 'Accuracy'}_reference", task), percent),
+            "retrained model": cell(
+                moment.number(f"{OLD_HEAD.metric if gone else 'Accuracy'}_reference", task), percent
+            ),
             "never unlearned": cell(moment.number("Accuracy_full", task), percent),
-            "chance": cell(moment.number(f"{_HEAD}_chance", task), percent),
+            "chance": cell(moment.number(f"{OLD_HEAD.metric}_chance", task), percent),
         }
 
 
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
     for name in _distances(moment, "JSD_"):
-        value, order, seed = (moment.number(f"{name}{suffix}") for suffix in ("", "_floor_order", "_floor_seed"))
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
             "probe": text(name),
-            "JSD (bit)": cell(value, distance_in_words),
+            "JSD (bit)": cell(moment.number(name), distance_in_words),
             **_floor_cells(moment, name),
-            "old head": cell(moment.number(_HEAD), percent),
-            "old head, retrained model": cell(moment.number(f"{_HEAD}_reference"), percent),
-            "reading": text(MISSING if value is None else jsd_reading(value, order, seed)[1]),
+            "old head": cell(moment.number(OLD_HEAD.metric), percent),
+            "old head, retrained model": cell(moment.number(f"{OLD_HEAD.metric}_reference"), percent),
             "by task": text("; ".join(by_task) or MISSING),
         }
 
@@ -166,11 +173,9 @@ def _set_to(value: object) -> str:
 # Lines over the stream -----------------------------------------------------------------------------------------
 
 
-def _lines(
-    entries: Sequence[Entry], title: str | Callable[[Entry], str], axis: Axis, *wanted: tuple[str, str, Get]
-) -> list[Chart]:
-    """A chart of each strategy of which something was measured, with lines of these roles, names and numbers."""
-    charts = []
+def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
+    """A chart of each strategy of which something was measured, with lines of these roles, on one scale."""
+    drawn = []
     for entry in entries:
         series = []
         for role, name, get in wanted:
@@ -179,18 +184,16 @@ def _lines(
             if there:
                 series.append(Series(role, name, there))
         if any(each.role == "here" for each in series):
-            words = title if isinstance(title, str) else title(entry)
-            requests = list(entry.requests)
-            charts.append(line_chart(f"{entry.name}: {words}", series, axis, after=entry.after, requests=requests))
-    return charts
+            drawn.append((entry, series))
+    scale = scale_of(axis, [each for _, series in drawn for each in series])
+    return [LineChart(entry.name, title, each, axis, scale, entry.after, list(entry.requests)) for entry, each in drawn]
 
 
-def _jsd_lines(entries: Sequence[Entry]) -> list[Chart]:
-    probes = {"JSD_own": ", own masks", "JSD_remaining": ", masks of remaining tasks", "JSD_none": ", no masks"}
+def _jsd_lines(entries: Sequence[Entry]) -> list[LineChart]:
     return _lines(
         entries,
-        lambda entry: f"JSD{probes.get(jsd_name(entry.first.last) or '', '')}",
-        Axis("JSD (bit)", distance_in_words, "{:g}".format),
+        "JSD",
+        JSD.axis,
         ("here", "JSD to the retrained model", jsd_of()),
         ("order", "floor: another data order", jsd_of("_floor_order")),
         ("seed", "floor: another seed", jsd_of("_floor_seed")),
@@ -217,17 +220,15 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
         ("retrained", "retrained model", number(beside)),
         ("chance", "chance", number(f"{shown.metric}_chance")),
     )
-    return Section(charts, of_moments(shown.check.capitalize(), entries, rows))
+    return Section(charts, tables=of_moments(shown.check.capitalize(), entries, rows))
 
 
-def _difference_lines(entries: Sequence[Entry]) -> list[Chart]:
-    """Accuracy against a model that never unlearned; one scale for all strategies."""
-    moments = [moment for entry in entries for run in entry.runs for moment in run.moments]
-    found = [get(moment) or 0.0 for moment in moments for get in (_GAIN, _CONTROL)]
+def _difference_lines(entries: Sequence[Entry]) -> list[LineChart]:
+    """Accuracy against a model that never unlearned."""
     return _lines(
         entries,
         "accuracy difference",
-        Axis("points of accuracy", points, _signed, (min(found), max(found))),
+        Axis("points of accuracy", points, _signed),
         ("here", "against the model that never unlearned", _GAIN),
         ("never", "control: only heads fitted again", _CONTROL),
     )
@@ -237,7 +238,7 @@ def _signed(value: float) -> str:
     return f"{100 * value:+.3g}" if value else "0"
 
 
-def _capacity_lines(entries: Sequence[Entry]) -> list[Chart]:
+def _capacity_lines(entries: Sequence[Entry]) -> list[LineChart]:
     return _lines(
         entries,
         "free capacity",
@@ -247,41 +248,30 @@ def _capacity_lines(entries: Sequence[Entry]) -> list[Chart]:
     )
 
 
-# Other charts --------------------------------------------------------------------------------------------------
+# Matrices ------------------------------------------------------------------------------------------------------
 
 
-def _accuracy_matrix(entry: Entry) -> Chart:
+def _accuracy_matrix(entry: Entry) -> Matrix:
     tested = sorted({task for run in entry.runs for moment in run.moments for task in moment.accuracies})
-    shown = [[_shown(entry, place, task) for task in tested] for place in range(len(entry.after))]
-    figure = matrix_figure(
-        {"": [[read for read, _ in row] for row in shown]},
-        rows=entry.after,
-        columns=tested,
-        row_label="after task",
-        column_label="tested on task",
-        note="framed: unlearned, read through its old head",
-    )
-    return Chart(f"{entry.name}: test accuracy (%)", [words for row in shown for _, words in row if words], figure)
+    cells = [[_accuracy_cell(entry, place, task) for task in tested] for place in range(len(entry.after))]
+    return Matrix(entry.name, "test accuracy (%)", entry.after, tested, cells, "after ↓ of →")
 
 
-def _shown(entry: Entry, place: int, task: int) -> tuple[Cell | None, str]:
-    """Cell of the matrix, and the same in words."""
+def _accuracy_cell(entry: Entry, place: int, task: int) -> Cell | None:
     found = entry.spread(lambda moment: moment.accuracies.get(task), place)
     if found is None:
-        return None, ""
-    words = f"after task {entry.after[place]}, task {task}: {over_seeds(found, percent)}"
-    if entry.spread(number(_HEAD, task), place) is None:
-        return Cell(found.mean), words
-    words, below = f"{words} through its old head", []
-    for suffix, name, short in (("reference", "on the retrained model", "retr."), ("chance", "chance", "chance")):
-        value = entry.spread(number(f"{_HEAD}_{suffix}", task), place)
+        return None
+    if entry.spread(number(OLD_HEAD.metric, task), place) is None:
+        return Cell(found.mean)
+    below = []
+    for suffix, name in (("reference", "retr."), ("chance", "chance")):
+        value = entry.spread(number(f"{OLD_HEAD.metric}_{suffix}", task), place)
         if value is not None:
-            words += f", {name} {over_seeds(value, percent)}"
-            below.append(f"{short} {100 * value.mean:.0f}")
-    return Cell(found.mean, below, framed=True), words
+            below.append(f"{name} {100 * value.mean:.0f}")
+    return Cell(found.mean, below, framed=True)
 
 
-def _owners(entries: Sequence[Entry]) -> Iterator[Chart]:
+def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
     """Owners of every layer's units around each request, in the run of the first seed."""
     for entry in entries:
         for moment in entry.requests.values():
@@ -290,8 +280,8 @@ def _owners(entries: Sequence[Entry]) -> Iterator[Chart]:
             shares = {f"{layer}, {when}": of[layer] for layer in after for when, of in pairs if layer in of}
             if shares:
                 named = sorted({task for of in shares.values() for task in of if isinstance(task, int)})
-                title = f"{entry.name}: owners (%), request after {moment.task}"
-                yield _matrix(title, shares, ["free", "shared", *named], ("layer", "owner"))
+                title = f"owners (%), request after task {moment.task}"
+                yield _matrix(entry, title, shares, ["free", "shared", *named], "")
 
 
 def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float]]:
@@ -304,30 +294,19 @@ def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float
     return found
 
 
-def _overlaps(entries: Sequence[Entry]) -> Iterator[Chart]:
+def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
     """Overlap of the masks of two tasks each, as last measured in the run of the first seed."""
     for entry in entries:
         found = [moment.tables[_OVERLAP] for moment in entry.first.moments if _OVERLAP in moment.tables]
         if found:
             _, *rows = found[-1]
             shares = {task: dict(zip((task for task, *_ in rows), of, strict=True)) for task, *of in rows}
-            yield _matrix(f"{entry.name}: overlap (%)", shares, list(shares), ("task", "with task"))
+            yield _matrix(entry, "overlap (%)", shares, list(shares), "")
 
 
 def _matrix(
-    title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any], labels: tuple[str, str]
-) -> Chart:
-    """A chart of shares by row and column."""
-    row_label, column_label = labels
-    figure = matrix_figure(
-        {"": [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]},
-        rows=list(shares),
-        columns=columns,
-        row_label=row_label,
-        column_label=column_label,
-    )
-    words = [
-        f"{row_label} {row}: {', '.join(f'{column_label} {name} {percent(value)}' for name, value in of.items())}"
-        for row, of in shares.items()
-    ]
-    return Chart(title, words, figure)
+    entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any], corner: str
+) -> Matrix:
+    """A matrix of shares by row and column."""
+    cells = [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]
+    return Matrix(entry.name, title, list(shares), columns, cells, corner)

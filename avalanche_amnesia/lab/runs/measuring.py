@@ -25,10 +25,16 @@ from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
+from avalanche_amnesia.lab.report.reading import read_run
+from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.logging.run_logger import RunLogger
 from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.training.host.lookup import remaining_experiences
+
+VERDICT = "Verdict"
+"""Name of the verdict on a run in its log and at W&B, in the report's words."""
 
 
 def measure_run(
@@ -54,7 +60,7 @@ def measure_run(
             once the run is over, in place of an earlier one.
         settings: of the run, as plain values: runs whose settings differ only in ``seed`` are reported as one.
         noise_floor: which floors to measure.
-        loggers: further Avalanche loggers.
+        loggers: further Avalanche loggers; those of this package get the run's verdict.
         progress: called with a few words whenever a step is finished; once per task.
         store: a :class:`RunStore` for the references; by default a temporary one.
         workers: processes that train references while the run goes on (:class:`ReferenceWorkers`).
@@ -76,6 +82,10 @@ def measure_run(
                 else:
                     log.log_events()  # the task is over, though nothing is left to be evaluated
                 progress(f"{name}: task {experience.task_label}")
+            verdict = str(verdict_of([read_run(place)]))
+            for logger in (log, *loggers):
+                if isinstance(logger, RunLogger):
+                    logger.log_values({VERDICT: verdict})
         for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):  # the log behind its records
             kept = Path(folder) / file.relative_to(place)
             kept.parent.mkdir(parents=True, exist_ok=True)

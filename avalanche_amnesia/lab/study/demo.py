@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Moment, Run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
+from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
 from avalanche_amnesia.lab.report.wording import MISSING, unitless
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.experiment import cells_of
@@ -99,25 +101,24 @@ _FILES = """\
 
 
 def _at_the_end(runs: Sequence[Run]) -> str:
-    """Every measure of the runs, a column each, and what it means."""
-    names = [run.name.partition(" ") for run in runs]
-    rows = [["", *(first for first, _, _ in names)], ["", *(more for _, _, more in names)]]
-    rows.append(["exact", *("yes" if run.last.claim == "exact" else "no" for run in runs)])
+    """Verdict on every run, its measures in a column, and what they mean."""
+    rows = [["", *(run.name for run in runs)]]
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]
         rows.append([measure.title, *(MISSING if v is None else unitless(measure.words(v)) for v in values)])
     for what in ("unlearn", "retrain"):
         means = [spread(getattr(cost, what) for cost in run.costs) for run in runs]
         rows.append([f"seconds to {what}", *(MISSING if mean is None else f"{mean.mean:.2g}" for mean in means)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        f"{head:{widths[0]}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, widths[1:], strict=True))
-        for head, *cells in rows
-    ]
-    meanings = {"exact": "provably equal to the retrained model, bit for bit"}
-    meanings |= {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
+    first = max(len(head) for head, *_ in rows)
+    widths = [max(len(word) for cell in column for word in cell.split()) for column in zip(*rows, strict=True)][1:]
+    lines = []
+    for head, *cells in rows:
+        broken = zip_longest(*(textwrap.wrap(c, w) for c, w in zip(cells, widths, strict=True)), fillvalue="")
+        for name, parts in zip_longest([head], broken, fillvalue=""):
+            lines.append(f"{name:{first}}" + "".join(f" {part:>{w}}" for part, w in zip(parts, widths, strict=True)))
+    meanings = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     told = [textwrap.fill(f"{name}: {text}", _WIDTH, subsequent_indent="  ") for name, text in meanings.items()]
-    return "\n".join([*lines, "", *told])
+    return "\n".join([verdicts_as_text({run.name: [run] for run in runs}), "", *lines, "", *told])
 
 
 def _accuracies(runs: Sequence[Run]) -> Figure:

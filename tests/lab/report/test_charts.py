@@ -1,97 +1,94 @@
-"""Charts of the page: their numbers in the drawing and in words, the page's colours, nothing that asks for a file."""
+"""Charts of the page: their numbers at their places and in words, the page's colours, nothing that grows with tasks."""
 
 import re
 from importlib import resources
-from itertools import pairwise
+from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation import distance_in_words
-from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell, matrix_figure
-from avalanche_amnesia.lab.report.charts import Axis, Chart, Series, line_chart
+from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell
+from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Scale, Series, legend_of, scale_of
+from avalanche_amnesia.lab.report.page import _environment
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import percent
 
 SHARE = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
-BITS = Axis("JSD (bit)", distance_in_words, "{:g}".format)
+BITS = Axis("JSD (bit)", distance_in_words, "{:g}".format, is_logarithmic=True)
 
 
 def spread(value: float, apart: float = 0.0) -> Spread:
     return Spread(value, value - apart, value + apart, 1 + bool(apart))
 
 
-def lines(apart: float = 0.0) -> Chart:
+def drawn(macro: str, chart: LineChart | Matrix, *more: Any) -> str:
+    """What the template makes of a chart."""
+    return str(getattr(_environment().get_template("charts.jinja").module, macro)(chart, *more))
+
+
+def lines(apart: float = 0.0) -> LineChart:
     series = [
-        Series("here", "this $model$", [(1, spread(0.3, apart)), (2, spread(0.2, apart))]),
+        Series("here", "this <model>", [(1, spread(0.3, apart)), (2, spread(0.2, apart))]),
         Series("order", "floor: order", [(1, spread(0.1)), (2, spread(0.25))]),
-        Series("seed", "floor: seed", [(2, spread(0.15))]),
     ]
-    return line_chart("x", series, BITS, after=[3, 0, 2], requests=[1, 2])
+    scale = Scale([(0.0, "0"), (100.0, "1")], lambda value: 100 * value)
+    return LineChart("EWC", "JSD", series, SHARE, scale, [3, 0, 2, 4], [1, 2])
 
 
-def words_in(figure: Figure) -> list[str]:
-    """Texts of a figure's legends."""
-    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-
-
-def test_lines_stand_at_their_numbers_beside_the_limit_of_detection() -> None:
+def test_lines_stand_at_their_numbers() -> None:
     chart = lines()
-    (ax,) = chart.figure.axes
-    here, order, seed, *requests = ax.lines
-    assert (here.get_xdata().tolist(), here.get_ydata().tolist()) == ([1, 2], [0.3, 0.2])
-    assert [line.get_color() for line in (here, order, seed)] == [COLOURS[role] for role in ("here", "order", "seed")]
-    assert [line.get_xdata() for line in requests] == [[1, 1], [2, 2]]
-    limits = {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in ax.patches}
-    assert limits == {1: 0.1, 2: 0.25}  # the higher floor, wherever one was measured
-    assert ax.get_ylim()[0] == 0
-    assert ax.get_ylim()[1] >= 0.3
-    assert [label.get_text() for label in ax.get_xticklabels()] == ["3", "0", "2"]
-    names = {"this $model$", "floor: order", "floor: seed", "request", "up to the limit of detection"}
-    assert set(words_in(chart.figure)) == names
-    assert "this $model$, after task 0: 0.30" in chart.numbers
-    assert "floor: seed, after task 2: 0.15" in chart.numbers
-    assert len(chart.numbers) == 5
+    assert [chart.x(place) for place in range(4)] == [12.5, 37.5, 62.5, 87.5]
+    assert [chart.y(value) for value in (0.0, 0.3, 1.0)] == [100, 70, 0]
+    told = drawn("lines", chart, "jsd-1")
+    assert '<polyline class="line here" points="37.5,70.0 62.5,80.0"/>' in told
+    assert '<use href="#mark-here" x="37.5%" y="70.0%"/>' in told
+    assert re.findall(r'class="request" x1="(.*?)%"', told) == ["37.5", "62.5"]
+    assert re.findall(r'left:(.*?)%">(\d)<', told) == [("12.5", "3"), ("37.5", "0"), ("62.5", "2"), ("87.5", "4")]
+    assert "band" not in told
+    assert "<li>this &lt;model&gt;, after task 0: 30.0\xa0%</li>" in told
+    assert chart.numbers[-1] == "floor: order, after task 2: 25.0\xa0%"
+    assert legend_of([chart]) == {"here": "this <model>", "order": "floor: order"}
 
 
 def test_bands_are_drawn_for_several_seeds_alone() -> None:
-    assert not lines().figure.axes[0].collections
-    (band,) = lines(apart=0.05).figure.axes[0].collections
-    assert band.get_datalim(band.axes.transData).intervaly.tolist() == pytest.approx([0.15, 0.35])
-    assert "this $model$, after task 0: 0.30 (0.25 to 0.35)" in lines(apart=0.05).numbers
+    chart = lines(apart=0.05)
+    assert [chart.band(each) for each in chart.series] == ["37.5,65.0 62.5,75.0 62.5,85.0 37.5,75.0", ""]
+    assert "30.0\xa0% (25.0 to 35.0\xa0%)" in chart.numbers[0]
 
 
-def test_what_is_drawn_stands_on_a_page_with_others() -> None:
-    one, other = (lines(apart=0.05).svg(key) for key in ("jsd-1", "jsd-2"))
-    assert one == lines(apart=0.05).svg("jsd-1")
-    ids = [set(re.findall(r'\bid="(.*?)"', drawn)) for drawn in (one, other)]
-    assert ids[0]
-    assert not ids[0] & ids[1]
-    assert set(re.findall(r'href="(.*?)"', one)) <= {f"#{name}" for name in ids[0]}
-    assert not re.search(r"url\(|https?:|<style|<\?xml|<!DOCTYPE", one)
-    assert ">this $model$<" in one  # text as text, and no formula
-    assert len(one) < 30_000
+def test_a_scale_holds_all_numbers_and_begins_with_0() -> None:
+    scale = scale_of(Axis("points", percent, "{:g}".format), lines(apart=0.05).series)
+    assert scale.ticks[0] == (0, "0")
+    assert scale.ticks[-1][0] == 100
+    assert 0 < scale.place(0.35) <= 100
+    assert [words for _, words in scale_of(SHARE, []).ticks] == ["0%", "25%", "50%", "75%", "100%"]
 
 
-def test_names_in_any_letters_are_drawn_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    chart = lines()
-    chart.figure.axes[0].set_xlabel("遗忘 <&> #0b5cad")
-    assert "遗忘 &lt;&amp;&gt; #0b5cad" in chart.svg("x")
-    assert not recwarn.list
+def test_what_is_below_detection_lies_below_all_decades() -> None:
+    series = [Series("here", "x", [(0, spread(0.0)), (1, spread(3e-4)), (2, spread(1e-17))])]
+    scale = scale_of(BITS, [*series, Series("order", "y", [(0, spread(0.02))])])
+    assert [words for _, words in scale.ticks] == ["below", "0.0001", "0.001", "0.01", "0.1"]
+    assert [at for at, _ in scale.ticks] == [0, 25, 50, 75, 100]
+    assert (scale.place(0.0), scale.place(1e-17), scale.place(1e-3)) == (0, 0, pytest.approx(50))
+    assert scale_of(BITS, []).ticks[0] == (0, "below")
 
 
-def test_figures_of_many_tasks_stay_small() -> None:
-    cells = [[Cell(0.5)] * 200] * 200
-    large = matrix_figure({"": cells}, rows=range(200), columns=range(200), row_label="task", column_label="with task")
-    assert len(Chart("x", (), large).svg("x")) < 300_000
+def test_charts_of_many_tasks_stay_small() -> None:
+    large = Matrix("x", "y", range(200), range(200), [[Cell(0.5)] * 200] * 200, "")
+    told = drawn("matrix", large)
+    assert len(told) < 150_000
+    assert "every 5th" in told
+    assert ">50</td>" not in told  # no room for numbers
     after = range(200)
-    long = line_chart(
-        "x", [Series("here", "x", [(n, spread(0.5, 0.1)) for n in after])], SHARE, after=after, requests=[]
-    )
-    assert len(long.svg("x")) < 100_000
-    (ax,) = long.figure.axes
-    boxes = [label.get_window_extent() for label in ax.get_xticklabels()]
-    assert not any(a.overlaps(b) for a, b in pairwise(boxes))
+    series = [Series("here", "x", [(n, spread(0.5, 0.1)) for n in after])]
+    long = LineChart("x", "y", series, SHARE, scale_of(SHARE, series), after, [])
+    assert len(long.places) <= 15
+    assert len(drawn("lines", long, "x")) < 100_000
+
+
+def test_a_matrix_needs_a_name_for_every_row_and_column() -> None:
+    with pytest.raises(ValueError, match="names do not fit"):
+        Matrix("x", "y", [0], [0, 1], [[None]], "")
 
 
 def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
@@ -100,9 +97,12 @@ def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
     assert light == paper
     assert light.keys() == dark.keys()
     assert COLOURS.items() - {("page", COLOURS["page"])} <= light.items()
-    drawn = lines(apart=0.05).svg("x")
-    assert not any(colour in drawn for colour in COLOURS.values())
-    assert {f"var(--{role})" for role in ("here", "order", "seed", "quiet", "bad")} <= set(
-        re.findall(r"var\(.*?\)", drawn)
+
+
+def test_every_role_has_a_mark_of_its_own() -> None:
+    marks = dict(
+        re.findall(r'id="mark-(\w+)" (.*?)/>', str(_environment().get_template("charts.jinja").module.marks()))
     )
-    assert len({ROLES[role]["marker"] for role in ROLES}) == len(ROLES)  # colour is never the only difference
+    shapes = {re.sub(r' (fill|stroke)="var\(.*?\)"', "", shape) for shape in marks.values()}
+    assert marks.keys() == ROLES.keys()
+    assert len(shapes) == len(marks)  # colour is never the only difference

@@ -9,7 +9,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
-from avalanche_amnesia.lab.report import answers, page, read_run, read_runs, report_page, sections
+from avalanche_amnesia.lab.report import page, read_run, read_runs, report_page, sections, verdicts
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
 from avalanche_amnesia.lab.report.reading import number
@@ -108,7 +108,10 @@ def test_the_command_reports_several_runs_as_one_page(tmp_path, capsys):
     write(tmp_path / "b", settings=SETTINGS | {"seed": 4, "budget": {"epochs": 1, "seed": 4}})
     out = tmp_path / "pages" / "report.html"
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
-    assert "report.html" in capsys.readouterr().out
+    verdict, told = capsys.readouterr().out.splitlines()
+    assert verdict == "EWC  undecided: tests too weak"
+    assert "report.html" in told
+    assert verdict.removeprefix("EWC  ") in out.read_text()
     assert "seeds 3 and 4" in out.read_text()
 
 
@@ -126,10 +129,8 @@ def test_what_holds_no_run_is_refused_in_words(tmp_path, capsys):
 
 
 def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monkeypatch):
-    shown = Reading(
-        "Echo", "echo", "{here} here, {there} there", Axis("loudness", percent, "{:g}".format), "echo", "Heard?"
-    )
-    for module in (page, sections, answers):
+    shown = Reading("Echo", "echo", Axis("loudness", percent, "{:g}".format), "echo", "Heard?")
+    for module in (page, sections, verdicts):
         monkeypatch.setattr(module, "READINGS", [*READINGS, shown])
     monkeypatch.setitem(COLUMNS, "echo", Column("echo", "how loud", number("Echo"), percent))
     folder = write(tmp_path / "run")
@@ -140,7 +141,7 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
     html = report_page([read_run(folder)])
     assert '<h2 id="echo-title">Heard?</h2>' in html
     assert "EWC: echo" in html
-    assert "75.0\xa0% here, 25.0\xa0% there" in html
+    assert "75.0\xa0% beside 25.0\xa0%" in html
     assert "how loud" in html
 
 

@@ -103,17 +103,19 @@ def opened(browser, address):
 
 def test_charts_tables_and_buttons_have_names(opened):
     page = opened()
-    charts = page.get_by_role("img").all()
-    assert len(charts) == page.locator("figure").count() > 20
-    names = [chart.get_attribute("aria-label") for chart in charts]
+    charts = page.locator("figure [role=img]").all()
+    assert len(charts) > 15
+    names = [chart.get_attribute("aria-label") for chart in page.get_by_role("img").all()]
     assert "AmnesiacHAT: free capacity" in names
     assert len(set(names)) == len(names)
     numbers = "e => document.getElementById(e.getAttribute('aria-details')).querySelector('ul').textContent"
     assert all(len(chart.evaluate(numbers).strip()) > 40 for chart in charts)
+    page.locator("#summary > details").evaluate("part => { part.open = true; }")
     assert page.get_by_role("table", name="All strategies at the end of the stream").count() == 1
     for button in page.locator("button").all():
         assert button.get_attribute("aria-label") or button.text_content().strip()
-    assert page.locator("table:not(:has(caption))").count() == 0
+    assert page.locator("table:not(:has(caption), .overview)").count() == 0
+    assert page.get_by_role("table", name="AmnesiacHAT: test accuracy (%)").count() == 1
     assert page.locator("html[lang=en] title").count() > 0
 
 
@@ -125,7 +127,6 @@ def test_every_text_stands_out_from_what_lies_behind_it(opened, scheme):
     contrast = page.evaluate(DIM_TEXT)
     assert contrast["found"] == []
     assert contrast["seen"] > 500
-    assert contrast["drawn"] > 200
 
 
 @pytest.mark.parametrize("width", [320, 390, 800])
@@ -135,21 +136,24 @@ def test_the_page_never_scrolls_sideways(opened, width):
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_text_in_charts_stays_within_them(opened):
-    outside = opened().evaluate("""() => [...document.querySelectorAll("figure svg[role=img]")].flatMap((svg) => {
-      const frame = svg.getBoundingClientRect();
-      return [...svg.querySelectorAll("text")].filter((text) => {
-        const box = text.getBoundingClientRect();
-        return box.left < frame.left - 1 || box.right > frame.right + 1 || box.top < frame.top - 1
-          || box.bottom > frame.bottom + 1;
-      }).map((text) => text.textContent);
+@pytest.mark.parametrize("width", [390, 1280])
+def test_text_in_charts_stays_within_them(opened, width):
+    seen = opened(width).evaluate("""() => [...document.querySelectorAll("figure")].map((figure) => {
+      const frame = figure.getBoundingClientRect();
+      const texts = [...figure.querySelectorAll(".plot span, .matrix small")];
+      const own = (text) => text.closest("td")?.getBoundingClientRect() ?? frame;
+      return [texts.length, texts.filter((text) => {
+        const box = text.getBoundingClientRect(), around = own(text);
+        return box.left < around.left - 1 || box.right > around.right + 1 || box.bottom > around.bottom + 1;
+      }).map((text) => text.textContent)];
     })""")
-    assert outside == []
+    assert [outside for _, outside in seen if outside] == []
+    assert sum(n for n, _ in seen) > 200
 
 
 def test_no_text_in_charts_lies_on_another(opened):
-    overlapping = opened().evaluate("""() => [...document.querySelectorAll("figure svg[role=img]")].flatMap((svg) => {
-      const boxes = [...svg.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+    overlapping = opened().evaluate("""() => [...document.querySelectorAll("figure [role=img]")].flatMap((svg) => {
+      const boxes = [...svg.querySelectorAll("span")].map((text) => [text.textContent, text.getBoundingClientRect()]);
       return boxes.flatMap(([words, a], n) => boxes.slice(n + 1).filter(([, b]) =>
         Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
         && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4  // boxes are a line high, letters less
@@ -158,8 +162,34 @@ def test_no_text_in_charts_lies_on_another(opened):
     assert overlapping == []
 
 
+@pytest.mark.parametrize("strategies", [1, 2, 3])
+def test_charts_fill_their_rows_whatever_the_number_of_strategies(opened, strategies):
+    page = opened()
+    left = page.evaluate(
+        """(n) => [...document.querySelectorAll(".charts")].map((row) => {
+      [...row.children].slice(n).forEach((figure) => figure.remove());
+      return row.getBoundingClientRect().right - row.lastElementChild.getBoundingClientRect().right;
+    })""",
+        strategies,
+    )
+    assert len(left) > 6
+    assert max(left) < 2
+
+
+def test_the_first_screen_has_every_strategy_with_its_verdict(opened):
+    page = opened()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    rows = page.locator(".overview tbody tr")
+    names = [rows.nth(n).locator("th").inner_text() for n in range(rows.count())]
+    assert names == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC"]
+    assert "exact" in rows.nth(1).inner_text()
+    assert rows.nth(2).bounding_box()["y"] + rows.nth(2).bounding_box()["height"] < 800
+    assert page.get_by_role("img", name="AmnesiacHAT: old head 59").is_visible()
+
+
 def test_tables_are_sorted_by_a_click_on_a_column(opened):
     page = opened()
+    page.locator("#summary > details").evaluate("part => { part.open = true; }")
     table = page.locator("#summary-table")
     button = table.get_by_role("button", name="JSD (bit)")
 

@@ -1,6 +1,7 @@
 """The main job: the same results for the same seed, everything it promises in its folder, errors that say why."""
 
 import csv
+import re
 from dataclasses import replace
 from unittest import mock
 
@@ -12,7 +13,8 @@ from support.wandb_files import read_offline_run
 
 from avalanche_amnesia.evaluation import RESOLUTION
 from avalanche_amnesia.lab.command_line import main
-from avalanche_amnesia.lab.report import read_runs
+from avalanche_amnesia.lab.logging.run_lines import lines_of
+from avalanche_amnesia.lab.report import read_runs, verdict_of
 from avalanche_amnesia.lab.report.measures import MEASURES
 from avalanche_amnesia.lab.report.wording import unitless
 from avalanche_amnesia.lab.runs import RunStore
@@ -118,9 +120,23 @@ def test_the_last_request_returns_more_capacity_than_the_task_before_it_took(dem
 def test_the_report_has_every_strategy_and_the_numbers_of_the_results(demo):
     out, runs, _ = demo
     page = (out / "report.html").read_text()
-    assert all(f"<h3>{run.name}</h3>" in page for run in runs)
+    assert all(f'<th scope="row">{run.name}</th>' in page for run in runs)
     assert f'data-value="{runs[2].last.number("JSD_own")!r}"' in page
-    assert "exact: provably forgotten" in page
+
+
+def test_the_verdict_is_the_same_words_in_the_terminal_at_wandb_in_the_log_and_on_the_page(demo):
+    out, runs, printed = demo
+    page = (out / "report.html").read_text()
+    offline = {run.name: run for run in map(read_offline_run, (out / "wandb").glob("offline-run-*"))}
+    words = {run.name: str(verdict_of([run])) for run in runs}
+    assert words["Weight pools"] == "exact"
+    assert len(set(words.values())) > 1
+    for name, verdict in words.items():
+        assert f"{name:12}  {verdict}" in printed.splitlines()
+        assert offline[name].summary["Verdict"] == verdict
+        assert {"Verdict": verdict} in [line["texts"] for line in lines_of(out / "runs" / name) if "texts" in line]
+        (row,) = re.findall(rf'<th scope="row">{name}</th>\n<td class="verdict.*?</span> (.*?)</strong>', page)
+        assert row == verdict
 
 
 def test_figures_and_offline_runs_lie_in_the_folder(demo):
@@ -141,11 +157,12 @@ def test_what_is_said_fits_sixty_columns_and_ends_in_a_table(demo):
     lines = [line for line in printed.splitlines() if str(out) not in line]
     assert max(map(len, lines)) <= 60
     assert all(f"{run.name}: task {task}" in lines for run in runs for task in range(5))
-    table = {line[:20].strip(): line[20:].split() for line in lines[lines.index("At the end of the stream:") + 4 :]}
-    assert table["exact"] == ["yes", "no", "no", "no"]
+    begin = lines.index("At the end of the stream:") + 3 + len(runs)
+    assert [line.split() for line in lines[begin : begin + 2]] == [["Weight", "AmnesiacHAT", "EWC", "LwF"], ["pools"]]
+    table = {line[:20].strip(): line[20:].split() for line in lines[begin:]}
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]
-        told = ["–" if v is None else unitless(measure.words(v)) for v in values]
+        told = ["–" if v is None else unitless(measure.words(v)).split()[0] for v in values]
         assert table[measure.title] == told
         assert f"{measure.title}: " in printed
     assert [float(seconds) > 0 for seconds in table["seconds to unlearn"]] == [True] * 4
