@@ -29,7 +29,8 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
-from avalanche_amnesia.evaluation.functional import accuracy, distance_in_words, two_digits
+from avalanche_amnesia.evaluation.functional import accuracy
+from avalanche_amnesia.evaluation.resolution import distance_in_words, two_digits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin

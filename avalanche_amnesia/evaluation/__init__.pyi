@@ -15,12 +15,8 @@ from .compared import FeatureDistance as FeatureDistance
 from .event_metric import CallbackMetric as CallbackMetric
 from .event_metric import EventMetric as EventMetric
 from .features import features_of as features_of
-from .functional import RESOLUTION as RESOLUTION
 from .functional import accuracy as accuracy
-from .functional import distance_in_words as distance_in_words
-from .functional import floor_ratio as floor_ratio
 from .functional import js_divergence as js_divergence
-from .functional import two_digits as two_digits
 from .inferred_tasks import TaskInferenceMetric as TaskInferenceMetric
 from .inferred_tasks import task_inference_metrics as task_inference_metrics
 from .jsd import JSDivergence as JSDivergence
@@ -31,5 +27,9 @@ from .probes import ProbingMetric as ProbingMetric
 from .probes import take_probe as take_probe
 from .references import References as References
 from .references import ReferencesError as ReferencesError
+from .resolution import RESOLUTION as RESOLUTION
+from .resolution import distance_in_words as distance_in_words
+from .resolution import floor_ratio as floor_ratio
+from .resolution import two_digits as two_digits
 from .unlearned_accuracy import UnlearnedAccuracy as UnlearnedAccuracy
 from .unlearned_accuracy import unlearned_accuracy_metrics as unlearned_accuracy_metrics

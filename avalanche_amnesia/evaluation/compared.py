@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.benchmarks.stream_labels import labelled_stream
-from avalanche_amnesia.evaluation.functional import floor_ratio
 from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
+from avalanche_amnesia.evaluation.resolution import floor_ratio
 from avalanche_amnesia.strategy import Strategy
 
 Floor = Literal["order", "seed"]

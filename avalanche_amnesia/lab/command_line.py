@@ -425,7 +425,7 @@ def list_() -> None:
     from avalanche_amnesia.lab.study.settings import METHODS, NETWORKS, SCENARIOS, STREAMS
 
     measured = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
-    metrics = measured | {reading.check: reading.title for reading in READINGS}
+    metrics = measured | {reading.check: reading.title for reading in READINGS if reading.check not in measured}
     kinds = {"methods": METHODS, "streams": STREAMS, "networks": NETWORKS, "scenarios": SCENARIOS, "metrics": metrics}
     for kind, names in kinds.items():
         own = "" if kind == "metrics" else ", or MODULE:NAME of your own"

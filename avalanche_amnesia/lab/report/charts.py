@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
 from avalanche_amnesia.evaluation.figures import SHARES, WHITE_FROM, Cell
-from avalanche_amnesia.evaluation.functional import RESOLUTION
+from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
 

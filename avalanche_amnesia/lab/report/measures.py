@@ -7,7 +7,7 @@ To show a metric is an entry of ``metrics_of`` in ``lab/runs/measuring.py``, and
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from avalanche_amnesia.evaluation.functional import distance_in_words, floor_ratio
+from avalanche_amnesia.evaluation.resolution import distance_in_words, floor_ratio
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.reading import Get, Moment, number
 from avalanche_amnesia.lab.report.wording import percent, points, share, times
@@ -109,7 +109,7 @@ MEANINGS = {
     "jsd": "bits between the features here and in the retrained model; below detection: under 1e-9",
     "ratio": "the same in units of its order floor, two retrained models apart; about 1: no more than chance",
     "unlearned": "accuracy on the unlearned tasks through the head and mask that they had, %",
-    "reference": "what the same heads read from the retrained model, %: what old head has beyond it is a trace",
+    "reference": "what the same heads read from the retrained model, %: what old head reads beyond it may be a trace",
     "capacity": "share of the network that is free, %",
 }
 """Lines under the tables of a study and of the demo; a column without one is not in them."""

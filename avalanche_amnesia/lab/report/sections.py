@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell
-from avalanche_amnesia.evaluation.functional import distance_in_words
+from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import (
     JSD,

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Literal
 
 from avalanche_amnesia.contrib.metrics.paired import paired_test
-from avalanche_amnesia.evaluation.functional import RESOLUTION
+from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.measures import JSD, READINGS, Reading, jsd_name
 from avalanche_amnesia.lab.report.reading import Moment, Run, Spread, spread
 from avalanche_amnesia.lab.report.wording import listed, tasks

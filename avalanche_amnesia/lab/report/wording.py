@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from avalanche_amnesia.audit.words import seconds_in_words
-from avalanche_amnesia.evaluation.functional import two_digits
+from avalanche_amnesia.evaluation.resolution import two_digits
 from avalanche_amnesia.lab.report.reading import Spread
 
 MISSING = "–"

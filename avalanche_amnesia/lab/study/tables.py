@@ -13,7 +13,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
-from avalanche_amnesia.evaluation.functional import RESOLUTION, distance_in_words, two_digits
+from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import Moment, read_run, spread

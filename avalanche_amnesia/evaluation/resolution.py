@@ -1,0 +1,49 @@
+"""Distances told from rounding: in units of their floor, and in words."""
+
+RESOLUTION = 1e-9
+"""Distances below it are rounding: they are told from no other, and give no ratio. In bits, of the JSD."""
+
+
+def floor_ratio(distance: float, floor: float) -> float | None:
+    """Distance in units of its noise floor: 1 is as far as two models that never saw the task lie apart.
+
+    Args:
+        distance: between the model and the retrained one, at least 0.
+        floor: the same distance between two retrained models, at least 0.
+
+    Returns:
+        ``distance / floor``; None where either is below :data:`RESOLUTION` (two models with the same bits, or with
+        sums in another order): rounding is no unit, and no multiple of one.
+
+    Raises:
+        ValueError: for a negative distance or floor.
+
+    >>> floor_ratio(0.036, 0.02), floor_ratio(0.0, 0.02), floor_ratio(0.01, 1e-17)
+    (1.7999999999999998, None, None)
+    """
+    if distance < 0 or floor < 0:
+        raise ValueError(f"a distance and its floor are at least 0, got {distance} and {floor}")
+    return None if min(distance, floor) < RESOLUTION else distance / floor
+
+
+def distance_in_words(distance: float) -> str:
+    """A distance with two significant digits; ``below detection`` under :data:`RESOLUTION`.
+
+    >>> distance_in_words(0.0108), distance_in_words(5e-5), distance_in_words(3e-17)
+    ('0.011', '5.0e-5', 'below detection')
+    """
+    return "below detection" if distance < RESOLUTION else two_digits(distance)
+
+
+def two_digits(value: float) -> str:
+    """A number from 0 on with two significant digits.
+
+    >>> two_digits(0.5), two_digits(1.04), two_digits(149.448), two_digits(0)
+    ('0.50', '1.0', '150', '0')
+    """
+    if value == 0:
+        return "0"
+    digits = f"{value:.1e}"
+    if value < 1e-3:
+        return digits.replace("e-0", "e-")
+    return f"{float(digits):,.{max(0, 1 - int(digits[4:]))}f}"
