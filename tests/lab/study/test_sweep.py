@@ -21,10 +21,8 @@ from support.tiny_study import TINY
 from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.executors import ProcessExecutor
-from avalanche_amnesia.lab.report import read_run
-from avalanche_amnesia.lab.report.answers import answer
+from avalanche_amnesia.lab.report import entries, read_run, report_page, verdict_of
 from avalanche_amnesia.lab.report.measures import MEANINGS
-from avalanche_amnesia.lab.report.reading import entries
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
@@ -222,12 +220,11 @@ def test_samples_of_a_task_are_forgotten_by_the_methods_that_can(tmp_path):
     for metric in ("ForgottenSamples_accuracy", "ForgottenSamples_membership"):
         assert run.last.by_task(metric) == run.last.by_task(f"{metric}_reference")
         assert run.last.by_task(metric).keys() == {1}
-    (entry,) = entries([run])
-    told = answer(entry)
-    assert told.forgotten == "Task 0 of 5 (2 samples of task 1 after task 2; task 0 after task 4)."
-    assert told.really.endswith("one that never saw task 0 and 2 samples of task 1.")
-    checks = {evidence.check: evidence.finding for evidence in told.evidence}
-    assert checks["forgotten samples"] == checks["membership of forgotten samples"] == "clear"
+    assert "task 0 of 5 (2 samples of task 1 after task 2; task 0 after task 4)" in report_page([run])
+    told = verdict_of([run])
+    assert str(told) == "exact"
+    findings = {outcome.reading.check: outcome.finding for outcome in told.outcomes}
+    assert findings["forgotten samples"] == findings["membership of forgotten samples"] == "weak"  # of a single task
     assert {line.partition(",")[0] for line in (tmp_path / "results.csv").read_text().splitlines()[1:]} == {"weights"}
 
 
