@@ -125,6 +125,11 @@ class Matrix:
         """Every how many-th row and column is drawn."""
         return math.ceil(len(self.rows) / _MOST_LINES), math.ceil(len(self.columns) / _MOST_LINES)
 
+    @property
+    def room(self) -> float:
+        """Width of the longest row's name, in lines' heights."""
+        return max(4.0, 0.5 * max(len(str(row)) for row in self.rows))
+
     @staticmethod
     def colour(value: float) -> str:
         """Colour of a cell."""

@@ -86,10 +86,12 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _line(entry: Entry) -> Line:
+    """What is told of a strategy first; where samples alone are gone they are read in place of tasks."""
+    reading = next((each for each in READINGS if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = {
-        "here": ("old head", OLD_HEAD.metric),
-        "retrained": ("retrained model", f"{OLD_HEAD.metric}_reference"),
-        "chance": ("chance", f"{OLD_HEAD.metric}_chance"),
+        "here": (reading.check, reading.metric),
+        "retrained": ("retrained model", f"{reading.metric}{reading.beside}"),
+        "chance": ("chance", f"{reading.metric}_chance"),
     }
     read = {role: (name, entry.spread(number(metric))) for role, (name, metric) in metrics.items()}
     dots = [(role, name, value) for role, (name, value) in read.items() if value is not None]
@@ -101,8 +103,7 @@ def _forgotten(entry: Entry) -> str:
         return "nothing"
     moments = entry.requests.values()
     requests = "; ".join(f"{_gone(each.unlearned_now, each.parts_now)} after task {each.task}" for each in moments)
-    whole = f"{tasks(entry.unlearned)} of {len(entry.after)}" if entry.unlearned else "no whole task"
-    return f"{whole} ({requests})"
+    return f"{tasks(entry.unlearned)} of {len(entry.after)} ({requests})" if entry.unlearned else requests
 
 
 def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
@@ -119,7 +120,7 @@ def _outcomes(lines: Sequence[Line]) -> Table | None:
             "finding": text(FINDINGS[outcome.finding]),
             "because": text(outcome.why),
             "this model": mean(outcome.here, outcome.reading.axis.words),
-            "retrained model": mean(outcome.there, outcome.reading.axis.words),
+            "retrained model (JSD: order floor)": mean(outcome.there, outcome.reading.axis.words),
             "difference at most (95 %)": cell(outcome.at_most, lambda value: f"{value:+.3g}"),
             "tasks and seeds": text(outcome.pairs),
         }

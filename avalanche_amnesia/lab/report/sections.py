@@ -277,7 +277,7 @@ def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
         for moment in entry.requests.values():
             before, after = _by_layer(moment.first, "OwnersBefore/"), _by_layer(moment.numbers, "Owners/")
             pairs = (("before", before), ("after", after))
-            shares = {f"{layer}, {when}": of[layer] for layer in after for when, of in pairs if layer in of}
+            shares = {f"{layer} {when}": of[layer] for layer in after for when, of in pairs if layer in of}
             if shares:
                 named = sorted({task for of in shares.values() for task in of if isinstance(task, int)})
                 title = f"owners (%), request after task {moment.task}"

@@ -26,7 +26,7 @@ WORDS: dict[Kind, str] = {
     "possible": "undecided: a possible trace",
     "trace": "trace found",
     "weak": "undecided: tests too weak",
-    "nothing": "nothing was unlearned",
+    "nothing": "nothing is unlearned",
 }
 FINDINGS: dict[Finding, str] = {
     "clear": "no trace",
@@ -74,13 +74,14 @@ class Verdict:
     @property
     def why(self) -> str:
         """What decided it, in a few words."""
+        if self.kind == "nothing":
+            return ""
         if self.kind == "exact":
             return "by construction, and no test contradicts it"
-        deciding = [outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind]
+        deciding = listed([outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind])
         if self.kind == "clear":
-            return f"{listed(deciding)} agree"
-        against = "against its claim to be exact, " if self.claim == "exact" else ""
-        return against + (f"by {listed(deciding)}" if deciding else "")
+            return f"{deciding} agree"
+        return f"{'against its claim to be exact, ' if self.claim == 'exact' else ''}by {deciding}"
 
 
 def verdict_of(runs: Sequence[Run]) -> Verdict:
@@ -90,12 +91,12 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     that it can't rule out leaves all undecided. No trace is found where every test could have found one, and did not.
     """
     said = claim_of(runs)
-    if not any(moment.unlearned_now or moment.parts_now for run in runs for moment in run.moments):
+    if not any(run.last.unlearned or run.last.parts for run in runs):  # nothing was asked for, or it was learned again
         return Verdict("nothing", said, ())
     outcomes = [_outcome(reading, runs) for reading in _tests_of(runs)]
     findings = {outcome.finding for outcome in outcomes}
     kinds: Sequence[Finding] = ("trace", "possible", "weak")
-    kind: Kind = next((kind for kind in kinds if kind in findings), "clear" if findings else "weak")
+    kind: Kind = next((kind for kind in kinds if kind in findings), "clear")
     exact = said == "exact" and findings.isdisjoint(("trace", "possible"))
     return Verdict("exact" if exact else kind, said, outcomes)
 

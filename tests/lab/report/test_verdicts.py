@@ -105,7 +105,10 @@ def test_forgotten_samples_have_tests_of_their_own():
 def test_without_a_request_there_is_nothing_to_judge():
     run = run_of()
     moment = Moment(0, (0,), (), (), None, {})
-    assert str(verdict_of([Run(run.folder, "x", {}, 1, {}, [moment])])) == "nothing was unlearned"
+    again = [*run.moments, Moment(0, tuple(range(10)), (), (), "approximate", {})]
+    for moments in ([moment], again):
+        assert verdict_of([Run(run.folder, "x", {}, 1, {}, moments)]).why == ""
+        assert str(verdict_of([Run(run.folder, "x", {}, 1, {}, moments)])) == "nothing is unlearned"
 
 
 def test_verdicts_of_all_strategies_stand_below_each_other():
