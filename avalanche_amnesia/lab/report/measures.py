@@ -206,7 +206,7 @@ JSD = Reading(
         "floors, not with another strategy.",
     ],
     beside="_floor_order",
-    tolerance=0.5,
+    tolerance=1.0,  # floors of two seeds differ by a factor of two and more
     in_floors=True,
     wider="_floor_seed",
 )

@@ -44,18 +44,18 @@ def run_of(seed=1, claim="approximate", beside=BESIDE, seed_floor=0.1, parts=(),
         ({"old head": [0.18]}, "undecided: a possible trace", "by old head"),
         ({"old head": [0.18, 0.02, -0.05]}, "undecided: a possible trace", "by old head"),
         ({"old head": [0.18, 0.17, 0.19]}, "trace found", "by old head"),
-        ({"old head": [0.3]}, "trace found", "by old head"),  # too far for any chance
+        ({"old head": [0.45]}, "trace found", "by old head"),  # too far for any chance
         ({"few-shot relearning": [0.06, 0.07, 0.06]}, "trace found", "by few-shot relearning"),
         ({"few-shot relearning": [0.05, 0.0, 0.05]}, "undecided: tests too weak", "by few-shot relearning"),
         ({"few-shot relearning": [0.0, 0.0]}, "undecided: tests too weak", "by few-shot relearning"),  # two are too few
         ({"few-shot relearning": [-0.2, 0.2, 0.0]}, "undecided: a possible trace", "by few-shot relearning"),
         ({"few-shot relearning": [-0.2, 0.1, 0.0]}, "undecided: tests too weak", "by few-shot relearning"),
         ({"relapse": None}, "undecided: tests too weak", "by relapse"),  # what was not measured says nothing
-        ({"relapse": [0.06, 0.06, 0.06], "old head": [0.3]}, "trace found", "by old head and relapse"),
-        ({"JSD": [0.02, 0.03, 0.02]}, "undecided: a possible trace", "by JSD"),  # within another seed's floor
+        ({"relapse": [0.06, 0.06, 0.06], "old head": [0.45]}, "trace found", "by old head and relapse"),
+        ({"JSD": [0.03, 0.04, 0.03]}, "undecided: a possible trace", "by JSD"),  # within another seed's floor
         ({"JSD": [0.2, 0.3, 0.2]}, "trace found", "by JSD"),
         ({"JSD": [0.2, 0.3, 0.2], "seed_floor": None}, "undecided: a possible trace", "by JSD"),
-        ({"claim": "exact", "old head": [0.3]}, "trace found", "against its claim to be exact, by old head"),
+        ({"claim": "exact", "old head": [0.45]}, "trace found", "against its claim to be exact, by old head"),
         ({"claim": "exact", "relapse": None}, "exact", "by construction"),  # it rests on no test
     ],
 )
@@ -112,5 +112,5 @@ def test_without_a_request_there_is_nothing_to_judge():
 
 
 def test_verdicts_of_all_strategies_stand_below_each_other():
-    told = verdicts_as_text({"A": [run_of()], "Long name": [run_of(**{"old head": [0.3]})]})
+    told = verdicts_as_text({"A": [run_of()], "Long name": [run_of(**{"old head": [0.45]})]})
     assert told == "A          no trace found\nLong name  trace found"
