@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.unlearning import logistic
 from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
 
 
@@ -51,6 +52,22 @@ def test_a_fit_that_ends_early_is_as_good_as_a_long_one(labels):
 
         long = loss(*fit_head(x, y, 10, iterations=200, tolerance=0))
         assert long - 1e-5 < loss(*fit_head(x, y, 10)) < long + 1e-4
+
+
+@pytest.mark.parametrize("order", ["as drawn", "by class"])
+def test_a_fit_that_begins_with_few_samples_is_that_of_all(order, monkeypatch):
+    x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
+    x = (x.flatten(1) @ torch.randn(64, 12, generator=torch.Generator().manual_seed(0))).relu()
+    if order == "by class":
+        x, y = x[y.argsort()], y.sort().values
+    whole = fit_head(x, y, 10, iterations=200, tolerance=0)
+    monkeypatch.setattr(logistic, "FEW", 100)
+
+    def loss(weight, bias):
+        return float(F.cross_entropy(F.linear(x, weight, bias), y))
+
+    assert abs(loss(*fit_head(x, y, 10)) - loss(*whole)) < 0.005
+    assert loss(*fit_head(x, y, 10, iterations=0)) > loss(*whole) + 0.1  # where those few alone have led
 
 
 def test_features_that_are_always_zero_and_classes_without_samples_are_allowed():
