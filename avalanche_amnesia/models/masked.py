@@ -337,10 +337,10 @@ class MaskedModel(TaskMaskedModel):
             return self.backbone(x, self.parts_of(task), self.gate_leaves)
         return self.masked_features(x, self._mask_or_all(task), self.parts_of(task))
 
-    def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
-        """As the base class's."""
+    def masked_features(self, x: Tensor, mask: Tensor | LayerMasks, parts: nn.Module | None = None) -> Tensor:
+        """As the base class's; the mask may have been read (:meth:`read_mask`)."""
         own = self.fresh_parts().train(self.training) if parts is None else parts
-        return self.backbone(x, own, self.read_mask(mask))
+        return self.backbone(x, own, self.read_mask(mask) if isinstance(mask, Tensor) else mask)
 
     # State ----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.first_layers import FirstLayers
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.task_faults import input_of, training_samples
 from avalanche_amnesia.unit_graph.backbones import evaluating
@@ -26,8 +27,6 @@ def fitted_head(
     features: Tensor,
     labels: Tensor,
     gone: Collection[int] = (),
-    *,
-    iterations: int = 15,
 ) -> FittedHead | None:
     """Head of a task for these features; of a head that all tasks share, the columns that no other task reads."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
@@ -35,7 +34,7 @@ def fitted_head(
     if shared is None:
         held = dict(model.head(task).named_parameters())
         classes, has_bias = len(held["weight"]), "bias" in held
-        weight, bias = fit_head(features, labels, classes, has_bias=has_bias, iterations=iterations)
+        weight, bias = fit_head(features, labels, classes, has_bias=has_bias)
         return FittedHead(weight, bias if has_bias else None)
     columns = _own_columns(model, task, gone)
     if not bool(columns.any()):
@@ -68,13 +67,30 @@ def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor
     return columns
 
 
+STATISTICS_BATCHES = 16
+"""Mini-batches from which running statistics are taken again."""
+BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 2048
+"""Samples at a time: what a large network makes of more than a few images leaves the caches of a CPU."""
+LARGE = 1e10
+"""Products of a weight and an input in a pass over all samples from which on a network counts as large."""
+ALL = slice(None)
+
+
+def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
+    """Tell whether samples are rows: of two axes, or images that a network without convolutions flattens."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return False
+    return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
+
+
 @torch.no_grad()
 def fit_trained_head(strategy: Strategy, task: int, seed: int) -> str | None:
     """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate."""
     model: TaskMaskedModel = strategy.model
     x, labels = training_samples(strategy, MOST_SAMPLES, seed)
+    size = BATCH_OF_ROWS if _reads_rows(model, x) else BATCH
     with evaluating(model):
-        features = torch.cat([model.features(input_of(model, part), task) for part in x.split(BATCH)])
+        features = torch.cat([model.features(input_of(model, part), task) for part in x.split(size)])
     try:
         head = fitted_head(model, task, features, labels.to(features.device))
     except FitError as error:
@@ -85,46 +101,59 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> str | None:
     return None
 
 
-STATISTICS_BATCHES = 16
-"""Mini-batches from which running statistics are taken again."""
-BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 4096
-"""Samples at a time: what a large network makes of more than a few images leaves the caches of a CPU."""
-LARGE = 1e10
-"""Products of a weight and an input in a pass over all samples from which on a network counts as large."""
-
-
 class CounterfactualFeatures:
-    """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed."""
+    """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed.
+
+    Attributes:
+        features: of all samples, ``(n, features)``, as the last pass over each left them.
+    """
+
+    features: Tensor
 
     def __init__(self, model: TaskMaskedModel, task: int, x: Any, mb_size: int) -> None:
         self.model, self.task, self.mb_size, self.x = model, task, mb_size, input_of(model, x)
-        self._mask = model.binary_mask(task)
-        one = isinstance(self.x, Tensor)
-        weights = list(model.backbone.parameters())
-        # Images that a network without convolutions flattens are rows, as samples of two axes are.
-        flat = one and (x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in weights)))
+        self._mask: Any = model.binary_mask(task)
+        self._first_layers: FirstLayers | None = None
+        rows = _reads_rows(model, self.x)
         if self.x.device.type != "cpu":
             self._batch = BATCH
-        elif flat and x.is_floating_point():
+        elif rows:
             self._batch = BATCH_OF_ROWS
         else:  # every weight at every place: an upper bound
-            large = 2 * sum(weight.numel() for weight in weights) * x.numel() >= LARGE
+            large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
             self._batch = BATCH_OF_LARGE if large else BATCH
+        if rows and isinstance(model, MaskedModel):
+            self._mask = masks = model.read_mask(self._mask)
+            masks.first_layers = self._first_layers = FirstLayers(self.x, masks.entries)
 
-    def __call__(self, part: slice | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Features ``(n, features)`` and statistics by name in the task's own modules; there may be none.
+    def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
+        """Take the features of a part of the samples; statistics by name in the task's own modules, if there are any.
 
-        Of a part of the samples they are those that the task has; else they are taken again.
+        Those are taken again in a pass over all samples, and else as the task has them.
         """
         parts = deepcopy(self.model.task_parts(self.task))
         norms = running_norms(parts)
+        places = range(len(self.x))[part]
+        if self._first_layers is not None:
+            self._first_layers.begin()
         with evaluating(self.model):
-            if norms and part is None:
-                batches = self.x.split(self.mb_size)[:STATISTICS_BATCHES]
-                retake(norms, (some for some in batches if len(some) > 1), lambda x: self._features(x, parts))
-            samples = self.x if part is None else self.x[part]
-            features = torch.cat([self._features(some, parts) for some in samples.split(self._batch)])
-        return features, dict(parts.named_buffers()) if parts is not None and norms else {}
+            if norms and part == ALL:
+                some = (batch for batch in _cut(places, self.mb_size)[:STATISTICS_BATCHES] if len(self.x[batch]) > 1)
+                retake(norms, some, lambda batch: self._features(batch, parts))
+            for batch in _cut(places, self._batch):
+                features = self._features(batch, parts)
+                if not hasattr(self, "features"):
+                    self.features = features.new_empty(len(self.x), features.shape[1])
+                self.features[batch] = features
+        return dict(parts.named_buffers()) if parts is not None and norms else {}
 
-    def _features(self, x: Tensor, parts: torch.nn.Module | None) -> Tensor:
-        return self.model.masked_features(x, self._mask, parts)
+    def _features(self, batch: slice, parts: torch.nn.Module | None) -> Tensor:
+        if self._first_layers is not None:
+            self._first_layers.place = batch
+        return self.model.masked_features(self.x[batch], self._mask, parts)
+
+
+def _cut(places: range, size: int) -> list[slice]:
+    """Slices of at most so many places each."""
+    parts = (places[start : start + size] for start in range(0, len(places), size))
+    return [slice(part.start, part.stop, part.step) for part in parts]

@@ -24,19 +24,65 @@ from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import training_samples
-from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.sparse import fill
+from avalanche_amnesia.trajectory.removal import Moved, Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
-ITERATIONS = 10
-"""Of a fit: on validation images of four streams at most .1 points below 15, and twice as far with 8."""
+MOST_HELD = 2**22
+"""Parameters up to which what goes with each task is held while heads are fitted."""
 SEVERAL = frozenset({-1})
 """Key of the head for any set of several tasks."""
 _NAME = "_shared_head.weight"
 _WEIGHT = f"backbone.{_NAME}"
+
+
+class _WithoutTasks:
+    """A model without some of its tasks, for a while.
+
+    Where no two of them wrote the same entry, any set of them takes with it what each one does, which is worked out
+    once.
+    """
+
+    def __init__(self, model: TaskMaskedModel, trajectory: Trajectory, tasks: Collection[int]) -> None:
+        self.model, self._trajectory = model, trajectory
+        self._parameters = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
+        few = sum(p.numel() for p in self._parameters.values()) <= MOST_HELD
+        self._apart = few and not trajectory.repairs and _disjoint(map(trajectory.moved, tasks))
+        self._of_one: dict[int, Mapping[str, Moved]] = {}
+
+    @contextmanager
+    def taken_out(self, gone: Collection[int]) -> Iterator[None]:
+        """The backbone's values without some tasks, for the length of a block; then as they were, bit for bit."""
+        moved = [(self._parameters[name], of) for removal in self._removals(gone) for name, of in removal.items()]
+        try:
+            for parameter, of in moved:
+                of.take_out(parameter)
+            yield
+        finally:
+            for parameter, of in moved:
+                of.put_back(parameter)
+
+    def _removals(self, gone: Collection[int]) -> list[Mapping[str, Moved]]:
+        # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
+        if not self._apart:
+            return [self._trajectory.remove(tuple(gone), self._parameters).moved]
+        for task in gone:
+            if task not in self._of_one:
+                self._of_one[task] = self._trajectory.remove((task,), self._parameters).moved
+        return [self._of_one[task] for task in gone]
+
+
+def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
+    """Tell whether no two choices of entries, by tensor, have one in common."""
+    taken: dict[str, Tensor] = {}
+    for chosen in choices:
+        for name, where in chosen.items():
+            if name in taken and bool((taken[name] & where).any()):
+                return False
+            taken[name] = taken[name] | where if name in taken else where
+    return True
 
 
 class CounterfactualPlugin(SupervisedPlugin):
@@ -128,11 +174,15 @@ class CounterfactualPlugin(SupervisedPlugin):
         if not removals:
             return
         x, y = training_samples(strategy, self.samples, derive_seed(self.seed, "counterfactual", task))
+        without = _WithoutTasks(model, trajectory, sources)
         features_now = CounterfactualFeatures(model, task, x, strategy.train_mb_size)
-        unfitted: dict[frozenset[int], str] = {}
+        for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # a unit is mostly as in either of these
+            with self._as_if_unlearned(without, gone):
+                features_now(slice(1))
+        labels, unfitted = y.to(features_now.x.device), dict[frozenset[int], str]()
         for gone in removals:
             try:
-                head = self._fitted(model, trajectory, features_now, y, gone)
+                head = self._fitted(without, features_now, labels, gone)
             except FitError as error:  # costs this head, and not the task that was trained
                 unfitted[gone] = str(error)
                 continue
@@ -151,45 +201,29 @@ class CounterfactualPlugin(SupervisedPlugin):
             )
 
     def _fitted(
-        self,
-        model: TaskMaskedModel,
-        trajectory: Trajectory,
-        features_now: CounterfactualFeatures,
-        labels: Tensor,
-        gone: frozenset[int],
+        self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, gone: frozenset[int]
     ) -> FittedHead | None:
         """Head for the model without some tasks."""
-        task = features_now.task
+        model, task = without.model, features_now.task
         if gone != SEVERAL:
-            with self._as_if_unlearned(model, trajectory, gone):
-                features, statistics = features_now()
-                head = fitted_head(model, task, features, labels.to(features.device), gone, iterations=ITERATIONS)
+            with self._as_if_unlearned(without, gone):
+                statistics = features_now()
+                head = fitted_head(model, task, features_now.features, labels, gone)
         else:
             sources = self.sources[task]
             sets = _some_sets(sources, derive_seed(self.seed, "several", task))[: len(labels)]
-            found = []
             for number, lost in enumerate(sets):
-                with self._as_if_unlearned(model, trajectory, lost):
-                    found.append(features_now(slice(number, None, len(sets))))
-            features, (_, statistics) = torch.cat([of_part for of_part, _ in found]), found[-1]
-            labels = torch.cat([labels[number :: len(sets)] for number in range(len(sets))])
-            with self._as_if_unlearned(model, trajectory, sources):
-                head = fitted_head(model, task, features, labels.to(features.device), sources, iterations=ITERATIONS)
+                with self._as_if_unlearned(without, lost):
+                    statistics = features_now(slice(number, None, len(sets)))
+            with self._as_if_unlearned(without, sources):
+                head = fitted_head(model, task, features_now.features, labels, sources)
         return None if head is None else replace(head, statistics=statistics)
 
     @contextmanager
-    def _as_if_unlearned(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
+    def _as_if_unlearned(self, without: _WithoutTasks, gone: Collection[int]) -> Iterator[None]:
         """The model as if some tasks had been unlearned, for the length of a block; then as it was, bit for bit."""
-        parameters = dict(model.backbone.named_parameters(prefix="backbone"))
-        # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
-        removal = trajectory.remove(tuple(gone), {name: p.detach() for name, p in parameters.items()})
-        try:
-            for name, moved in removal.moved.items():
-                fill(parameters[name], moved.where, moved.without)
+        with without.taken_out(gone):
             yield
-        finally:
-            for name, moved in removal.moved.items():
-                fill(parameters[name], moved.where, moved.now)
 
     def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
         """Tensor name → bool tensor of the entries that go with a task."""
@@ -342,12 +376,12 @@ class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
         return self._store.moved_with([task])
 
     @contextmanager
-    def _as_if_unlearned(self, model: TaskMaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Iterator[None]:
-        with super()._as_if_unlearned(model, trajectory, gone), Transaction() as change:
+    def _as_if_unlearned(self, without: _WithoutTasks, gone: Collection[int]) -> Iterator[None]:
+        with super()._as_if_unlearned(without, gone), Transaction() as change:
             for task in [task for task in self.heads if task not in gone]:
                 head = self._head_without(task, gone)
                 if head is not None:
-                    for tensor, value in head.places(model, task):
+                    for tensor, value in head.places(without.model, task):
                         change.write(tensor, value)
             yield
 
