@@ -87,7 +87,8 @@ def report_page(runs: Sequence[Run]) -> str:
 
 def _line(entry: Entry) -> Line:
     """What is told of a strategy first; where samples alone are gone they are read in place of tasks."""
-    reading = next((each for each in READINGS if entry.spread(number(each.metric)) is not None), OLD_HEAD)
+    read_of = (each for each in READINGS if each is OLD_HEAD or each.of_samples)
+    reading = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = {
         "here": (reading.check, reading.metric),
         "retrained": ("retrained model", f"{reading.metric}{reading.beside}"),
