@@ -15,6 +15,11 @@ from .epsilon import epsilon_lower_bound as epsilon_lower_bound
 from .epsilon import largest_epsilon as largest_epsilon
 from .forgotten_samples import ForgottenSamples as ForgottenSamples
 from .forgotten_samples import forgotten_samples_metrics as forgotten_samples_metrics
+from .likelihood_ratio import LikelihoodRatio as LikelihoodRatio
+from .likelihood_ratio import LikelihoodRatioAudit as LikelihoodRatioAudit
+from .likelihood_ratio import likelihood_ratio_attack as likelihood_ratio_attack
+from .likelihood_ratio import likelihood_ratio_audit as likelihood_ratio_audit
+from .likelihood_ratio import margins as margins
 from .mask_sharing import MaskOverlap as MaskOverlap
 from .mask_sharing import Owners as Owners
 from .mask_sharing import mask_overlap as mask_overlap

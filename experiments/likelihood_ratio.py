@@ -1,0 +1,76 @@
+"""The likelihood-ratio attack on methods of the comparison: one task, or 100 samples of it, unlearned after the last.
+
+    python -m experiments.likelihood_ratio --root DATA
+
+Adds to ``experiments/results/likelihood_ratio.json`` and writes the table beside it; what is there is not run again.
+"""
+
+import argparse
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+
+from avalanche_amnesia.benchmarks.requests import without_requests
+from avalanche_amnesia.contrib.metrics import likelihood_ratio_audit
+from experiments import comparison
+from experiments.methods import METHODS, Settings, make
+from experiments.trials import best, measured, rows_of
+
+OUTPUT = Path("experiments/results/likelihood_ratio.json")
+SHOWN = ("DisjointSubnets", "AmnesiacHAT", "WSN", "Naive", "EWC", "Replay")
+SEEDS, TASK, SAMPLES = range(21, 29), 1, range(0, 6000, 60)
+"""Of the samples' request: every 60th."""
+BY_SAMPLES = ("DisjointSubnets",)
+NOTES = f"""Task {TASK} of five, or {len(SAMPLES)} samples of it, is unlearned after the last task; eight seeds, 500
+samples attacked (of samples' requests all), through the mask and head that the task had. AUC, and share of true
+positives (TPR) at 1 % of false ones, against models that never saw the data; 95 % intervals over seeds. *Retrained*:
+of models that never saw it either, with another order of their data. *Before*: of models before the request.
+Settings are those of [comparison.md](comparison.md); trained without requests."""
+
+
+def audited(stream, method, request, settings, root):
+    setup = comparison.STREAMS[stream]
+    benchmark = without_requests(setup.benchmark(root, SEEDS[0]))
+
+    def strategy(seed, **kwargs):
+        return make(method, setup, seed, benchmark, settings, **kwargs)
+
+    samples = SAMPLES if request == "samples" else None
+    found = likelihood_ratio_audit(strategy, benchmark, TASK, SEEDS, samples=samples)
+    return {name: asdict(attack) for name, attack in vars(found).items()}
+
+
+def table(rows):
+    lines = ["# A likelihood-ratio attack", "", NOTES, ""]
+    lines += ["| stream | request | method | AUC | TPR | retrained: AUC | TPR | before: AUC | TPR |", "|---" * 9 + "|"]
+    for row in rows:
+        cells = [row["stream"], row["request"], row["method"]]
+        for name in ("unlearned", "retrained", "untouched"):
+            for value in ("auc", "tpr"):
+                low, high = row[name][f"{value}_interval"]
+                cells.append(f"{row[name][value]:.3f} ({low:.3f} to {high:.3f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, required=True, help="data root")
+    parser.add_argument("--streams", nargs="+", choices=comparison.STREAMS, default=["permuted fashion"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(SHOWN))
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for stream, method, request in product(options.streams, options.methods, ("task", "samples")):
+        if request == "task" or method in BY_SAMPLES:
+            what = {"stream": stream, "method": method, "request": request}
+            settings = Settings(**best(rows_of(comparison.OUTPUT), "settings", stream=stream, method=method))
+            run = partial(audited, **what, settings=settings, root=options.root)
+            measured(options.output, what | {"settings": asdict(settings)}, run, table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Likelihood-ratio attack: what it reads of known distributions, and of models that unlearned, or did not."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.metrics import likelihood_ratio_attack, likelihood_ratio_audit, margins
+from avalanche_amnesia.evaluation import take_probe
+from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel
+from avalanche_amnesia.training import AmnesiacHAT, DisjointSubnets
+
+STREAM = PermutedDigits(3, n_train=150, n_test=50)
+
+
+def drawn(shift, runs=8, samples=300, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    of_samples = torch.randn(samples, generator=draw)
+    return tuple(of_samples + torch.randn(runs, samples, generator=draw) + by for by in (shift, 0.0))
+
+
+def test_it_tells_two_normal_distributions_apart_as_well_as_can_be():
+    found = likelihood_ratio_attack(*drawn(1.0, runs=60))
+    assert found.auc == pytest.approx(0.5 + math.erf(0.5) / 2, abs=0.02)  # Φ(1/√2)
+    assert 0.03 < found.tpr < 0.1  # Φ(1 − 2.33) = .092, less what 59 runs don't know of the means
+    assert found.auc_interval[0] < found.auc < found.auc_interval[1]
+    assert found.auc_interval[1] - found.auc_interval[0] < 0.1
+
+
+def test_it_finds_nothing_between_equals_and_exactly_nothing_between_the_same():
+    found = likelihood_ratio_attack(*drawn(0.0))
+    assert found.auc_interval[0] < 0.5 < found.auc_interval[1]
+    assert found.tpr < 0.03
+    one, _ = drawn(0.0)
+    same = likelihood_ratio_attack(one, one)
+    assert (same.auc, same.auc_interval, same.tpr, same.tpr_interval) == (0.5, (0.5, 0.5), 0.0, (0.0, 0.0))
+
+
+def test_samples_of_unlike_difficulty_are_calibrated_by_themselves():
+    draw = torch.Generator().manual_seed(1)
+    hard = 20 * torch.randn(1, 300, generator=draw)  # a single threshold would read nothing but this
+    with_task, never = (hard + torch.randn(8, 300, generator=draw) + by for by in (2.0, 0.0))
+    assert likelihood_ratio_attack(with_task, never).auc > 0.85
+
+
+@pytest.mark.parametrize(
+    ("suspected", "never", "words"),
+    [
+        (torch.zeros(2, 5), torch.zeros(2, 5), "at least 3"),
+        (torch.zeros(3, 5), torch.zeros(3, 4), r"got \(3, 5\) and \(3, 4\)"),
+        (torch.full((3, 5), math.inf), torch.zeros(3, 5), "must be finite"),
+    ],
+)
+def test_what_can_not_be_attacked_is_refused(suspected, never, words):
+    with pytest.raises(ValueError, match=words):
+        likelihood_ratio_attack(suspected, never)
+
+
+def disjoint(seed, **options):
+    torch.manual_seed(seed)
+    model = DisjointModel(MLP(64, hidden=(32,), features=16))
+    return DisjointSubnets(
+        model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=15, seed=seed, **options
+    )
+
+
+def shared(seed, **options):
+    torch.manual_seed(seed)
+    model = MaskedModel(MLP(64, hidden=(48,), features=32))
+    optimizer = Adam(model.parameters(), lr=1e-2)
+    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=15, train_epochs=4, seed=seed, **options)
+
+
+def test_margins_are_log_odds_of_the_true_class():
+    strategy = shared(0)
+    strategy.train(STREAM.train_stream[0])
+    x, y = STREAM.test_stream[0].tensors
+    found = margins(strategy.model, take_probe(strategy.model, 0), x, y, 0)
+    strategy.model.eval()
+    p = torch.exp(-cross_entropy(strategy.model(x, 0).detach().double(), y, reduction="none"))
+    assert torch.allclose(found, torch.log(p / (1 - p)), atol=1e-3)
+
+
+def test_of_an_exact_unlearning_it_finds_exactly_nothing():
+    for options in ({}, {"samples": range(0, 150, 3)}):
+        found = likelihood_ratio_audit(disjoint, STREAM, 1, [0, 1, 2], **options)
+        assert found.untouched.auc > 0.6  # it could have been found
+        assert found.unlearned.auc == 0.5
+        assert found.unlearned.tpr == 0.0
+    assert found.unlearned.samples == 50
+
+
+def test_it_finds_a_task_that_nobody_unlearned():
+    found = likelihood_ratio_audit(shared, STREAM, 1, range(4), most=100)
+    assert found.untouched.auc > 0.9
+    assert found.untouched.auc_interval[0] > found.retrained.auc_interval[1]
+    assert found.unlearned.auc < found.untouched.auc - 0.2
+    assert (found.unlearned.runs, found.unlearned.samples) == (4, 100)
+
+
+def test_a_task_or_seeds_that_do_not_do_are_refused_before_anything_is_trained():
+    for task, seeds in ((7, range(3)), (1, [0, 0, 1])):
+        with pytest.raises(ValueError, match=r"task must be one of \[0, 1, 2\], and seeds at least three different"):
+            likelihood_ratio_audit(None, STREAM, task, seeds)
