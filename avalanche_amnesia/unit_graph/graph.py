@@ -144,16 +144,17 @@ class UnitGraph:
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
         """Rows and columns of weights that some units, bool ``(n_units,)``, read, where it is much less than all."""
-        of_sets = self.sets.use(units.float()) > 0
+        of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy's are the quicker ones for so few numbers
         found = {}
         for name, factors in self.factors.items():
             others = (size for axis, factor in enumerate(factors) for at, size in enumerate(factor.shape) if at != axis)
             if len(factors) != 2 or any(size > 1 for size in others):  # else set numbers differ along one axis each
                 continue
-            read = [of_sets[factor.to(units.device)].reshape(-1) for factor in factors]
-            share = float(read[0].float().mean() * read[1].float().mean())
+            read = [of_sets[factor.numpy().reshape(-1)] for factor in factors]
+            share = float(read[0].mean() * read[1].mean())
             if 0 < share <= _MUCH_LESS:
-                rows, columns = (None if bool(part.all()) else part.nonzero()[:, 0] for part in read)
+                chosen = (None if part.all() else torch.from_numpy(np.flatnonzero(part)) for part in read)
+                rows, columns = (part if part is None else part.to(units.device) for part in chosen)
                 found[name] = OpenEntries(rows, columns, 1 - share)
         return found
 
