@@ -4,8 +4,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +43,7 @@ _ZERO_RESTS: Mapping[type, Callable[[Mapping[str, Any]], bool]] = {
 """Class → whether a group's settings let an entry rest whose gradient is 0, and always was."""
 
 
-@dataclass(frozen=True)
-class OptimizerTraits:
+class OptimizerTraits(NamedTuple):
     """Traits of an optimizer with the settings that it has now; False where nothing is known.
 
     Attributes:
@@ -171,21 +169,54 @@ def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 
 
-# The profiling hooks around torch's own cost more than the step of few numbers.
+@torch.no_grad()
+def step_by_kernel(optimizer: Optimizer) -> bool:
+    """Step a fused Adam by its kernel alone; False, and nothing done, where torch's own step has more to do."""
+    # What torch does around the kernel takes as long as the step of some thousand numbers.
+    if type(optimizer) not in (Adam, AdamW) or "step" in vars(optimizer) or is_hooked(optimizer):
+        return False
+    calls = []
+    for group in optimizer.param_groups:
+        stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
+        state = [optimizer.state[parameter] for parameter in stepped]
+        numbers = not any(isinstance(setting, Tensor) for setting in (group["lr"], *group["betas"]))
+        alike = len({(parameter.dtype, parameter.device) for parameter in stepped}) == 1
+        if not (group["fused"] and numbers and alike and all(state)) or group["amsgrad"]:
+            return False
+        calls.append((group, stepped, state))
+    for group, stepped, state in calls:
+        steps = [held["step"] for held in state]
+        torch._foreach_add_(steps, 1)
+        (torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_)(
+            stepped,
+            [parameter.grad for parameter in stepped],
+            [held["exp_avg"] for held in state],
+            [held["exp_avg_sq"] for held in state],
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=group["maximize"],
+        )
+    return True
+
+
 class BareStep:
     """Step of an optimizer, for where no gradients are recorded, which flushes subnormal numbers too."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.steps = optimizer, 0
-        self._step = inspect.unwrap(type(optimizer).step)
+        self._step = inspect.unwrap(type(optimizer).step)  # profiling hooks cost more than the step of few numbers
 
     def __call__(self) -> None:
-        self._advance()
+        if not step_by_kernel(self.optimizer):
+            self._step(self.optimizer)
         self.steps += 1
         flush_denormals(self.optimizer, self.steps)
-
-    def _advance(self) -> None:
-        self._step(self.optimizer)
 
     def way_back(self) -> Callable[[], None]:
         """A function that puts the optimizer's state and the number of steps back to what they are now."""
@@ -197,35 +228,11 @@ class BareStep:
         return go_back
 
 
-class BareAdam(BareStep):
-    """Adam's step of one tensor: once the first one has made its state, only by its fused kernel, in half the time."""
-
-    def _advance(self) -> None:
-        (group,) = self.optimizer.param_groups
-        (parameter,) = group["params"]
-        state = self.optimizer.state[parameter]
-        if not state or parameter.grad is None:
-            super()._advance()
-            return
-        state["step"].add_(1)
-        torch._fused_adam_(
-            *([parameter], [parameter.grad], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=group["maximize"],
-        )
-
-
 def flushed_below(dtype: torch.dtype) -> float:
     """Magnitude up to which numbers are cleared; 0 for float16, where useful numbers lie so near the smallest ones."""
     return 0.0 if dtype == torch.float16 else FLUSH_BELOW * torch.finfo(dtype).tiny
 
 
-@torch.no_grad()
 def flush_denormals(optimizer: Optimizer, step: int) -> None:
     """Set, every :data:`FLUSH_EVERY` steps, what is nearly subnormal in parameters and in an optimizer's state to 0."""
     # Closed units get no gradient for most of an epoch. A momentum of 0.9 falls below the smallest normal float within

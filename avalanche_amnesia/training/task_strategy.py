@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.optimizers import check_optimizer, follow_model
+from avalanche_amnesia.optimizers import check_optimizer, follow_model, step_by_kernel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training.host.arguments import (
@@ -391,6 +391,11 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         if first:
             self._refuse(fault_of_loss(self._criterion, loss, *parts))
         return loss
+
+    def optimizer_step(self) -> None:
+        """As the host's; a fused Adam steps by its kernel alone, in half the time."""
+        if not step_by_kernel(self.optimizer):
+            super().optimizer_step()
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
         """Raise where there is something wrong with the task in training, which :meth:`train` undoes."""

@@ -2,7 +2,6 @@
 
 import functools
 from collections import OrderedDict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ def subnet() -> SubnetModel:
 
 def resting_nowhere(optimizer):
     """Traits of an optimizer under which everything is put back behind its step."""
-    return replace(traits_of(optimizer), zero_rests=False, linear=False)
+    return traits_of(optimizer)._replace(zero_rests=False, linear=False)
 
 
 KINDS = {

@@ -15,7 +15,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, unpacked
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
-from avalanche_amnesia.optimizers import BareAdam, BareStep, flush_denormals
+from avalanche_amnesia.optimizers import BareStep, flush_denormals
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -213,7 +213,7 @@ class SubnetPlugin(TaskMaskPlugin):
             checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
             return BareStep(made)
         fused = scores.device.type in ("cpu", "cuda")
-        return (BareAdam if fused else BareStep)(torch.optim.Adam([scores], lr=self.masks.score_lr, fused=fused))
+        return BareStep(torch.optim.Adam([scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
         """``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
