@@ -24,7 +24,7 @@ def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = 
 
 def embedding_gradient(of_gate: Tensor, gate: Tensor, scale: float) -> Tensor:
     """``∂loss/∂e = ∂loss/∂a · (1 - a)·a·s`` for the gate ``a = σ(s·e)``: exactly 0 where the sigmoid is saturated."""
-    return torch.ops.aten.sigmoid_backward(of_gate, gate).mul_(scale)
+    return torch.ops.aten.sigmoid_backward.default(of_gate, gate).mul_(scale)
 
 
 def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:

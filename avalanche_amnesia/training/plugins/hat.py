@@ -312,7 +312,6 @@ class HATPlugin(TaskMaskPlugin):
         now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
         now.gate = model.open_gate(now.scale, learns=not fixed)
 
-    @torch.no_grad()
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
         now: HATTask = self.in_training
