@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.unit_graph.backbones import as_batch
 
 InferenceRule = Literal["entropy", "confidence"]
 
@@ -56,29 +58,31 @@ class TaskInference:
         self.model, self.rule = model, rule
 
     @torch.no_grad()
-    def __call__(self, x: Tensor, task: int | None = None) -> Prediction:
+    def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
         """Predict a batch.
 
         Args:
-            x: ``(batch, …)``, on the model's device.
+            x: ``(batch, …)``, on the model's device; or several such tensors by the names of the backbone's arguments.
             task: label of all samples' task, where it is known; None: inferred for each sample.
 
         Raises:
+            TypeError: if ``x`` is no batch.
             UnknownTaskError: if the task has no head.
             ValueError: if no task is left.
         """
+        batch = as_batch(x)
         tasks = self.model.tasks if task is None else (task,)
         if not tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
         trains = self.model.training
         self.model.eval()
         try:
-            read = [self._read(self.model(x, label)) for label in tasks]
+            read = [self._read(self.model(batch, label)) for label in tasks]
         finally:
             self.model.train(trains)
         certainty, chosen = torch.stack([certain for certain, _ in read]).max(0)
-        classes = torch.stack([classes for _, classes in read])[chosen, torch.arange(len(x), device=x.device)]
-        return Prediction(torch.tensor(tasks, device=x.device)[chosen], classes, certainty)
+        classes = torch.stack([classes for _, classes in read])[chosen, torch.arange(len(batch), device=batch.device)]
+        return Prediction(torch.tensor(tasks, device=batch.device)[chosen], classes, certainty)
 
     def _read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Certainty and class of each sample. A head of one class is always certain: it counts as undecided."""

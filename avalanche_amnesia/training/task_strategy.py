@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypedDict
@@ -51,6 +51,7 @@ from avalanche_amnesia.training.task_faults import (
     fault_of_loss,
     fault_of_single,
 )
+from avalanche_amnesia.unit_graph.backbones import as_batch
 
 if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
@@ -302,23 +303,34 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 )
         return found
 
-    def predict(self, x: Tensor, task: int | None = None, rule: InferenceRule = "entropy") -> Prediction:
+    def predict(
+        self, x: Tensor | Mapping[str, Tensor], task: int | None = None, rule: InferenceRule = "entropy"
+    ) -> Prediction:
         """Task, class and certainty of samples, without a task label or with one.
 
         Args:
-            x: ``(batch, …)``, on any device.
+            x: ``(batch, …)``, on any device; or several such tensors by the names of the backbone's arguments.
             task: label of all samples' task; None: inferred for each sample
                 (:class:`~avalanche_amnesia.models.TaskInference`), at the cost of one pass per task.
             rule: by which it is inferred, ``entropy`` or ``confidence``.
 
         Raises:
+            TypeError: if ``x`` is no batch.
             UnknownTaskError: if the task has no head: it was never trained, or was unlearned.
-            ValueError: if no task is left, or for another rule.
+            ValueError: if no task is left, for another rule, and for samples on which the model can't run.
         """
         from avalanche_amnesia.models.task_inference import TaskInference  # lazy: most trainings predict nothing
 
         refuse_unfinished(self)
-        return TaskInference(self.model, rule)(x.to(self.device), task)
+        x, infer = as_batch(x).to(self.device), TaskInference(self.model, rule)
+        try:
+            return infer(x, task)
+        except Exception as error:  # whatever the model raises
+            of = next(iter(self.model.tasks), None) if task is None else checks.integer(task)
+            fault = fault_of_forward(x, self.model, error, of) if of in self.model.tasks else None
+            if fault is None:
+                raise
+            raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
 
     # The first mini-batch of a task: what is wrong with it is told in words, and the task undone ------------------
 

@@ -169,6 +169,18 @@ def _parts(batch: NamedTensors) -> tuple[list[Any], list[str]]:
 register_pytree_node(NamedTensors, _parts, lambda tensors, names: NamedTensors(dict(zip(names, tensors, strict=True))))
 
 
+def as_batch(x: Any) -> Any:
+    """A batch as models take it: a tensor, or a mapping of tensors as one batch."""
+    tensors = list(x.values()) if isinstance(x, Mapping) else [x]
+    if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
+        inside = f" of {[type(each).__name__ for each in tensors]}" if isinstance(x, Mapping) else ""
+        raise TypeError(
+            "x must be a batch as the network takes it: a tensor (batch, …), or a mapping of tensors by the names of "
+            f"its arguments; got {type(x).__name__}{inside}"
+        )
+    return NamedTensors(x) if isinstance(x, Mapping) else x
+
+
 def run_on(backbone: nn.Module, x: Any) -> Any:
     """A backbone's forward on a batch: a tensor, or tensors by the names of its arguments."""
     return backbone(**x) if isinstance(x, Mapping) else backbone(x)

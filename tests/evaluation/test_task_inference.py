@@ -70,6 +70,44 @@ def test_a_known_task_is_read(trained):
     assert torch.equal(predicted.classes, trained.model.eval()(x, 2).argmax(1))
 
 
+def test_inputs_of_several_names():
+    class Scaled(nn.Module):
+        features = 8
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 8)
+
+        def forward(self, ids, scale):
+            return self.layer(ids * scale).relu()
+
+    torch.manual_seed(0)
+    model = DisjointModel(Scaled())
+    for task in (0, 1):
+        model.add_head(task, 3)
+    strategy = DisjointSubnets(model=model, optimizer=Adam(model.parameters()))
+    batch = {"ids": torch.rand(5, 4), "scale": torch.rand(5, 1)}
+    for predicted in (strategy.predict(batch, task=1), TaskInference(model)(batch, task=1)):
+        assert torch.equal(predicted.classes, model.heads[1](model.backbone(**batch)).argmax(1))
+    with pytest.raises(ValueError, match=r"samples of shape \(4,\), torch.float32 by the names \['ids'\]"):
+        strategy.predict({"ids": batch["ids"]})
+
+
+@pytest.mark.parametrize(
+    ("x", "kind", "text"),
+    [
+        (torch.rand(3, 5), ValueError, r"a batch of 3: the model can't run on its samples of shape \(5,\)"),
+        (torch.rand(64), ValueError, r"a batch of 64: the backbone returns \(\d+,\)|samples of shape \(\)"),
+        (TEST[0], TypeError, r"x must be a batch .*; got TaskExperience"),
+        ({"x": [1.0]}, TypeError, r"x must be a batch .*; got dict of \['list'\]"),
+    ],
+    ids=["other shape", "one sample", "experience", "lists"],
+)
+def test_what_is_no_batch_of_the_network(trained, x, kind, text):
+    with pytest.raises(kind, match=text):
+        trained.predict(x)
+
+
 def test_metrics_beside_the_accuracy_with_the_label(trained):
     measured = trained.eval(TEST)
     shares = []
