@@ -109,5 +109,5 @@ def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> Non
     names = sorted(known)
     for name in given:
         if name not in names:
-            hint = did_you_mean(name, names) or f"; it has {', '.join(names)}"
+            hint = did_you_mean(name, names) or f"; it has {', '.join(names) or 'none'}"
             raise TypeError(f"{owner} has no option {name!r}{hint}")

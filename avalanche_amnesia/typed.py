@@ -1,6 +1,6 @@
 """Values of declared types from plain ones, as JSON and YAML hold them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -13,11 +13,13 @@ _SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 def typed(kind: Any, value: Any, place: str = "") -> Any:
     """A value of a declared type: lists may be tuples there, and mappings data classes; an error names the place.
 
-    ``Annotated[str, names]`` is one of these names, or ``module:name``, which names something of somebody's own.
+    ``Annotated[str, names]`` is one of these names, or ``module:name``, which names something of somebody's own;
+    ``Annotated[int, 1]`` is at least 1.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _named(typed(arguments[0], value, place), arguments[1], place)
+        given = typed(arguments[0], value, place)
+        return _least(given, arguments[1], place) if arguments[0] is int else _named(given, arguments[1], place)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -39,6 +41,32 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
     return _checked(value, _SCALARS[kind], kind.__name__, place) if kind in _SCALARS else value
 
 
+def is_of(kind: Any, value: Any) -> bool:
+    """Tell whether a plain value has a type; True too where the type is none of numbers, texts, lists and choices."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return any(is_of(option, value) for option in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin in (list, tuple, Sequence):
+        return isinstance(value, (list, tuple)) and all(is_of(arguments[0], item) for item in value)
+    if kind is NoneType:
+        return value is None
+    return kind not in _SCALARS or (isinstance(value, _SCALARS[kind]) and isinstance(value, bool) == (kind is bool))
+
+
+def shown(kind: Any) -> str:
+    """A type in an error message: int, float or a list of float."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(shown, arguments))
+    if origin is Literal:
+        return f"one of {', '.join(map(repr, arguments))}"
+    if origin in (list, tuple, Sequence):
+        return f"a list of {shown(arguments[0])}"
+    return "null" if kind is NoneType else getattr(kind, "__name__", str(kind))
+
+
 def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     """A data class of the values of its fields."""
     hints, owner = get_type_hints(kind, include_extras=True), place or kind.__name__
@@ -51,6 +79,12 @@ def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     if missing:
         raise ValueError(f"{owner} lacks {', '.join(missing)}; it needs {', '.join(needed)}")
     return kind(**{name: typed(hints[name], value, _inside(place, name)) for name, value in values.items()})
+
+
+def _least(value: int, least: int, place: str) -> int:
+    if value < least:
+        raise ValueError(f"{place} must be an int of at least {least}, got {value}")
+    return value
 
 
 def _named(value: str, names: Iterable[str], place: str) -> str:

@@ -579,7 +579,8 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
         shown = "" if default is MISSING else f", default: {default}"
         what = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
         if get_origin(hint) is Annotated:
-            what = f"{', '.join(get_args(hint)[1])}, or MODULE:NAME"
+            of, allowed = get_args(hint)
+            what = f"int, at least {allowed}" if of is int else f"{', '.join(allowed)}, or MODULE:NAME"
         yield name, f"{texts[field.name]} (type: {what}{shown})"
 
 

@@ -35,6 +35,7 @@ from avalanche_amnesia.lab.study.settings import (
     TrainingSettings,
 )
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
+from avalanche_amnesia.optimizers import check_optimizer
 from avalanche_amnesia.training import (
     HAT,
     WSN,
@@ -47,6 +48,7 @@ from avalanche_amnesia.training import (
 )
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
+from avalanche_amnesia.typed import is_of, shown
 
 OWN: dict[str, type] = {
     "AmnesiacHAT": AmnesiacHAT,
@@ -67,13 +69,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {"EWC": {"ewc_lambda": 1e4}, "LwF": {"alph
 """Options that Avalanche's strategies have no defaults for."""
 SAID_ELSEWHERE = {
     "model": "network",
+    "backbone": "network",
     "optimizer": "the method's optimizer",
     "seed": "seeds",
     "train_epochs": "training.epochs",
     "train_mb_size": "training.batch_size",
     "device": "training.device",
+    "criterion": "a class of your own, kind: MODULE:NAME",
+    "plugins": "a class of your own, kind: MODULE:NAME",
+    "evaluator": "the run, which measures all that amnesia list names",
+    "eval_every": "the run, which evaluates after every task",
+    "peval_mode": "the run, which evaluates after every task",
 }
-"""Arguments of strategies that are no options of a method → the setting that has them."""
+"""Arguments of strategies that are no options of a method → what has them."""
 Maker = Callable[..., Any]
 
 
@@ -156,6 +164,10 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
         return MLP(example.numel(), hidden=hidden, features=features)
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(network_maker(settings), settings.options, offered, settings.name)
+    if not isinstance(network, nn.Module):
+        raise TypeError(
+            f"{settings.name} returned {network!r}, no network: return a torch.nn.Module from inputs to features"
+        )
     if not hasattr(network, "features"):
         try:
             with torch.no_grad():
@@ -199,10 +211,7 @@ def optimizer_class(settings: MethodSettings) -> type:
 
 def model_class(kind: type) -> type:
     """The model that a strategy trains: what it says of its argument ``model``, or one for Avalanche's own."""
-    try:
-        annotation = get_type_hints(kind.__init__).get("model")  # type: ignore[misc]
-    except NameError as error:
-        raise ValueError(f"{kind.__name__}: the types of its arguments can't be read ({error})") from error
+    annotation = _hints(kind).get("model")
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
     if issubclass(kind, TaskStrategy):
@@ -213,11 +222,19 @@ def model_class(kind: type) -> type:
     return TaskNormModel
 
 
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind.__init__)  # type: ignore[misc]
+    except NameError as error:
+        raise ValueError(f"{kind.__name__}: the types of its arguments can't be read ({error})") from error
+
+
 def make_strategy(
     settings: MethodSettings, network: Callable[[], nn.Module], benchmark: CLScenario, seed: int, **kwargs: Any
 ) -> Any:
     """A fresh strategy with the same initial bits every time."""
     kind = strategy_class(settings)
+    check_options(settings)
     if not issubclass(kind, TaskStrategy):
         return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
     model, options = _model(kind, network, seed, settings.options)
@@ -230,13 +247,47 @@ def make_strategy(
     return _made(kind, settings, model, options | {"seed": seed} | kwargs)
 
 
+def check_options(settings: MethodSettings) -> None:
+    """Raise for an option that a method does not have or, where it says of which type it is, of another type."""
+    kind = strategy_class(settings)
+    elsewhere = SAID_ELSEWHERE | ({"mem_size": "options.memory_per_task"} if settings.kind == "Replay" else {})
+    for name in settings.options:
+        if name in elsewhere:
+            raise ValueError(f"options.{name} of {kind.__name__}: this is said by {elsewhere[name]}")
+    if settings.kind == "DER++":  # its options are a plugin's
+        return
+    takes = _arguments(kind) | _arguments(model_class(kind))
+    if settings.kind == "Replay":
+        takes["memory_per_task"] = int
+    if not issubclass(kind, TaskStrategy):  # which says itself where a misplaced one belongs
+        known_options(settings.options, takes.keys() - elsewhere, settings.kind)
+    for name, value in settings.options.items():
+        of = takes.get(name, Any)
+        if not is_of(of, value):
+            raise ValueError(f"options.{name} of {settings.kind} must be {shown(of)}, got {value!r}")
+
+
+def _arguments(kind: type) -> dict[str, Any]:
+    """Arguments of a class and their types, with those that it hands on to its base; a default None may be given."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        init = vars(base).get("__init__")
+        if init is None:
+            continue
+        hints, takes = _hints(base), inspect.signature(init).parameters.values()
+        for each in takes:
+            if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+                hint = hints.get(each.name, Any)
+                found.setdefault(each.name, hint if each.default is not None else hint | None)
+        if not any(p.kind is p.VAR_KEYWORD for p in takes):
+            break
+    return {name: of for name, of in found.items() if name != "self"}
+
+
 def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
     """A method's model, which gets the options that only it takes (``density``, ``shared_head``); the other options."""
-    for name in options:
-        if name in SAID_ELSEWHERE:
-            raise ValueError(f"options.{name} of {kind.__name__}: this is said by {SAID_ELSEWHERE[name]}")
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -290,7 +341,11 @@ def make_stock(
 
 
 def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
-    optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
+    try:
+        optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
+    except ValueError as error:
+        raise ValueError(f"optimizer {settings.optimizer} with lr={settings.lr}: {error}") from error
+    check_optimizer(optimizer, model.parameters())
     quiet = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
     given = {"model": model, "optimizer": optimizer} | quiet | dict(options)
     takes = inspect.signature(kind).parameters.values()
@@ -313,6 +368,7 @@ def check_names(cells: Iterable[Cell]) -> None:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
         if issubclass(strategy_class(method), TaskStrategy):
             model_class(strategy_class(method))
+        check_options(method)
         optimizer_class(method)
         stream_maker(experiment.stream)
         make_scenario(experiment.scenarios[cell.scenario], experiment.stream.n_tasks)

@@ -74,7 +74,7 @@ class StreamSettings:
     """
 
     name: Annotated[str, STREAMS] = "SplitDigits"
-    n_tasks: int = 5
+    n_tasks: Annotated[int, 1] = 5
     n_train: int | None = None
     n_test: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
@@ -106,8 +106,8 @@ class TrainingSettings:
         device: where to compute; bits are the same only on one kind of device
     """
 
-    epochs: int = 2
-    batch_size: int = 128
+    epochs: Annotated[int, 1] = 2
+    batch_size: Annotated[int, 1] = 128
     device: Literal["cpu", "cuda"] = "cpu"
 
 

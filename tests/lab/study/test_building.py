@@ -1,6 +1,7 @@
 """Streams, networks and strategies from settings: each is what a script would have made."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from avalanche_amnesia.lab.study.building import (
     OWN,
     STOCK,
     build,
+    check_options,
     make_network,
     make_scenario,
     make_stream,
@@ -104,6 +106,37 @@ def test_options_that_are_objects_in_a_script_are_plain_values_here():
     assert find_plugin(made, RepairPlugin).mode == "sequential"
     assert find_plugin(made, HATPlugin).rule.alpha == 1e-6
     assert unlearning_of(made).deletion == "exclusive"
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "value", "told"),
+    [
+        ("EWC", "ewc_lambda", "strong", "options.ewc_lambda of EWC must be float, got 'strong'"),
+        ("EWC", "decay_factor", "x", "options.decay_factor of EWC must be float or null, got 'x'"),
+        ("EWC", "ewc_lambd", 1.0, "EWC has no option 'ewc_lambd'; did you mean 'ewc_lambda'?"),
+        ("LwF", "alpha", ["x"], "options.alpha of LwF must be float or a list of float, got ['x']"),
+        ("LwF", "temperature", None, "options.temperature of LwF must be float, got None"),
+        ("Replay", "mem_size", 10, "options.mem_size of Replay: this is said by options.memory_per_task"),
+        ("Replay", "memory_per_task", "x", "options.memory_per_task of Replay must be int, got 'x'"),
+        ("Naive", "criterion", "mse", "options.criterion of Naive: this is said by a class of your own"),
+        ("WSN", "density", "x", "options.density of WSN must be float, got 'x'"),
+        ("experiments.piggyback:Piggyback", "score_lr", "x", "must be float, got 'x'"),
+    ],
+    ids=lambda value: None if isinstance(value, (list, float)) else str(value)[:20],
+)
+def test_an_option_of_another_type_is_told_before_anything_is_made(kind, option, value, told):
+    with pytest.raises((TypeError, ValueError), match=re.escape(told)):
+        check_options(MethodSettings(kind, options={option: value}))
+
+
+def test_options_of_the_types_that_methods_name():
+    for kind, options in [
+        ("EWC", {"ewc_lambda": 1, "decay_factor": None, "mode": "online", "n_features": 8}),
+        ("LwF", {"alpha": [1, 0.5]}),
+        ("WSN", {"density": 0.3, "masks": {"score_lr": 0.1}}),
+        ("avalanche.training.supervised:DER", {"mem_size": 10, "batch_size_mem": None}),
+    ]:
+        check_options(MethodSettings(kind, options=options))
 
 
 def test_clpu_is_told_what_stays():

@@ -280,7 +280,7 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
     assert re.search(r"\[2/2\] HAT, seed 1: newest: accuracy .+, (undecided: .+|trace found)\n", told)
     assert main(["sweep", *words]) == 0
     assert "1 runs, 1 done already" in capsys.readouterr().out
-    assert main(["sweep", *words[:3], "seed=[1]", "training.epochs=0"]) == 1
+    assert main(["sweep", *words[:3], "seed=[1]", "stream.n_tasks=3"]) == 1
     assert "failed: ValueError" in capsys.readouterr().out
 
 
@@ -327,6 +327,16 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
             ["methods.AmnesiacHAT.options.isolation=pooled"],
             "options.isolation must be one of 'none', 'pools', 'planned', got",
         ),
+        (
+            ["methods.AmnesiacHAT.options.plugins=[1]"],
+            "options.plugins of AmnesiacHAT: this is said by a class of your own",
+        ),
+        (["methods.AmnesiacHAT.options.trial=perhaps"], "options.trial of AmnesiacHAT must be bool, got 'perhaps'"),
+        (["methods.AmnesiacHAT.lr=-1"], "optimizer Adam with lr=-1"),
+        (["methods.AmnesiacHAT.optimizer=LBFGS"], "LBFGS evaluates the loss several times a step"),
+        (["training.batch_size=0"], "training.batch_size must be an int of at least 1, got 0"),
+        (["stream.n_tasks=-1"], "stream.n_tasks must be an int of at least 1, got -1"),
+        (["network.name=string:Template", "network.options={template: x}"], ">, no network: return a torch.nn.Module"),
         (["stream.options.clas_order=[1]"], "did you mean 'class_order'?"),
         (["stream.n_tasks=3"], "n_tasks=3 does not split 10 classes"),
     ],
