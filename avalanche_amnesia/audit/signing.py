@@ -83,7 +83,9 @@ def _key(given: Any, side: str) -> Any:
             else:
                 loaded = library.serialization.load_pem_public_key(given)
         except (ValueError, TypeError) as error:
-            raise SigningError(f"the {side} key can't be read: {error}") from error
+            raise SigningError(
+                f"the {side} key can't be read: give the 32 raw bytes of an {kind.__name__}, or its unencrypted PEM"
+            ) from error
         if isinstance(loaded, kind):
             return loaded
     raise SigningError(

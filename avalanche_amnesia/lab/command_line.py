@@ -254,13 +254,13 @@ def unlearn(
 
     into = state if out is None else out
     _refuse_what_is_in_the_way({"--out": out}, {"--record": record})
-    saving.refuse_foreign(into)
-    key = None if sign is None else sign.read_bytes()
+    key, public = _key_in(sign, "--sign"), _key_in(public_key, "--public-key")
     read_body(state)  # what is no state is told first
-    strategy = named(factory, "--factory")()
+    saving.refuse_foreign(into)
+    strategy = _made_by(factory, "--factory")
     if not hasattr(strategy, "plugins"):
         raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
-    training.load_state(strategy, state, None if public_key is None else public_key.read_bytes())
+    training.load_state(strategy, state, public)
     unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
@@ -490,6 +490,10 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, which :func:`main` writes."""
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(r"^argument (\S+): invalid (\w+) value: (.*)", r"\1 must be \2, got \3", message)
+        message = re.sub(
+            r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)", r"\1 must be one of \3, got \2", message
+        )
         lacks = message.removeprefix("the following arguments are required: ")
         raise ValueError(message if lacks == message else f"{self.prog} needs {lacks}; {self.prog} --help explains")
 
@@ -626,7 +630,7 @@ def _row(name: str) -> str:
 def _benchmark(name: str) -> Any:
     """The benchmark that ``module:name`` names, or makes."""
     found = named(name, "--benchmark")
-    found = found() if callable(found) else found
+    found = _made_by(name, "--benchmark") if callable(found) else found
     if not hasattr(found, "train_stream"):
         raise ValueError(f"--benchmark {name} is {found!r}, no benchmark")
     return found
@@ -664,14 +668,34 @@ def _missing_runs(
 def _record(file: Path, public_key: Path | None) -> Any:
     """A record, its signature checked where a key is given."""
     if not file.is_file():
-        raise ValueError(f"there is no file {file}: give the JSON file of an unlearning's record")
+        found = f"{file} is a folder" if file.is_dir() else f"there is no file {file}"
+        raise ValueError(f"{found}: give the JSON file of an unlearning's record")
+    key = _key_in(public_key, "--public-key")
     try:
         text = file.read_text()
-        if public_key is None:
-            return records.UnlearningRecord.from_json(text)
-        return records.verify(text, public_key.read_bytes())
+        return records.UnlearningRecord.from_json(text) if key is None else records.verify(text, key)
     except ValueError as error:
         raise ValueError(f"{file}: {'it is no text' if isinstance(error, UnicodeDecodeError) else error}") from error
+
+
+def _key_in(file: Path | None, option: str) -> bytes | None:
+    """Content of a key's file, where one is given."""
+    if file is not None and not file.is_file():
+        raise ValueError(f"{option} {file}: there is no such file; give a PEM file with a key")
+    return None if file is None else file.read_bytes()
+
+
+def _made_by(name: str, option: str) -> Any:
+    """What a function without arguments makes; an error that says nothing of where it comes from gets its name."""
+    make = named(name, option)
+    try:
+        inspect.signature(make).bind()
+    except TypeError as error:
+        raise ValueError(f"{option} {name} must be a function without arguments: {error}") from None
+    try:
+        return make()
+    except (OSError, ValueError, TypeError, ImportError) as error:
+        raise ValueError(f"{option} {name} raised {type(error).__name__}: {error}") from error
 
 
 def _bytes(text: str) -> int:

@@ -50,7 +50,7 @@ class Exported:
         known = self.sizes | dict.fromkeys(self.batch, batch)
         found = value.node.expr.subs(known)
         if found.free_symbols:
-            raise ValueError(f"it depends on values ({value})")
+            raise ValueError("it depends on values")
         kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
         return kind(found)
 

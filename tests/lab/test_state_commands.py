@@ -32,6 +32,9 @@ def make_disjoint():
     model = DisjointModel(MLP(64, hidden=(24,), features=16))
     return DisjointSubnets(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40)
 
+def broken():
+    raise OSError("no data")
+
 def digits():
     return SplitDigits(n_train=400, n_test=200)
 
@@ -182,7 +185,11 @@ def test_a_bad_request_for_samples_is_told(words, told, run_folder, capsys):
         (["--factory", "train:missing"], "missing"),
         (["--factory", "absent:make"], "No module named"),
         (["--out", "."], "no part of a state"),
-        (["--sign", "absent.pem"], "absent.pem"),
+        (["--sign", "absent.pem"], "--sign absent.pem: there is no such file; give a PEM file"),
+        (["--sign", "train.py"], "the private key can't be read: give the 32 raw bytes of an Ed25519PrivateKey"),
+        (["--tasks", "x"], "amnesia: --tasks must be int, got 'x'\n"),
+        (["--factory", "train:Adam"], "--factory train:Adam must be a function without arguments"),
+        (["--factory", "train:broken"], "--factory train:broken raised OSError: no data"),
     ],
 )
 def test_a_bad_request_changes_nothing(words, told, run_folder, capsys):
@@ -191,6 +198,23 @@ def test_a_bad_request_changes_nothing(words, told, run_folder, capsys):
     assert told in capsys.readouterr().err
     assert {file.name: file.read_bytes() for file in (run_folder / "state").iterdir()} == before
     assert not os.path.exists("bad.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["unlearn", "train.py", "--tasks", "1", "--factory", "train:make_strategy", "--record", "bad.json"],
+            "no state",
+        ),
+        (["verify", "state"], "state is a folder: give the JSON file of an unlearning's record"),
+        (["verify", "absent.json"], "there is no file absent.json"),
+    ],
+    ids=["a file for a state", "a folder for a record", "no record"],
+)
+def test_what_lies_there_is_told(words, told, run_folder, capsys):
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
 
 
 def test_missing_options_are_named_as_they_are_given(capsys):

@@ -78,6 +78,37 @@ def test_of_control_flow_on_values_only_our_own_words_are_printed(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+class Hidden(nn.Module):
+    """What is done to hidden values is somebody's own."""
+
+    features = 6
+
+    def __init__(self, done):
+        super().__init__()
+        self.first, self.last, self.done = nn.Linear(8, 6), nn.Linear(6, 6), done
+
+    def forward(self, x):
+        return self.last(self.done(self.first(x)))
+
+
+@pytest.mark.parametrize(
+    ("done", "message"),
+    [
+        (copy.deepcopy, r"\(copy.deepcopy of a tensor that was computed, .* Copy it with x.clone\(\)"),
+        (
+            lambda h: torch.from_numpy(h.detach().numpy()),
+            r"\(a tensor becomes an array of numpy, .* Compute with torch",
+        ),
+        (lambda h: h * h.mean().item(), r"no shape that could be known in advance \(it depends on values\)"),
+    ],
+    ids=["deepcopy", "numpy", "item"],
+)
+def test_what_training_or_export_cannot_do_is_told_in_our_words(done, message):
+    with pytest.raises(ModelError, match=message) as told:
+        MaskedModel(Hidden(done))
+    assert not any(theirs in str(told.value) for theirs in ("pytorch/pull", "subclasses", "zuf"))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize(

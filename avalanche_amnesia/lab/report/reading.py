@@ -184,13 +184,13 @@ def read_runs(folder: str | Path) -> list[Run]:
 
     Raises:
         JSONRunError: for a log that is broken.
-        ValueError: if no run was evaluated behind a task.
+        ValueError: if no run was evaluated after a task.
     """
     found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
     there = [run for run in found if run.moments]
     if not there:
         raise ValueError(
-            f"{folder} holds no {RUN_FILE} of a run that was evaluated behind a task: give folders that `amnesia demo`"
+            f"{folder} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
             ", `amnesia sweep` or a JSONLogger filled"
         )
     return there
