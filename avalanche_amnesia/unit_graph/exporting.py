@@ -107,7 +107,8 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
         if isinstance(module, _NormBase) and module.momentum is None:
             module.momentum = PLAIN_AVERAGE
     tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(root)))
-    program = _program(root, tensors, any_size=inputs.guessed)
+    tokens = not inputs.dtype.is_floating_point  # as many as the longest sample of a batch has
+    program = _program(root, tensors, any_size=inputs.guessed or tokens)
     inline_regions(program.graph_module)
     signature = program.graph_signature
     if any(spec.kind.name == "CUSTOM_OBJ" for spec in signature.input_specs):

@@ -29,6 +29,30 @@ def test_a_size_may_be_copied(shape):
     assert not hasattr(torch.SymInt, "__deepcopy__")  # the framework is as it was
 
 
+class MeanOfTokens(nn.Module):
+    """A mean over the tokens of each sample, told apart from padding by a second input."""
+
+    features = 6
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.layer = nn.Embedding(16, 4), nn.Linear(4, 6)
+
+    def forward(self, ids, mask):
+        states = self.tokens(ids) * mask[..., None]
+        return torch.relu(self.layer(states.sum(1) / mask.sum(1, keepdim=True)))
+
+
+@pytest.mark.parametrize("length", [3, 7, 9])
+def test_batches_of_tokens_may_be_of_other_lengths_than_the_example(length):
+    net, ids, mask = MeanOfTokens(), torch.arange(21).view(3, 7) % 16, torch.ones(3, 7, dtype=torch.long)
+    model = MaskedModel(net, example={"ids": ids, "mask": mask})
+    padded, known = torch.zeros(2, length, dtype=torch.long), torch.zeros(2, length, dtype=torch.long)
+    padded[:, :2], known[:, :2] = ids[:2, :2], 1
+    expected = net(ids[:2, :2], known[:, :2])
+    assert torch.allclose(model.features({"ids": padded, "mask": known}, 0), expected)
+
+
 class ManyHeads(nn.Module):
     """Heads under the tasks' labels; all of them run, or the one that is asked for."""
 
