@@ -149,7 +149,8 @@ class MaskedModel(TaskMaskedModel):
             UnknownTaskError: if the task has none.
         """
         own = super().head(task)
-        return own if self.shared_head is None or not isinstance(own, _InSharedHead) else self.shared_head
+        shared = self.shared_head if isinstance(own, _InSharedHead) else None
+        return own if shared is None else shared
 
     def head_parameters(self) -> list[nn.Parameter]:
         """As the base class's; none where all tasks share a head."""

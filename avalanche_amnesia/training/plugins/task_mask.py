@@ -281,7 +281,7 @@ class TaskMaskPlugin(TaskEndPlugin):
             sparsity: ``κ`` per layer, where the adjuster reads it.
         """
         adjuster: Adjuster = self.in_training.adjuster
-        if adjuster.on_gradients and self.rule.space == "update":
+        if adjuster.names and adjuster.on_gradients and self.rule.space == "update":
             traits = traits_of(strategy.optimizer)  # its settings may change within the task
             adjuster.on_gradients = traits.zero_rests if adjuster.frozen else traits.linear
         adjuster.before_step(sparsity)
