@@ -26,7 +26,7 @@ import shtab
 from avalanche_amnesia import __version__, saving, training
 from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
-from avalanche_amnesia.checks import did_you_mean, known_options
+from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
@@ -446,7 +446,10 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
     from avalanche_amnesia.lab.runs.catalogue import DATA_SETS
 
-    known_options(download or (), DATA_SETS, "the list of data sets")
+    for name in download or ():
+        if name not in DATA_SETS:
+            near = did_you_mean(name, DATA_SETS) or f"; there are {', '.join(DATA_SETS)}"
+            raise ValueError(f"there is no data set {name!r}{near}")
     given = data_root or os.environ.get(ENVIRONMENT)
     root = Path(given) if given else None
     for name in download or ():

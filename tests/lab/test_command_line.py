@@ -29,6 +29,7 @@ for words in (
     "unlearn . --tasks 1 --factory a:b --record absent.json",
     "plan-script . --factory a:b --benchmark c:d",
     "nothing",
+    "sync absent",
 ):
     assert main(words.split()) == 2, words
 assert not {"torch", "avalanche", "wandb"} & set(sys.modules), "to say what is wrong"
@@ -53,7 +54,7 @@ def test_wrong_files_are_told_without_torch_and_right_ones_read_without_the_host
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     (tmp_path / "experiment.yaml").write_text("name: x\nmethods: {A: {kind: HAT}}\n")
     told = in_a_process(WRONG, tmp_path).stderr.splitlines()
-    assert len(told) == 12
+    assert len(told) == 13
     assert all(line.startswith("amnesia: ") for line in told)
     assert "there is no file absent.json" in told[0]
     assert told[1] == "amnesia: binary.yaml: it is no text"

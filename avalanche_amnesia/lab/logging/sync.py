@@ -1,5 +1,7 @@
 """Runs of JSON lines sent to W&B, each as one run, however often."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import shutil
@@ -7,12 +9,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from avalanche_amnesia.lab.logging.json_lines import replay
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
-from avalanche_amnesia.logging.wandb import Mode, WandBWriter, resolve_mode
 from avalanche_amnesia.saving.files import replace_file
+
+if TYPE_CHECKING:
+    from avalanche_amnesia.logging.wandb import Mode
 
 SENT = "sent.json"
 """File in a run's folder that says what of it was sent where."""
@@ -49,9 +52,6 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
         FileNotFoundError: a folder does not exist, or has no run; nothing was sent.
         ValueError: for another mode.
     """
-    run_mode = resolve_mode(mode)
-    if run_mode == "disabled":
-        raise ValueError("mode 'disabled' sends nothing: pass 'online' or 'offline', or unset WANDB_MODE")
     json_runs: dict[Path, None] = {}
     for path in map(Path, paths):
         if not path.is_dir():
@@ -62,6 +62,11 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
                 f"{path} holds no run: no {RUN_FILE} of a JSONLogger; offline runs of W&B are sent by `wandb sync`"
             )
         json_runs |= dict.fromkeys(here)
+    from avalanche_amnesia.logging.wandb import resolve_mode  # lazy: a wrong folder is told before the host is loaded
+
+    run_mode = resolve_mode(mode)
+    if run_mode == "disabled":
+        raise ValueError("mode 'disabled' sends nothing: pass 'online' or 'offline', or unset WANDB_MODE")
     return [_send(folder, project, run_mode) for folder in json_runs]
 
 
@@ -93,6 +98,9 @@ def _sent_before(folder: Path) -> Any:
 def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
     """Write a run to W&B; what an earlier, or interrupted, sending made of it offline goes."""
     import wandb
+
+    from avalanche_amnesia.lab.logging.json_lines import replay
+    from avalanche_amnesia.logging.wandb import WandBWriter
 
     rows = sum(line["kind"] == "row" for line in lines_of(folder))  # all of it can be read, or nothing is sent
     for old in folder.glob(f"wandb/offline-run-*-{head['id']}"):

@@ -86,7 +86,7 @@ def test_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["sync", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err
     with pytest.raises(ValueError, match="'disabled' sends nothing"):
-        sync([tmp_path], mode="disabled")
+        sync([], mode="disabled")
 
 
 def test_offline_runs_of_wandb_are_left_to_it(tmp_path: Path) -> None:
