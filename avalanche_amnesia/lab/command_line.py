@@ -285,19 +285,32 @@ def unlearn(
         _say_sentences(told, f"{done}\n\nstate: {into}\nrecord: {record}")
 
 
-def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None) -> int:
+def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None, json_: bool = False) -> int:
     """Check a record's signature, and a saved state against a record.
 
     Args:
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the signer of the record, and of the state
         state: state that shall be as the unlearning left it
+        json_: print one JSON object, for programs
     """
     read = _record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
-    _say(f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}")
-    if state is None:
-        return 0
+    told = [f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}"]
+    differ = None if state is None else _unlike(read, state, public_key)
+    if differ:
+        some = ", ".join(differ[:5]) + (", …" if len(differ) > 5 else "")
+        told.append(f"state: not as the unlearning left it; {len(differ)} tensors differ: {some}")
+    elif differ is not None:
+        told.append(f"state: all {len(read.after)} tensors are as the unlearning left them")
+    signed = None if public_key is None else True  # another signature is an error
+    found = {"told": told, "signed": signed, "state_as_left": None if differ is None else not differ, "differ": differ}
+    _say(json.dumps(found) if json_ else "\n".join(told))
+    return 1 if differ else 0
+
+
+def _unlike(record: Any, state: Path, public_key: Path | None) -> list[str]:
+    """Names of the tensors in a saved state that are not as an unlearning left them."""
     from avalanche_amnesia.saving.files import read_body, read_state
 
     read_body(state)  # what is no state is told without torch
@@ -306,13 +319,8 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     from avalanche_amnesia.saving.encoding import decode
 
     body, tensors = read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes()))
-    here, left = state_hashes(decode(body["model"]["tensors"], tensors)), read.after
-    other = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
-    if other:
-        _say(f"state: not as the unlearning left it; {len(other)} tensors differ: {', '.join(other[:5])}")
-        return 1
-    _say(f"state: all {len(here)} tensors are as the unlearning left them")
-    return 0
+    here, left = state_hashes(decode(body["model"]["tensors"], tensors)), record.after
+    return sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
 
 
 def audit(path: Path, *, record: Path, public_key: Path | None = None, json_: bool = False) -> int:

@@ -93,6 +93,11 @@ def test_unlearned_audited_and_verified(run_folder, capsys):
     capsys.readouterr()
     assert main(["verify", "r.json", "--state", "state"]) == 1
     assert "tensors differ" in capsys.readouterr().out
+    for state, as_left in (("after", True), ("state", False)):
+        assert main(["verify", "r.json", "--state", state, "--json"]) == (0 if as_left else 1)
+        told = json.loads(capsys.readouterr().out)
+        assert (told["signed"], told["state_as_left"]) == (None, as_left)
+        assert ("heads.1.weight" in told["differ"]) is not as_left
 
 
 def test_a_record_is_signed_and_its_signature_checked(run_folder, capsys):
