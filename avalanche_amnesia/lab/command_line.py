@@ -536,6 +536,8 @@ def _as_option(word: str, names: set[str]) -> str:
     name, equals, _ = word.partition("=")
     if not equals and re.match(r"(stream|network|training|methods|scenarios)\.", word) and not os.path.exists(word):
         raise ValueError(f"{word} lacks its value: say {word}=VALUE")
+    if equals and not name:
+        raise ValueError(f"{word} lacks the name of a setting: say NAME{word}, such as training.epochs=5")
     if not equals or word.startswith("-"):
         return word
     return f"--{word}" if f"--{name}" in names else f"--set={word}"

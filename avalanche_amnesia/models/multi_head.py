@@ -70,7 +70,10 @@ class MultiHeadModel(MultiTaskModule):
         check_backbone(backbone)
         width = checks.integer(getattr(backbone, "features", None) if n_features is None else n_features)
         if width is None or width < 1:
-            raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns")
+            raise ModelError(
+                f"give n_features=, the width of what {type(backbone).__name__} returns: "
+                f"{type(self).__name__}(backbone, n_features=64)"
+            )
         self.backbone = backbone
         self.n_features: int = width
         self.heads = TaskModules()

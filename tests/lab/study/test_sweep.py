@@ -334,6 +334,7 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
         (["methods.AmnesiacHAT.options.trial=perhaps"], "options.trial of AmnesiacHAT must be bool, got 'perhaps'"),
         (["methods.AmnesiacHAT.lr=-1"], "optimizer Adam with lr=-1"),
         (["methods.AmnesiacHAT.optimizer=LBFGS"], "LBFGS evaluates the loss several times a step"),
+        (["=3"], "=3 lacks the name of a setting"),
         (["training.batch_size=0"], "training.batch_size must be an int of at least 1, got 0"),
         (["stream.n_tasks=-1"], "stream.n_tasks must be an int of at least 1, got -1"),
         (["network.name=string:Template", "network.options={template: x}"], ">, no network: return a torch.nn.Module"),
@@ -435,7 +436,7 @@ def test_a_method_that_still_has_a_task_does_not_learn_it_again(file, capsys):
     [
         (["--version"], __version__),
         (["run", "--help"], "usage: amnesia run FILE [key=value ...]"),
-        (["run", "--help"], "passes over each task's training images (type: int, default: 2)"),
+        (["run", "--help"], "passes over each task's training images (type: int, at least 1, default: 2)"),
         (["sweep", "--help"], "GPUs of a job"),
         (["--print_completion", "bash"], "training.batch_size"),
     ],
