@@ -63,7 +63,7 @@ method. Means ± standard deviations over the seeds, in per cent; without a devi
 * CLPU-DER++ is told in advance which tasks will never be requested: it trains these in one network.
 * Naive, EWC, LwF, Replay and DER++ obey requests by `TrajectoryPlugin` and `UnlearningPlugin`, have the settings of
   [baselines.md](baselines.md), and norms of each task's own.
-* Independent has a network for each task, and is what sharing one could hope for."""
+* Independent has a network for each task."""
 OUTPUT = Path("experiments/results/all_streams")
 
 

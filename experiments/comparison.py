@@ -19,7 +19,13 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import FewShot, Relapse
-from avalanche_amnesia.evaluation import AccuracyDifference, JSDivergence, References, UnlearnedAccuracy
+from avalanche_amnesia.evaluation import (
+    AccuracyDifference,
+    JSDivergence,
+    References,
+    UnlearnedAccuracy,
+    distance_in_words,
+)
 from avalanche_amnesia.training import UnlearningPlugin, find_plugin, save_state
 from experiments import streams
 from experiments.methods import METHODS, Settings, make
@@ -122,10 +128,12 @@ def proven(stream, method, seed, settings, root):
 NOTES = """Streams, networks, epochs and requests: `experiments/streams.py`. All heads are fitted when their task
 ends; *own heads*: as the method does it, where that differs. Each method has six trials per stream on held out
 training images of seed 101: four learning rates at the middle of one setting, then the best one with a lower and a
-higher setting (without such a setting: a lower and a higher rate). What it chose is run on the test images.
-*Independent*: a network for each task; *narrow*: all that stand at one time together as large as the one of the
-others. CLPU-DER++ is told in advance which tasks stay. HAT and AdaHAT obey no request. Accuracies in per cent, ±
-standard deviation over the seeds 21 to 23, one seed where none stands. *Exact*: all records claim it."""
+higher setting (without such a setting: a lower and a higher rate); so far only on permuted Fashion-MNIST, elsewhere
+the four rates. What it chose is run on the test images. *Independent*: a network for each task; *narrow*: all that
+stand at one time together as large as the one of the others. CLPU-DER++ is told in advance which tasks stay. HAT and
+AdaHAT obey no request. Accuracies in per cent, ± standard deviation over the seeds 21 to 23, one seed where none
+stands. *Exact*: all records claim it. Methods that were run on fewer than half of the streams stand only in the
+tables of these, below."""
 COLUMNS = """*AD*: accuracy minus that of a model that obeyed no request, in points; beside it the same of that model
 with heads fitted again (the control). *JSD*: to the retrained model, in bits; beside it that of a retrained model
 which saw its data in another order (the floor). *Linear probe*, *few shots*, *old head*: accuracy on the forgotten
@@ -147,7 +155,7 @@ def table(rows):
         yield from ("", f"## {title}", "", f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|")
         for method, (label, found) in product(METHODS, (("", fitted), (", own heads", own))):
             cells = [cell(rows_tested(found, stream=stream, method=method)) for stream in streams]
-            if set(cells) != {"–"}:
+            if 2 * cells.count("–") < len(cells):
                 yield f"| {named(method)}{label} | {' | '.join(cells)} |"
 
     def accuracy(mine):
@@ -159,15 +167,22 @@ def table(rows):
     lines = ["# Methods by one protocol", "", NOTES]
     lines += [*across("Tasks that remain, at the end", accuracy), *across("Settings", settings)]
     lines += ["", "## How well they forget, and what it costs", "", COLUMNS]
-    head = "| method | AD, control | JSD, floor | linear probe, order | few shots, order | old head, order | kept |"
+    head = "| method | accuracy | AD, control | JSD, floor | linear probe, order | few shots, order | old head, order |"
     for stream in streams:
         mine = [row for row in fitted if row["stream"] == stream and "bytes" in row]
         if mine:
-            lines += ["", f"### {stream.capitalize()}", "", f"{head} per task | CPU | request |", "|---" * 10 + "|"]
+            lines += [
+                "",
+                f"### {stream.capitalize()}",
+                "",
+                f"{head} kept | per task | CPU | request |",
+                "|---" * 11 + "|",
+            ]
         for method in METHODS:
             of_method = rows_tested(mine, method=method)
             if of_method:
-                lines.append(f"| {named(method)} | {' | '.join(columns(of_method, STREAMS[stream]))} |")
+                cells = [accuracy(of_method), *columns(of_method, STREAMS[stream])]
+                lines.append(f"| {named(method)} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -183,15 +198,13 @@ def columns(rows, stream):
         return f"{100 * mean(map(read, rows)):+.1f}".replace("-0.0", "+0.0")
 
     cells = [", ".join(points(lambda row, who=who: row["difference"][who]) for who in ("main", "heads"))]
-    cells.append(", ".join(_bits(mean(row["jsd"][name] for row in rows)) for name in ("unlearned", "order")))
+    cells.append(
+        ", ".join(distance_in_words(mean(row["jsd"][name] for row in rows)) for name in ("unlearned", "order"))
+    )
     for name in ("linear", "few", "old"):
         gaps = (lambda row, w=which, n=name: row[n][w] - row[n]["same"] for which in ("unlearned", "order"))
         cells.append(", ".join(map(points, gaps)))
     return [*cells, *cost, f"{mean(row['milliseconds'] for row in rows):.1f}"]
-
-
-def _bits(distance):
-    return "0" if distance == 0 else f"{distance:.1e}"
 
 
 def main():
