@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.unit_graph.backbones import evaluating
-
-T = TypeVar("T")
 
 
 # What training leaves lags behind the weights where it was short, and mixes the soft masks of every scale with hard
@@ -46,7 +44,7 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
     return [norm for norm in modules if getattr(norm, "running_mean", None) is not None]
 
 
-def retake(norms: Sequence[Any], batches: Iterable[T], run: Callable[[T], object]) -> None:
+def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
     """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout."""
     # Only the norms train: all else stays in evaluation mode, so that they see what they will see in testing. All of
     # them in one pass: a norm in training normalises by its batch, so those behind it read no stale statistic of it.

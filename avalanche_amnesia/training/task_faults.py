@@ -221,11 +221,20 @@ def _first_line(error: Exception) -> str:
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
     """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``."""
+    return samples_at(strategy, drawn_positions(strategy, most, seed))
+
+
+def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
+    """Where samples lie that are drawn from those of the task that a strategy has just trained, in order."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))
-    index = index[: max(1, _MOST_BYTES // of_one)].sort().values
-    loader = strategy.dataloader
+    return index[: max(1, _MOST_BYTES // of_one)].sort().values
+
+
+def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
+    """Some of these samples, and their labels."""
+    experience, loader = strategy.experience, strategy.dataloader
     held = loader.samples_of(experience) if isinstance(loader, TensorBatches) else None
     if held is None:
         return task_data(experience, index)

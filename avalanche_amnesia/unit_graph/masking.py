@@ -107,7 +107,7 @@ def _over_open(
         return computed
     shape = list(computed.shape)
     shape[axis] = units
-    return computed.new_zeros(shape).index_add(axis, rows, computed)
+    return computed.new_zeros(shape).index_add_(axis, rows, computed)
 
 
 def linear(masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:

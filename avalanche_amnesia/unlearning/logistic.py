@@ -70,8 +70,7 @@ def fit_head(
         # From here on samples of which the head is sure pull as they do now: their slope hardly changes any more.
         whole = _Loss(problem, rows, labels)
         _, errors = whole.errors(head)
-        missing = -(errors * whole.true).sum(0)
-        unsure = (missing >= missing.kthvalue(n - n // 4).values.clamp_max(SURE)).nonzero()[:, 0]
+        unsure = largest(-(errors * whole.true).sum(0), SURE, n // 4)
         rest = whole.only(unsure)
         rest.slope_of_others = whole.slope(errors.index_fill_(1, unsure, 0.0))
         head = search(rest, head, iterations)
@@ -79,6 +78,14 @@ def fit_head(
     of_all = features.new_zeros(n_classes, features.shape[1]).index_copy_(1, there, weight)
     _check_fit(of_all, bias)
     return of_all, bias[:, 0].contiguous()
+
+
+def largest(errors: Tensor, above: float, least: int) -> Tensor:
+    """Positions of the errors above some value, and of at least so many, 1 or more, of the largest ones."""
+    if least >= len(errors):
+        return torch.arange(len(errors), device=errors.device)
+    # What is not a number counts as large.
+    return (~(errors < errors.kthvalue(len(errors) - least + 1).values.clamp_max(above))).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)

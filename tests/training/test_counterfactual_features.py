@@ -33,7 +33,7 @@ def test_they_are_those_of_a_pass_over_all_units(name, task):
     x = x.double() if x.is_floating_point() else x
     before = state_hashes(model.state_dict())
     expected, has_statistics = over_all_units(model, task, x, 6)
-    found = CounterfactualFeatures(model, task, x, 6)
+    found = CounterfactualFeatures(model, task, x, x.split(6))
     statistics, features = found(), found.features
     assert task != HALF or features.abs().max() > 1e-3  # a twentieth of the units may let nothing through
     assert torch.allclose(features, expected, atol=1e-8 * float(expected.abs().max().clamp_min(1)))
@@ -48,7 +48,7 @@ def test_they_are_those_of_a_pass_over_all_units(name, task):
 @pytest.mark.parametrize(("name", "limit", "size"), [("lenet", 0.0, 32), ("lenet", 1e10, 512), ("mlp", 0.0, 2048)])
 def test_a_large_network_takes_few_images_at_a_time_and_rows_are_many(monkeypatch, name, limit, size):
     monkeypatch.setattr(head_fit, "LARGE", limit)
-    assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), 6)._batch == size
+    assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), ())._batch == size
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def test_a_large_network_takes_few_images_at_a_time_and_rows_are_many(monkeypatc
 def test_units_of_a_first_layer_are_computed_in_two_states_and_else_where_they_differ(part, monkeypatch):
     model, x = trained("mlp").double(), batch("mlp", 12).double()
     weight, opened = next(model.backbone.parameters()), model.masks[HALF]["layers.0"].nonzero()[:, 0]
-    features, before = CounterfactualFeatures(model, HALF, x, 6), weight.clone()
+    features, before = CounterfactualFeatures(model, HALF, x, ()), weight.clone()
     computed = []
 
     def counted(x, weight, *bias):
@@ -79,7 +79,7 @@ def test_units_of_a_first_layer_are_computed_in_two_states_and_else_where_they_d
 def test_results_of_a_first_layer_that_would_take_too_much_are_not_kept(monkeypatch):
     monkeypatch.setattr(first_layers, "MOST_KEPT", 100)
     model, x = trained("mlp"), batch("mlp", 12)
-    features = CounterfactualFeatures(model, HALF, x, 6)
+    features = CounterfactualFeatures(model, HALF, x, ())
     for _ in range(3):
         features()
     assert not any(features._first_layers._kept.values())

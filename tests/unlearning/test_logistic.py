@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.unlearning import logistic
-from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head
+from avalanche_amnesia.unlearning.logistic import FitError, fit_correction, fit_head, largest
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
@@ -68,6 +68,13 @@ def test_a_fit_that_begins_with_few_samples_is_that_of_all(order, monkeypatch):
 
     assert abs(loss(*fit_head(x, y, 10)) - loss(*whole)) < 0.005
     assert loss(*fit_head(x, y, 10, iterations=0)) > loss(*whole) + 0.1  # where those few alone have led
+
+
+def test_errors_that_are_large_or_among_the_largest_are_found():
+    errors = torch.tensor([0.01, 0.5, float("nan"), 0.0, 0.04, 0.03])
+    assert largest(errors, 0.02, 2).tolist() == [1, 2, 4, 5]
+    assert largest(errors, 0.02, 5).tolist() == [0, 1, 2, 4, 5]
+    assert largest(errors, 0.02, 6).tolist() == largest(errors, 0.02, 9).tolist() == list(range(6))
 
 
 def test_features_that_are_always_zero_and_classes_without_samples_are_allowed():

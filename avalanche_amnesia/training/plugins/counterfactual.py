@@ -19,11 +19,18 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import Apart, checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.head_fit import MOST_SAMPLES, CounterfactualFeatures, compacted, fitted_head
+from avalanche_amnesia.training.head_fit import (
+    MOST_SAMPLES,
+    STATISTICS_BATCHES,
+    CounterfactualFeatures,
+    compacted,
+    fitted_head,
+)
 from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.norm_statistics import running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.task_faults import training_samples
+from avalanche_amnesia.training.task_faults import samples_at, training_samples
 from avalanche_amnesia.trajectory.removal import Moved, Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
@@ -173,9 +180,19 @@ class CounterfactualPlugin(SupervisedPlugin):
             removals.append(frozenset())  # whatever is requested next, the repair goes with it
         if not removals:
             return
-        x, y = training_samples(strategy, self.samples, derive_seed(self.seed, "counterfactual", task))
+        seed, masking = derive_seed(self.seed, "counterfactual", task), find_plugin(strategy, TaskMaskPlugin)
+        unsure = None if masking is None else masking.unsure
+        if unsure is not None and len(unsure) <= self.samples:
+            x, y = samples_at(strategy, unsure)
+        else:
+            x, y = training_samples(strategy, self.samples, seed)
+        seen = []
+        if running_norms(model.task_parts(task)):
+            size = strategy.train_mb_size
+            drawn, _ = training_samples(strategy, STATISTICS_BATCHES * size, seed)
+            seen = [some for some in drawn.split(size) if len(some) > 1]
         without = _WithoutTasks(model, trajectory, sources)
-        features_now = CounterfactualFeatures(model, task, x, strategy.train_mb_size)
+        features_now = CounterfactualFeatures(model, task, x, seen)
         for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # a unit is mostly as in either of these
             with self._as_if_unlearned(without, gone):
                 features_now(slice(1))

@@ -46,6 +46,7 @@ class TaskEndPlugin(SupervisedPlugin):
     Attributes:
         notices: warnings that wait for the end of a training.
         noticed: names of those that were given already.
+        unsure: where samples lie, of the task that ends, of which its fitted head is not sure; None: all may be so.
     """
 
     repeatable = True
@@ -60,6 +61,7 @@ class TaskEndPlugin(SupervisedPlugin):
         self.seed, self.fit_head = seed, fit_head
         self.notices: list[str] = []
         self.noticed: set[str] = set()
+        self.unsure: torch.Tensor | None = None
 
     @property
     def place(self) -> str:
@@ -89,6 +91,7 @@ class TaskEndPlugin(SupervisedPlugin):
         parameters = dict(strategy.model.named_parameters())
         follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
         strategy.optimized_param_id = parameters
+        self.unsure = None
         self.warn()
 
     def warn(self) -> None:
@@ -105,10 +108,15 @@ class TaskEndPlugin(SupervisedPlugin):
 
     def settle_head(self, strategy: Strategy, task: int) -> Learned | None:
         """Fit the head of a finished task, where it is to be, and look how well the task was learned."""
+        self.unsure = None
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
+            from avalanche_amnesia.unlearning.logistic import FitError
 
-            self.notice("head", fit_trained_head(strategy, task, derive_seed(self.seed, "head", task)))
+            try:
+                self.unsure = fit_trained_head(strategy, task, derive_seed(self.seed, "head", task))
+            except FitError as error:
+                self.notice("head", f"task {task} keeps the head that it was trained with: {error}")
         found = learned(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task))
         if found is not None:
             self.notice("chance", near_chance(task, found))

@@ -13,10 +13,11 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.training import task_faults
+from avalanche_amnesia.training import head_fit, task_faults
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, counterfactual
 from avalanche_amnesia.training.plugins.counterfactual import SEVERAL
+from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 
@@ -201,15 +202,38 @@ def test_samples_take_no_more_memory_than_they_may(monkeypatch):
     monkeypatch.setattr(task_faults, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
 
     class Spied(counterfactual.CounterfactualFeatures):
-        def __init__(self, model, task, x, mb_size):
+        def __init__(self, model, task, x, seen):
             used.append(len(x))
-            super().__init__(model, task, x, mb_size)
+            super().__init__(model, task, x, seen)
 
     monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
     for experience in PERMUTED.train_stream[:3]:
         strategy.train(experience)
     assert used == [100, 100]
     assert strategy.unlearn([0]).plan.compensated == (1, 2)
+
+
+def test_heads_are_fitted_to_samples_of_which_the_tasks_own_is_not_sure(monkeypatch):
+    monkeypatch.setattr(head_fit, "FEW", 100)
+    monkeypatch.setattr(head_fit, "SURE", 0.3)  # of so few samples heads are hardly sure
+    strategy, used = amnesiac(train_epochs=4), []
+
+    class Spied(counterfactual.CounterfactualFeatures):
+        def __init__(self, model, task, x, seen):
+            used.append(x)
+            super().__init__(model, task, x, seen)
+
+    monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
+    for experience in PERMUTED.train_stream[:2]:
+        strategy.train(experience)
+    x, y = task_data(PERMUTED.train_stream[1])
+    strategy.model.eval()
+    with torch.no_grad():
+        errors = 1 - strategy.model(x, 1).softmax(1).gather(1, y[:, None])[:, 0]
+    unsure = x[errors > head_fit.SURE]
+    assert 200 < len(unsure) < 500
+    assert torch.equal(*used, unsure)
+    assert find_plugin(strategy, TaskMaskPlugin).unsure is None  # by then they are forgotten
 
 
 def test_values_that_are_not_allowed_and_models_without_masks_are_refused():
