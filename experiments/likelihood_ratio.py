@@ -20,7 +20,7 @@ from experiments.methods import METHODS, Settings, make
 from experiments.trials import best, measured, rows_of
 
 OUTPUT = Path("experiments/results/likelihood_ratio.json")
-SHOWN = ("DisjointSubnets", "AmnesiacHAT")
+SHOWN = ("DisjointSubnets", "AmnesiacHAT", "WSN")
 SEEDS, TASK, SAMPLES = range(21, 29), 1, range(0, 6000, 60)
 """Of the samples' request: every 60th."""
 BY_SAMPLES = ("DisjointSubnets",)
