@@ -169,11 +169,18 @@ def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 
 
+_OWN_STEPS: Mapping[type, Callable[..., Any]] = {kind: inspect.unwrap(kind.step) for kind in (Adam, AdamW)}
+"""Class → torch's own step, which somebody may replace for all optimizers of the class."""
+
+
 @torch.no_grad()
 def step_by_kernel(optimizer: Optimizer) -> bool:
     """Step a fused Adam by its kernel alone; False, and nothing done, where torch's own step has more to do."""
     # What torch does around the kernel takes as long as the step of some thousand numbers.
-    if type(optimizer) not in (Adam, AdamW) or "step" in vars(optimizer) or is_hooked(optimizer):
+    own = _OWN_STEPS.get(type(optimizer))
+    if own is None or inspect.unwrap(type(optimizer).step) is not own:
+        return False
+    if "step" in vars(optimizer) or is_hooked(optimizer):
         return False
     calls = []
     for group in optimizer.param_groups:

@@ -93,3 +93,13 @@ def test_whatever_is_done_around_a_step_is_done(around):
     else:
         torch.optim.lr_scheduler.StepLR(optimizer, 1)  # it counts steps
     assert not step_by_kernel(optimizer)
+
+
+def test_a_step_that_was_replaced_for_the_whole_class_is_taken(monkeypatch):
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.Adam([parameter], fused=True)
+    parameter.grad = torch.ones(3)
+    optimizer.step()
+    assert step_by_kernel(optimizer)
+    monkeypatch.setattr(torch.optim.Adam, "step", lambda self, closure=None: None)
+    assert not step_by_kernel(optimizer)
