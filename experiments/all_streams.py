@@ -19,12 +19,12 @@ from statistics import mean, stdev
 import torch
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study.building import STOCK
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, ScoredWeights
+from experiments.comparison import benchmark_of
 from experiments.stock import make_stock
 from experiments.streams import STREAMS, accuracy_on
 
@@ -83,10 +83,7 @@ def make(method, stream, seed, benchmark):
 
 def run(stream, method, seed, root, validation):
     settings = STREAMS[stream]
-    benchmark = settings.benchmark(root, seed, validation)
-    if method == "CLPU-DER++":
-        stays = [e.task_label for e in benchmark.train_stream if e.task_label not in settings.requested]
-        benchmark = with_unlearning(benchmark, permanent=stays)
+    benchmark = benchmark_of(method, stream, seed, root, validation)
     started = time.process_time()
     strategy = make(method, stream, seed, benchmark)
     test = partial(accuracy_on, strategy.model)

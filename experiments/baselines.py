@@ -19,8 +19,9 @@ from statistics import mean
 import torch
 
 from avalanche_amnesia.lab.study.building import MEMORY, STOCK
-from experiments.stock import TRIALS, Settings, make_stock, ranking
+from experiments.stock import TRIALS, make_stock, ranking
 from experiments.streams import STREAMS, accuracy_on
+from experiments.trials import search
 
 RATES = (("Adam", 3e-4), ("Adam", 1e-3), ("SGD", 3e-2), ("SGD", 1e-1))
 # Option that says how strongly a method holds on to earlier tasks, its middle value, and the factor to its neighbours.
@@ -45,23 +46,6 @@ of SGD without momentum, at a middle strength of the method; then the best of th
 images are never read. Chosen is the best mean over the seeds. *Images*: training images, where not all of them were
 used (stratified).
 """
-
-
-def search(method, measure):
-    """Try the rates at the middle strength, then the best one a step weaker and stronger (Naive, Replay: other rates).
-
-    Args:
-        method: a name in ``STOCK``.
-        measure: gives the accuracy of settings.
-    """
-    name, middle, factor = STRENGTHS.get(method, (None, None, BETWEEN))
-    options = FIXED.get(method, {}) | ({} if name is None else {name: middle})
-    best = max((Settings(*rate, options) for rate in RATES), key=measure)
-    for step in (1 / factor, factor):
-        if name is None:
-            measure(replace(best, lr=float(f"{best.lr * step:.2g}")))
-        else:
-            measure(replace(best, options=options | {name: float(f"{middle * step:.2g}")}))
 
 
 def trial(stream, method, settings, seed, n_train, root):
@@ -131,7 +115,7 @@ def main():
         return mean(accuracies)
 
     for stream, method in product(options.streams, options.methods):
-        search(method, partial(measure, stream, method))
+        search(RATES, STRENGTHS.get(method), BETWEEN, partial(measure, stream, method), FIXED.get(method))
 
 
 if __name__ == "__main__":

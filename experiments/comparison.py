@@ -8,7 +8,7 @@ Adds to ``experiments/results/comparison.json`` and writes the table beside it; 
 
 import tempfile
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -28,9 +28,9 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.training import UnlearningPlugin, find_plugin, save_state
 from experiments import streams
-from experiments.methods import METHODS, Settings, make
+from experiments.methods import METHODS, make
 from experiments.streams import PERMUTED_FASHION, accuracy_on
-from experiments.trials import arguments, best, measured, rows_of, rows_tested, spread
+from experiments.trials import Settings, arguments, best, measured, rows_of, rows_tested, search, spread
 
 STREAMS = streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
 RATES, OF_STOCK = (1, 2, 4, 8), (("Adam", 3e-4), ("Adam", 1e-3), ("SGD", 3e-2), ("SGD", 1e-1))
@@ -50,24 +50,9 @@ def benchmark_of(method, stream, seed, root, validation):
     return benchmark
 
 
-def search(method, stream, measure):
-    """Try four learning rates at the middle of the setting, then the best one with a lower and a higher setting.
-
-    Args:
-        method: a name in ``METHODS``.
-        stream: a name in ``STREAMS``.
-        measure: gives the accuracy of settings.
-    """
-    name, middle, factor = METHODS[method].setting or (None, None, BETWEEN)
-    options = {} if name is None else {name: middle}
-    own = METHODS[method].kind is not None
-    rates = [("Adam", rate * STREAMS[stream].lr) for rate in RATES] if own else OF_STOCK
-    chosen = max((Settings(*rate, options) for rate in rates), key=measure)
-    for step in (1 / factor, factor):
-        if name is None:
-            measure(replace(chosen, lr=float(f"{chosen.lr * step:.2g}")))
-        else:
-            measure(replace(chosen, options={name: float(f"{middle * step:.2g}")}))
+def rates_of(method, stream):
+    """Optimizers and learning rates that are tried."""
+    return [("Adam", rate * STREAMS[stream].lr) for rate in RATES] if METHODS[method].kind is not None else OF_STOCK
 
 
 def remaining_accuracy(strategy, stream, benchmark):
@@ -223,7 +208,11 @@ def main():
             return measured(options.output, row, made, table)["accuracy"]
 
         if options.validation:
-            search(method, stream, lambda settings, run=run: mean(run(s, settings, True) for s in options.validation))
+
+            def measure(settings, run=run):
+                return mean(run(seed, settings, True) for seed in options.validation)
+
+            search(rates_of(method, stream), METHODS[method].setting, BETWEEN, measure)
         for seed in options.test:
             chosen = best(rows_of(options.output), "settings", **what)
             if chosen is None:

@@ -16,8 +16,8 @@ import torch
 from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.contrib.metrics import likelihood_ratio_audit
 from experiments import comparison
-from experiments.methods import METHODS, Settings, make
-from experiments.trials import best, measured, rows_of
+from experiments.methods import METHODS, make
+from experiments.trials import Settings, best, measured, rows_of
 
 OUTPUT = Path("experiments/results/likelihood_ratio.json")
 SHOWN = ("DisjointSubnets", "AmnesiacHAT", "WSN")

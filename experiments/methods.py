@@ -4,8 +4,8 @@ Heads are fitted when their task ends, for every method: what differs is then wh
 fit. Methods that do so by themselves have no other way; the others can keep the heads that they trained.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Adam
 from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.lab.study.building import STOCK, make_stock
+from avalanche_amnesia.lab.study.building import make_stock
 from avalanche_amnesia.lab.study.settings import MethodSettings
 from avalanche_amnesia.models import DisjointModel, MaskedModel, SubnetModel
 from avalanche_amnesia.training import (
@@ -31,19 +31,7 @@ from avalanche_amnesia.training import (
     UnlearningPlugin,
 )
 from experiments.streams import Stream
-from experiments.trials import FitHead
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a method on a stream: optimizer, its learning rate, and the setting that is tried beside it."""
-
-    optimizer: str
-    lr: float
-    options: Mapping[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in {self.optimizer: self.lr, **self.options}.items())
+from experiments.trials import FitHead, Settings
 
 
 @dataclass(frozen=True)
@@ -155,6 +143,3 @@ def make(
     return how.kind(
         model=model, optimizer=optimizer, seed=seed, plugins=plugins, **dict(stream.training) | options | kwargs
     )
-
-
-assert {name for name, method in METHODS.items() if method.kind is None} == set(STOCK)

@@ -5,7 +5,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from statistics import mean
@@ -14,26 +13,9 @@ from typing import Any
 from avalanche_amnesia.lab.study.building import make_stock as make_built
 from avalanche_amnesia.lab.study.settings import MethodSettings
 from experiments.streams import STREAMS
+from experiments.trials import Settings
 
 TRIALS = Path(__file__).parent / "results" / "baselines.json"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a stock strategy on a stream.
-
-    Attributes:
-        optimizer: ``Adam`` or ``SGD`` (without momentum).
-        lr: its learning rate.
-        options: of the strategy; of DER++'s plugin.
-    """
-
-    optimizer: str
-    lr: float
-    options: Mapping[str, float] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in {self.optimizer: self.lr, **self.options}.items())
 
 
 def make_stock(method: str, stream: str, seed: int, settings: Settings | None = None, **kwargs: Any) -> Any:

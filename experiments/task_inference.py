@@ -13,9 +13,9 @@ import torch
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models import TaskInference
 from experiments.comparison import OUTPUT, STREAMS
-from experiments.methods import Settings, make
+from experiments.methods import make
 from experiments.streams import accuracy_on
-from experiments.trials import arguments, best, rows_of
+from experiments.trials import Settings, arguments, best, rows_of
 
 SHOWN = ("rotated", "permuted fashion", "permuted 20", "split cifar")
 METHODS = ("DisjointSubnets", "AmnesiacHAT")

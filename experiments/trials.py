@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,6 +30,50 @@ class FitHead(SupervisedPlugin):
         task = strategy.experience.task_label
         if task in strategy.model.tasks:
             fit_trained_head(strategy, task, self.seed)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a method on a stream.
+
+    Attributes:
+        optimizer: ``Adam`` or ``SGD`` (without momentum).
+        lr: its learning rate.
+        options: of the strategy or its model; of DER++'s plugin.
+    """
+
+    optimizer: str
+    lr: float
+    options: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in {self.optimizer: self.lr, **self.options}.items())
+
+
+def search(
+    rates: Sequence[tuple[str, float]],
+    setting: tuple[str, float, float] | None,
+    between: float,
+    measure: Callable[[Settings], float],
+    fixed: Mapping[str, float] | None = None,
+) -> None:
+    """Try the rates at the middle of a setting, then the best one with a lower and a higher setting.
+
+    Args:
+        rates: optimizers and learning rates.
+        setting: name, middle value and the factor to its neighbours; None: a lower and a higher rate are tried.
+        between: factor from the best rate to these two.
+        measure: gives the accuracy of settings.
+        fixed: options that are the same in all trials.
+    """
+    name, middle, factor = setting or (None, None, between)
+    options = dict(fixed or {}) | ({} if name is None else {name: middle})
+    best = max((Settings(*rate, options) for rate in rates), key=measure)
+    for step in (1 / factor, factor):
+        if name is None:
+            measure(replace(best, lr=float(f"{best.lr * step:.2g}")))
+        else:
+            measure(replace(best, options=options | {name: float(f"{middle * step:.2g}")}))
 
 
 def rows_of(output: Path) -> list[Row]:

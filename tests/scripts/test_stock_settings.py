@@ -14,9 +14,10 @@ from avalanche_amnesia.lab.study.building import MEMORY, STOCK
 from avalanche_amnesia.training import UnlearningPlugin
 from avalanche_amnesia.training.host import find_plugin
 from experiments import baselines
-from experiments.stock import TRIALS, Settings, chosen, make_stock
+from experiments.stock import TRIALS, chosen, make_stock
 from experiments.streams import STREAMS, Stream, accuracy_on
 from experiments.streams import _split as split
+from experiments.trials import Settings
 
 ROWS = json.loads(TRIALS.read_text())
 DIGITS = Stream(
@@ -72,27 +73,6 @@ def test_chosen_by_the_mean_over_seeds(tmp_path):
     assert chosen("s", "Naive", tmp_path / "trials.json") == Settings("SGD", 0.2)  # of fewer images: not comparable
     with pytest.raises(LookupError, match="no settings of 'EWC' on 's' were tried"):
         chosen("s", "EWC", tmp_path / "trials.json")
-
-
-@pytest.mark.parametrize("method", STOCK)
-@pytest.mark.parametrize("best", range(4))
-def test_a_search_is_six_trials_around_the_best_rate(method, best):
-    tried = []
-
-    def measure(settings):
-        tried.append(settings)
-        return float(len(tried) == best + 1)
-
-    baselines.search(method, measure)
-    assert len({str(settings) for settings in tried}) == len(tried) == 6
-    weaker, stronger = tried[4:]
-    assert {weaker.optimizer, stronger.optimizer} == {tried[best].optimizer}
-    if method in ("Naive", "Replay"):
-        assert weaker.lr < tried[best].lr < stronger.lr
-    else:
-        name = baselines.STRENGTHS[method][0]
-        assert weaker.options[name] < tried[best].options[name] < stronger.options[name]
-        assert {weaker.lr, stronger.lr} == {tried[best].lr}
 
 
 @pytest.mark.parametrize("method", STOCK)
