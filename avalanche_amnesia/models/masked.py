@@ -196,12 +196,12 @@ class MaskedModel(TaskMaskedModel):
         return self._learned[task].clone()
 
     def importance(self, task: int) -> Tensor:
-        """What each unit counts for in the importance of weights, ``(n_units,)``, copied; 1 in the mask by default."""
+        """Importance of each unit in a task, ``(n_units,)``, copied: 1 in its mask where none was measured."""
         kept: Tensor | None = getattr(self, self.importance_store).get(task)
         return self.binary_mask(task).float() if kept is None else kept.clone()
 
     def keep_importance(self, task: int, importance: Tensor) -> None:
-        """Keep what a finished task's units count for, ``(n_units,)``, not negative and 0 outside of its mask."""
+        """Keep the importance of a finished task's units, ``(n_units,)``, not negative and 0 outside of its mask."""
         getattr(self, self.importance_store)[task] = importance
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
@@ -344,11 +344,6 @@ class MaskedModel(TaskMaskedModel):
         return self.backbone(x, own, self.read_mask(mask) if isinstance(mask, Tensor) else mask)
 
     # State ----------------------------------------------------------------------------------------------------
-
-    def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """As the base class's, and what the tasks' units count for."""
-        kept = getattr(self, self.importance_store)
-        return [*super().buffer_names(tasks), *(f"{self.importance_store}.{task}" for task in tasks if task in kept)]
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)

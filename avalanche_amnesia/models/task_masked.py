@@ -287,9 +287,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     # State ----------------------------------------------------------------------------------------------------
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of the tasks' masks, of what was learned from them, and of their statistics."""
+        """Names, in ``state_dict``, of the tasks' tensors, of what was learned from them, and of their statistics."""
+        own = [name for name in self.stores if name in self._stores_of_tensors - {self.learned_store}]
         return [
-            *(self.mask_name(task) for task in tasks if task in self._masks),
+            *(f"{name}.{task}" for name in own for task in tasks if task in getattr(self, name)),
             *(f"{self.learned_store}.{task}" for task in self._learned_from(tasks)),
             *super().buffer_names(tasks),
         ]
