@@ -28,7 +28,7 @@ _DRAWS = 400
 
 @dataclass(frozen=True)
 class LikelihoodRatio:
-    """How well the attack tells confidences of two kinds of models apart, sample by sample.
+    """Success of the attack in telling confidences of two kinds of models apart, sample by sample.
 
     Attributes:
         auc: area under its ROC curve, in [0, 1]; .5 where it tells nothing.
@@ -178,7 +178,7 @@ def likelihood_ratio_audit(
         store: as of :class:`~avalanche_amnesia.evaluation.References`, which trains there.
 
     Raises:
-        ValueError: for fewer than three seeds, or a task that the benchmark does not have.
+        ValueError: for fewer than three seeds, or a task or samples that the benchmark does not have.
     """
     stream = without_requests(benchmark).train_stream
     experiences = by_task_label(stream)
@@ -187,7 +187,13 @@ def likelihood_ratio_audit(
             f"task must be one of {sorted(experiences)}, and seeds at least three different numbers; got {task!r} and "
             f"{list(seeds)}"
         )
-    gone = torch.arange(len(experiences[task].dataset)) if samples is None else torch.tensor(sorted(samples))
+    size = len(experiences[task].dataset)
+    positions = checks.integers("samples", range(size) if samples is None else samples, "positions")
+    if not positions or not 0 <= min(positions) <= max(positions) < size:
+        raise ValueError(
+            f"samples must be positions in the {size} training samples of task {task}, from 0; got {samples}"
+        )
+    gone = torch.tensor(sorted(positions))
     x, y = task_data(experiences[task], gone[torch.linspace(0, len(gone) - 1, min(most, len(gone))).long()])
     read: dict[str, list[Tensor]] = {"untouched": [], "unlearned": [], "retrained": [], "never": []}
     for seed in seeds:

@@ -105,3 +105,9 @@ def test_a_task_or_seeds_that_do_not_do_are_refused_before_anything_is_trained()
     for task, seeds in ((7, range(3)), (1, [0, 0, 1])):
         with pytest.raises(ValueError, match=r"task must be one of \[0, 1, 2\], and seeds at least three different"):
             likelihood_ratio_audit(None, STREAM, task, seeds)
+
+
+@pytest.mark.parametrize("samples", [[], [0, 150], [-1]])
+def test_positions_that_a_task_does_not_have_are_refused_before_anything_is_trained(samples):
+    with pytest.raises(ValueError, match="samples must be positions in the 150 training samples of task 1, from 0"):
+        likelihood_ratio_audit(None, STREAM, 1, range(3), samples=samples)
