@@ -225,7 +225,7 @@ def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, 
 
 
 def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
-    """Where samples lie that are drawn from those of the task that a strategy has just trained, in order."""
+    """Positions of samples drawn from those of the task that a strategy has just trained, in order."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))

@@ -363,7 +363,7 @@ def _divisors(prepared: Callable[[LayerSparsity], list[Tensor]], sparsity: Layer
 
 
 def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """What a finished task's units count for, ``(n_units,)``: in each layer of its mask up to 1, elsewhere 0.
+    """Measure the importance of a finished task's units, ``(n_units,)``: up to 1 in each layer of its mask, else 0.
 
     A layer of which the measure says nothing (0 for all) counts as by its mask: nothing else would protect it.
 

@@ -19,7 +19,7 @@ BATCH = 64
 
 
 def input_gradient(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Mean over mini-batches of ``Σ_j |∂loss/∂w_ij|``, the gradient at the weights that feed a unit.
+    """Sum over mini-batches of ``Σ_j |∂loss/∂w_ij|``, the gradient at the weights that feed a unit.
 
     Args:
         model: which has just finished the task.
@@ -45,7 +45,7 @@ def input_gradient(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tenso
 
 
 def output_contribution(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Root mean square over samples of ``‖∂features/∂a_i‖``: by how much the features move as a unit's gate closes.
+    """Root of the sum over samples of ``‖∂features/∂a_i‖²``: how far the features move as a unit's gate closes.
 
     Each feature of each sample has a random sign, so that a whole mini-batch takes one backward pass: products of
     different signs have a mean of 0, and squares are left.

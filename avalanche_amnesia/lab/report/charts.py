@@ -80,11 +80,11 @@ class LineChart:
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 
     def x(self, place: int) -> float:
-        """Where a task lies, in per cent of the width."""
+        """Place of a task, in per cent of the width."""
         return round(100 * (place + 0.5) / len(self.after), 2)
 
     def y(self, value: float) -> float:
-        """Where a number lies, in per cent of the height from above."""
+        """Place of a number, in per cent of the height from above."""
         return round(100 - self.scale.place(value), 2)
 
     def line(self, each: Series) -> str:
@@ -117,7 +117,7 @@ class Matrix:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there is room for them."""
+        """Tell whether there is room for numbers."""
         return len(self.rows) * len(self.columns) <= _MOST_CELLS
 
     @property

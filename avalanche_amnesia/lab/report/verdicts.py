@@ -74,7 +74,7 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """What decided it, in a few words."""
+        """Reason of the verdict, in a few words."""
         if self.kind == "nothing":
             return ""
         if self.kind == "exact":

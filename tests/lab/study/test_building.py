@@ -37,7 +37,7 @@ from avalanche_amnesia.lab.study.settings import (
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention, find_plugin
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.plugins import HATPlugin
+from avalanche_amnesia.training.plugins import HATPlugin, SubnetPlugin
 from experiments.stock import TRIALS, chosen
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
@@ -137,6 +137,12 @@ def test_options_of_the_types_that_methods_name():
         ("avalanche.training.supervised:DER", {"mem_size": 10, "batch_size_mem": None}),
     ]:
         check_options(MethodSettings(kind, options=options))
+    experiment = replace(
+        TINY, methods={"it": MethodSettings("WSN", options={"density": 0.3, "masks": {"score_lr": 0.1}})}
+    )
+    made = build(Cell(experiment, "it", "published", 0))[1]()
+    assert made.model.density == 0.3
+    assert find_plugin(made, SubnetPlugin).masks.score_lr == 0.1
 
 
 def test_clpu_is_told_what_stays():
