@@ -66,6 +66,7 @@ class References:
 
     Attributes:
         trainings: how many trainings of single tasks these references took so far, beside those that were there.
+        keys: variant and tasks of each model that was asked for → key of the state in the store that has it.
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
@@ -100,6 +101,7 @@ class References:
         self._ahead = False
         self._expected: set[Expected] = set()
         self.trainings = 0
+        self.keys: dict[tuple[Expected, tuple[int, ...]], str] = {}
         self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
         self._without: dict[Any, References] = {}
@@ -230,8 +232,20 @@ class References:
         if (variant, path) not in self._models:
             with preserved_rng(), torch.enable_grad():  # a metric asks from inside an evaluation
                 run = self.train_along(path, variant)
-                self._models[variant, path] = deepcopy(run.strategy.model).eval()  # the run trains on
+                self.put(path, deepcopy(run.strategy.model), variant)  # the run trains on
+                if self.store is not None:
+                    self.keys[variant, path] = run.key
         return self._models[variant, path]
+
+    def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
+        """Keep a model that was trained elsewhere, in place of training it.
+
+        Args:
+            tasks: that it learned, in this order.
+            model: of a strategy that ``make_strategy`` made; it is kept itself, in evaluation mode.
+            variant: as of :meth:`reference`; ``full``: as of :meth:`full`.
+        """
+        self._models[variant, tuple(tasks)] = model.eval()
 
     def full(self, tasks: int | Sequence[int]) -> nn.Module:
         """The model that learned tasks of the benchmark, the first so many or those named, and ignored every request.
@@ -268,7 +282,9 @@ class References:
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
-            vars(twin).update(vars(self), workers=None, trainings=0, _models={}, _seconds={}, _runs={}, _without={})
+            vars(twin).update(
+                vars(self), workers=None, trainings=0, keys={}, _models={}, _seconds={}, _runs={}, _without={}
+            )
             changed = {task: experience_without(self._own(task), positions) for task, positions in key}
             twin._experiences = self._experiences | changed
         return self._without[key] if key else self

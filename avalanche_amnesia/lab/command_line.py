@@ -28,7 +28,7 @@ from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.contrib import residue_search
-from avalanche_amnesia.lab import executors, logging, runs, study
+from avalanche_amnesia.lab import executors, logging, packs, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.study.named import named
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings
@@ -427,6 +427,44 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
     return 1 if any(outcome.result == "failed" for outcome in outcomes) else 0
 
 
+def export_states(
+    folders: list[Path],
+    *,
+    to: Path,
+    store: Path = STORE,
+    all_: bool = False,
+    sign: Path | None = None,
+) -> None:
+    """Pack runs with their states, references and records, for others to unlearn and audit without training.
+
+    Args:
+        folders: with runs of amnesia run or amnesia sweep, at any depth
+        to: the pack: a file that ends in .zip, or a folder
+        store: that the runs were made with
+        all_: also strategies before any request, and every reference and noise floor that was measured
+        sign: PEM file of the private key that signs records, states and the pack
+    """
+    _refuse_what_is_in_the_way({"--to": to.parent if to.suffix == ".zip" else to})
+    if not store.is_dir():
+        raise ValueError(f"--store {store} is no store: give the one that the runs were made with")
+    made = packs.export_states(folders, to, runs.RunStore(store), everything=all_, key=_key_in(sign, "--sign"))
+    _say(f"{made.path}: {made.runs} run(s), {made.blobs} blobs, {made.nbytes:,} bytes")
+
+
+def unpack(pack: Path, *, to: Path, public_key: Path | None = None) -> None:
+    """Write a pack as folders of runs with their states, which other commands read.
+
+    Args:
+        pack: file or folder of amnesia export-states
+        to: a new folder
+        public_key: PEM file of the pack's signer, to verify it
+    """
+    _refuse_what_is_in_the_way({"--to": to.parent})
+    read = packs.StatePack(pack, public_key=_key_in(public_key, "--public-key"))
+    read.unpack(to)
+    _say(f"{to}: {len(read.runs)} run(s)")
+
+
 def list_() -> None:
     """Methods, streams, networks, request scenarios and metrics, a line each."""
     from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
@@ -468,7 +506,10 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
         _say(f"{each.name:15}{state:11}{each.content} ({each.streams})")
 
 
-COMMANDS: Any = (demo, list_, run, sweep, plan, report, unlearn, verify, audit, plan_script, prune, sync, data)
+COMMANDS: Any = (
+    *(demo, list_, run, sweep, plan, report, unlearn, verify, audit, export_states, unpack),
+    *(plan_script, prune, sync, data),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

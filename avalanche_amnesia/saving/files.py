@@ -28,6 +28,8 @@ HEAD = {"format": "avalanche-amnesia state", "version": 3}
 Made = TypeVar("Made")
 Check = Callable[[Mapping[str, Any], Any], None]
 """Raises unless something is the signature of a content."""
+Sign = Callable[[Mapping[str, Any]], Mapping[str, str]]
+"""Makes the signature of a content."""
 _CODE = "code"
 _MOST = 2**16
 """Files that are remembered, of which each takes some hundred bytes."""
@@ -191,7 +193,7 @@ def write_state(
     body: Mapping[str, Any],
     parts: Mapping[str, Part],
     blobs: Path | None = None,
-    sign: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
+    sign: Sign | None = None,
 ) -> None:
     """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
 
@@ -205,9 +207,7 @@ def write_state(
     with writing(path), locked(path, to_write=True):
         folder, new = blobs or path, dict[Path, bytes]()
         files = {place: _file_of(part, folder, new) for place, part in parts.items()}
-        content = {"parts": files, "body": body}
-        signature = {} if sign is None else {"signature": sign(content)}
-        new[path / STATE] = sealed(content, **HEAD, **signature).encode()  # the last to take its place
+        new[path / STATE] = state_text(body, files, sign).encode()  # the last to take its place
         with replacing_all([*new]) as written:
             for file, content_of in zip(written, new.values(), strict=True):
                 file.write_bytes(content_of)
@@ -215,6 +215,13 @@ def write_state(
         for name in {file.name for file in path.iterdir()}.difference(files.values()):
             if BLOB.fullmatch(name):
                 (path / name).unlink(missing_ok=True)
+
+
+def state_text(body: Mapping[str, Any], files: Mapping[str, str], sign: Sign | None = None) -> str:
+    """Text of a state's file, by the names of the files that its parts lie in."""
+    content = {"parts": files, "body": body}
+    signature = {} if sign is None else {"signature": sign(content)}
+    return sealed(content, **HEAD, **signature)
 
 
 def _sync(folder: Path) -> None:
@@ -245,7 +252,7 @@ def read_state(path: Path, blobs: Path | None = None, check: Check | None = None
     """Body and parts of a state; runs no code from it."""
     with locked(path, to_write=False):
         body, files = read_body(path, check)
-        return body, {place: _read_part((blobs or path) / name) for place, name in files.items()}
+        return body, {place: read_part((blobs or path) / name) for place, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
@@ -271,17 +278,22 @@ _WHOLE: dict[str, tuple[int, ...]] = {}
 
 def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
     """Name of a part's file in a directory; ``new`` receives its content if it is not there yet, or damaged."""
-    from safetensors.torch import save  # and torch with it, which records are read without
-
     digest = part.digest
     name = _FILES.get(digest)
     if name is None or not _is_whole(folder / name):
-        metadata = {_CODE: part.code} if part.code else None
-        content = save({place: tensor.detach().cpu().contiguous().clone() for place, tensor in part.items()}, metadata)
-        name = _noted(_FILES, digest, _name(content))
+        content = part_content(part)
+        name = _noted(_FILES, digest, part_name(content))
         if not _is_whole(folder / name):
             new[folder / name] = content
     return name
+
+
+def part_content(part: Part) -> bytes:
+    """Content of a part's file."""
+    from safetensors.torch import save  # and torch with it, which records are read without
+
+    metadata = {_CODE: part.code} if part.code else None
+    return save({place: tensor.detach().cpu().contiguous().clone() for place, tensor in part.items()}, metadata)
 
 
 def _is_whole(file: Path) -> bool:
@@ -289,7 +301,7 @@ def _is_whole(file: Path) -> bool:
     status = _status(file)
     if status and _WHOLE.get(str(file)) == status:
         return True
-    if not status or _name(file.read_bytes()) != file.name:
+    if not status or part_name(file.read_bytes()) != file.name:
         return False
     _noted(_WHOLE, str(file), status)
     return True
@@ -311,16 +323,18 @@ def _noted(known: dict[str, Made], key: str, value: Made) -> Made:
     return value
 
 
-def _read_part(file: Path) -> Part:
+def read_part(file: Path) -> Part:
+    """A part from its file; an error where that is damaged."""
     from safetensors.torch import load
 
     with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):
         content = file.read_bytes()
-        if _name(content) != file.name:
+        if part_name(content) != file.name:
             raise StateError(f"{file} is damaged: its content does not fit its name")
         tensors, (size,) = load(content), struct.unpack("<Q", content[:8])
         return Part(tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(_CODE, ""))
 
 
-def _name(content: bytes) -> str:
+def part_name(content: bytes) -> str:
+    """Name of a part's file, by its content."""
     return f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"

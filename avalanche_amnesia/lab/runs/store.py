@@ -23,6 +23,7 @@ from filelock import FileLock
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.behaviour import facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
@@ -44,10 +45,10 @@ class Node:
     """One state in a store.
 
     Attributes:
-        key: hash of all that it depends on.
-        parent: key of the state before it.
+        key: hash of all that it depends on; of the end of a logged run its identifier.
+        parent: key of the state before it; empty for the end of a logged run.
         trained: tasks that were trained on the way to it, in order.
-        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``.
+        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``; or ``end of run …``.
         seconds: that the step took.
         nbytes: of its own file; tensors are shared between nodes.
         used: when it was written or last used, seconds since the epoch.
@@ -183,12 +184,38 @@ class RunStore:
         os.utime(self._folder(key) / STATE)
         return read_state(self._folder(key), self.path / "blobs")
 
+    def files(self, key: str) -> tuple[dict[str, Any], dict[str, Path]]:
+        """Body of a state, and the files of its parts by their places in it."""
+        body, names = read_body(self._folder(key))
+        return body, {place: self.path / "blobs" / name for place, name in names.items()}
+
     def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
         """Put a state in, and delete others where that takes the store beyond its limit."""
         with self.lock("store"):  # nobody sweeps while files are there that no state names yet
             write_state(self._folder(key), body, parts, self.path / "blobs")
         if self.keep is not None and self.nbytes() > self.keep:
             self.prune(self.keep, spare=[key])
+
+    def keep_end(
+        self, run: str, strategy: Strategy, trained: Iterable[int], references: References, seconds: float
+    ) -> None:
+        """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references.
+
+        Args:
+            run: identifier in the first line of its log.
+            strategy: as it ended.
+            trained: tasks that it trained, in order.
+            references: that it was measured by, over the data that it has left.
+            seconds: that it took.
+        """
+        try:
+            body, parts = encoded_state(strategy, with_metrics=False)
+        except StateError as error:
+            warnings.warn(f"the end of this run is not stored: {error}", stacklevel=3)
+            return
+        node = {"parent": "", "trained": [*trained], "step": f"end of run {run}", "seconds": seconds}
+        keys = [[variant, path, key] for (variant, path), key in references.keys.items()]
+        self.write(end_of(run), {**body, "node": node, "references": keys}, parts)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -453,6 +480,11 @@ class StoredRun:
 
     def _tell(self, error: StateError | str) -> None:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
+
+
+def end_of(run: str) -> str:
+    """Key of the state in which a logged run ended, by the identifier in its log."""
+    return f"run-{run}"
 
 
 def _facts_of_data(experience: Any) -> list[Any]:

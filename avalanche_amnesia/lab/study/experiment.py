@@ -190,6 +190,16 @@ def resolved(cell: Cell) -> dict[str, Any]:
     }
 
 
+def cell_of(settings: Mapping[str, Any]) -> Cell:
+    """The run whose settings :func:`resolved` returned; a ValueError for settings that no run has."""
+    method, scenario = dict(settings["method"]), dict(settings["scenario"])
+    names, kind = (method.pop("name"), scenario.pop("name")), scenario.pop("kind")
+    of_study = {name: settings[name] for name in ("stream", "network", "training", "floors")}
+    content = {"methods": {names[0]: method}, "scenarios": {names[1]: {"name": kind, **scenario}}, **of_study}
+    experiment = experiment_of({"name": settings["experiment"], "seeds": [settings["seed"]], **content})
+    return cells_of(experiment)[0]
+
+
 def folder_of(cell: Cell, out: Path) -> Path:
     """Folder of a run's results, in that of all experiments."""
     return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
@@ -205,4 +215,4 @@ def is_done(cell: Cell, folder: Path) -> bool:
 
 def slug(name: str) -> str:
     """A name as part of a path: ``AmnesiacHAT, pools`` → ``AmnesiacHAT-pools``."""
-    return re.sub(r"[^\w.+λ-]+", "-", name).strip("-") or "-"
+    return re.sub(r"[^\w.+λ-]+", "-", name).strip("-").lstrip(".") or "-"  # no name leads out of a folder

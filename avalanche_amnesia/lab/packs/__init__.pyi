@@ -1,0 +1,3 @@
+from .pack import PackedRun as PackedRun
+from .pack import StatePack as StatePack
+from .writing import export_states as export_states
