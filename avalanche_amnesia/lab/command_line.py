@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -187,30 +187,39 @@ def sweep(
     return 1 if failed else 0
 
 
-def report(folders: list[Path], *, out: Path = Path("report.html"), tables: Path | None = None) -> None:
+def report(
+    folders: list[Path],
+    *,
+    out: Path = Path("report.html"),
+    tables: Path | None = None,
+    public_key: list[Path] | None = None,
+) -> None:
     """One page: what was forgotten, was it really, what did it cost; or tables.
 
     Args:
-        folders: with runs (run.jsonl), at any depth; those that differ only in the seed are shown as one
+        folders: with runs (run.jsonl), at any depth, or packs of amnesia export-states; those that differ only in the
+            seed are shown as one
         out: the page
-        tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep in one folder, in place
-            of the page
+        tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep, in place of the page;
+            such JSON files of others are taken in, too
+        public_key: PEM files of the keys by one of which every signed record must be signed
     """
     _refuse_what_is_in_the_way({"--tables": tables}, {"--out": out} if tables is None else {})
-    if tables is None:
-        shown = [run for folder in folders for run in pages.read_runs(folder)]
+    keys = {file.name: _key_in(file, "--public-key") for file in public_key or ()}
+    with ExitStack() as opened:
+        places = [(source, opened.enter_context(packs.as_folder(source))) for source in folders]
+        if tables is not None:
+            from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
+
+            for file in write_tables(join_rows((str(source), read_rows(place)) for source, place in places), tables):
+                _say(f"{file}: {file.stat().st_size:,} bytes")
+            return
+        shown = [run for source, place in places for run in pages.read_runs(place, source, keys)]
         page = pages.report_page(shown).encode()
         out.parent.mkdir(parents=True, exist_ok=True)
         saving.replace_file(out, page)
         _say(pages.verdicts_as_text({entry.name: entry.runs for entry in pages.entries(shown)}))
         _say(f"{out}: {len(page):,} bytes, {len(shown)} run(s)")
-        return
-    if len(folders) > 1:
-        raise ValueError(f"--tables takes one folder with all runs below it, got {len(folders)}")
-    from avalanche_amnesia.lab.study.tables import write_tables
-
-    for file in write_tables(folders[0], tables):
-        _say(f"{file}: {file.stat().st_size:,} bytes")
 
 
 def unlearn(

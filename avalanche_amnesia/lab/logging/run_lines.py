@@ -1,6 +1,7 @@
 """Lines of a run that was logged as JSON, read as they are."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 RUN_FILE = "run.jsonl"
 FORMAT = "avalanche-amnesia run"
 VERSION = 1
+_RECORD = re.compile(r"records/\d+\.json")
 
 
 class JSONRunError(ValueError):
@@ -24,6 +26,8 @@ def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
             kind = line["kind"]
+            if kind in ("record", "input") and not _RECORD.fullmatch(line["path"]):  # the log may be somebody else's
+                raise ValueError(f"{line['path']!r} is no place of a record")
         except (ValueError, KeyError, TypeError) as error:
             raise JSONRunError(f"line {number} of {file} is broken: {error}") from error
         if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", FORMAT, VERSION):

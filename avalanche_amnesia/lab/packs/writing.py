@@ -17,7 +17,8 @@ from avalanche_amnesia.audit.signing import private, signature_of
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
 from avalanche_amnesia.lab.packs.index import BLOBS, INDEX, blobs_of, index_text
 from avalanche_amnesia.lab.report.reading import read_run
-from avalanche_amnesia.lab.runs.store import RunStore, end_of
+from avalanche_amnesia.lab.runs.measuring import end_of
+from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.experiment import SETTINGS
 from avalanche_amnesia.saving.files import (
     STATE,
@@ -77,7 +78,7 @@ def export_states(
     sign = None if key is None else partial(signature_of, private_key=private(key))
     with tempfile.TemporaryDirectory(prefix="amnesia-pack-") as made, store.lock("store"):  # nobody prunes meanwhile
         packing = _Packing(store, Path(made), everything, key, sign)
-        lacking = [place for place in places if not store.has(packing.key_of(place))]
+        lacking = [place for place in places if not store.has(end_of(read_run(place)))]
         if lacking:
             raise StateError(
                 f"{store.path} does not have how {len(lacking)} of {len(places)} runs ended, such as {lacking[0]}: "
@@ -109,11 +110,6 @@ class _Packing:
         self._seen: dict[str, Path] = {}
         self.blobs: dict[str, Path] = {}
 
-    @staticmethod
-    def key_of(place: Path) -> str:
-        """Key of a run's end in the store."""
-        return end_of(str(next(lines_of(place))["id"]))
-
     def run(self, place: Path) -> dict[str, Any]:
         """Entry of a run."""
         settings, run = yaml.safe_load((place / SETTINGS).read_text()), read_run(place)
@@ -125,7 +121,7 @@ class _Packing:
         for line in lines_of(place):
             if line["kind"] == "record":
                 files[line["path"]] = self._record(place / line["path"])
-        body, parts = self._store.files(self.key_of(place))
+        body, parts = self._store.files(end_of(run))
         trained, keys = body.pop("node")["trained"], {(of, tuple(tasks)): at for of, tasks, at in body["references"]}
         del body["references"]
         wanted = [("same", run.last.remaining)] if run.last.unlearned and run.last.remaining else []

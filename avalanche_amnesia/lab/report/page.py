@@ -14,7 +14,7 @@ from avalanche_amnesia.lab.report.sections import sections_of
 from avalanche_amnesia.lab.report.tables import Row, Table, mean, of_seeds, table, text
 from avalanche_amnesia.lab.report.tables import number as cell
 from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, Verdict, verdict_of
-from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points, seconds, tasks, times
+from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, percent, points, seconds, tasks, times
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ def report_page(runs: Sequence[Run]) -> str:
             summary=_summary(lines),
             sections=sections_of(runs, found),
             readings={reading.key: reading for reading in (JSD, *READINGS)},
+            sources=_sources(runs),
             records=[(e.name, _reasons(e), of_seeds(f"Records of {e.name}", [e], _records)) for e in found],
         )
     )
@@ -146,6 +147,30 @@ def _summary(lines: Sequence[Line]) -> Table:
         for line in lines
     ]
     return table("All strategies at the end of the stream", rows)
+
+
+def _sources(runs: Sequence[Run]) -> Table | None:
+    """One row per source, where there are several."""
+    of_sources = {
+        source: [run for run in runs if run.source == source] for source in dict.fromkeys(r.source for r in runs)
+    }
+    rows: list[Row] = [
+        {
+            "source": text(source),
+            "runs": text(len(mine)),
+            **{
+                what: text(listed(list(dict.fromkeys(found))))
+                for what, found in {
+                    "strategies": [run.name for run in mine],
+                    "seeds": [run.seed for run in mine],
+                    "records": [words for run in mine for words in run.signatures],
+                    **{p: [run.versions.get(p, MISSING) for run in mine] for p in ("avalanche-amnesia", "torch")},
+                }.items()
+            },
+        }
+        for source, mine in of_sources.items()
+    ]
+    return table("Sources of the runs", rows) if len(rows) > 1 else None
 
 
 def _reasons(entry: Entry) -> Sequence[str]:

@@ -2,12 +2,14 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.audit.record import UnlearningRecord
+from avalanche_amnesia.audit.record import UnlearningRecord, verify
+from avalanche_amnesia.audit.signing import SigningError
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
 from avalanche_amnesia.logging.names import EVENT, EVENTS, TASK
 
@@ -93,6 +95,8 @@ class Run:
         moments: in order.
         records: of its unlearnings.
         costs: of its unlearnings.
+        source: folder or pack that it was found in, where several were read.
+        signatures: of its records, a few words each.
     """
 
     folder: Path
@@ -103,6 +107,8 @@ class Run:
     moments: Sequence[Moment]
     records: Sequence[Mapping[str, Any]] = ()
     costs: Sequence[Cost] = ()
+    source: str = ""
+    signatures: Sequence[str] = ()
 
     @property
     def last(self) -> Moment:
@@ -176,41 +182,51 @@ def number(name: str, task: int | None = None) -> Get:
     return lambda moment: moment.number(name, task)
 
 
-def read_runs(folder: str | Path) -> list[Run]:
+def read_runs(folder: str | Path, source: str | Path | None = None, keys: Mapping[str, Any] | None = None) -> list[Run]:
     """Read the runs of a folder and below it, in the order of their paths; those without an evaluation are left out.
 
     Args:
         folder: that holds ``run.jsonl`` of a :class:`~avalanche_amnesia.lab.logging.JSONLogger`, at any depth.
+        source: what they are said to come from; None: the folder.
+        keys: as of :func:`read_run`.
 
     Raises:
         JSONRunError: for a log that is broken.
+        SigningError: as of :func:`read_run`.
         ValueError: if no run was evaluated after a task.
     """
-    found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
-    there = [run for run in found if run.moments]
+    folder, source = Path(folder), folder if source is None else source
+    found = [read_run(file.parent, keys) for file in sorted(folder.rglob(RUN_FILE))]
+    there = [
+        replace(run, folder=Path(source) / run.folder.relative_to(folder), source=str(source))
+        for run in found
+        if run.moments
+    ]
     if not there:
         raise ValueError(
-            f"{folder} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
+            f"{source} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
             ", `amnesia sweep` or a JSONLogger filled"
         )
     return there
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
     """Read one run.
 
     A moment ends with each evaluation between tasks, where the logger writes its table of events.
 
     Args:
         folder: that holds ``run.jsonl``.
+        keys: name → public key, as of :func:`~avalanche_amnesia.audit.verify`, of those who may have signed records.
 
     Raises:
         JSONRunError: if it holds none, or a broken one.
+        SigningError: for a signed record whose signature holds by none of the keys, where any are given.
     """
     folder = Path(folder)
     head: dict[str, Any] = {}
     strategy: dict[str, Any] = {}
-    records, reader = [], _Reader()
+    records, signatures, reader = list[dict[str, Any]](), list[str](), _Reader()
     for line in lines_of(folder):
         match line["kind"]:
             case "run":
@@ -218,7 +234,9 @@ def read_run(folder: str | Path) -> Run:
             case "settings":
                 strategy = line["settings"]
             case "record":
-                records.append(asdict(UnlearningRecord.load(folder / line["path"])))
+                text = (folder / line["path"]).read_text()
+                records.append(asdict(UnlearningRecord.from_json(text)))
+                signatures.append(_signature_of(text, folder / line["path"], keys or {}))
             case "row":
                 reader.take(line["values"])
     settings = head["config"] or {n: of for n, of in strategy.items() if n not in ("method", "seed", "versions")}
@@ -231,7 +249,21 @@ def read_run(folder: str | Path) -> Run:
         moments=reader.moments,
         records=records,
         costs=reader.costs,
+        signatures=signatures,
     )
+
+
+def _signature_of(text: str, place: Path, keys: Mapping[str, Any]) -> str:
+    """Words on the signature of a record."""
+    if "signature" not in json.loads(text):
+        return "not signed"
+    for name, key in keys.items():
+        with suppress(SigningError):
+            verify(text, key)
+            return f"signed by {name}"
+    if keys:
+        raise SigningError(f"{place}: changed after signing, or signed by another key than {', '.join(keys)}")
+    return "signed, not checked"
 
 
 class _Reader:
@@ -306,7 +338,10 @@ def _tasks(listed: str | None) -> tuple[int, ...]:
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """One entry per name and settings without the seed, in the order of the runs; each run may be there once."""
+    """One entry per name and settings without the seed, in the order of the runs; each run may be there once.
+
+    Where runs are of several studies (another stream, network or budget), the names say of which.
+    """
     if not runs:
         raise ValueError("a report needs at least one run")
     groups: dict[tuple[str, str], list[Run]] = {}
@@ -319,10 +354,17 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
             )
         group.append(run)
     found = []
+    firsts = [flat(group[0].settings) for group in groups.values()]
+    of_study = {key for settings in firsts for key in settings if key.startswith(OF_STUDY)}
+    differ = {key for key in of_study if any(each.get(key) != firsts[0].get(key) for each in firsts)}
     for (name, _), group in groups.items():
-        label = _label(group[0], [others[0] for (other, _), others in groups.items() if other == name])
+        label = _label(group[0], [others[0] for (other, _), others in groups.items() if other == name], differ)
         found.append(Entry(f"{name} ({label})" if label else name, group))
     return found
+
+
+OF_STUDY = ("stream.", "network.", "training.")
+"""Settings that all runs of a study have in common."""
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -343,11 +385,11 @@ def seedless(value: Any) -> Any:
     return value
 
 
-def _label(run: Run, alike: Sequence[Run]) -> str:
-    """Words that set a run's settings apart from those of others of its name; nothing where there is no other."""
+def _label(run: Run, alike: Sequence[Run], of_study: Collection[str]) -> str:
+    """Words that set a run's settings apart from those of others of its name, and its study from others; or nothing."""
     mine, *flats = [flat(seedless(each.settings)) for each in (run, *alike)]
     keys = dict.fromkeys(key for each in flats for key in each)
-    apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in flats)]
+    apart = [key for key in keys if key in of_study or any(each.get(key) != mine.get(key) for each in flats)]
     if "scenario.name" in apart:  # which says what else is asked for
         apart = [key for key in apart if key == "scenario.name" or not key.startswith(("scenario.", "requests"))]
     return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in apart)

@@ -1,5 +1,7 @@
 """One run of a stream with requests, evaluated after every task with all metrics that are shown, into a log."""
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +28,8 @@ from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
-from avalanche_amnesia.lab.logging.run_lines import lines_of
-from avalanche_amnesia.lab.report.reading import read_run
+from avalanche_amnesia.lab.report.reading import Run, read_run
+from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
@@ -86,20 +88,26 @@ def measure_run(
                 else:
                     log.log_events()  # the task is over, though nothing is left to be evaluated
                 progress(f"{name}: task {experience.task_label}")
-            verdict = str(verdict_of([read_run(place)]))
+            verdict = str(verdict_of([run := read_run(place)]))
             for logger in (log, *loggers):
                 if isinstance(logger, RunLogger):
                     logger.log_values({VERDICT: verdict})
         if store is not None:
-            run, trained = next(lines_of(Path(place)))["id"], [each.task_label for each in benchmark.train_stream]
+            trained = [each.task_label for each in benchmark.train_stream]
             plugin = unlearning_of(strategy)
             of_its_data = references if plugin is None else references.of(plugin)
-            store.keep_end(run, strategy, trained, of_its_data, perf_counter() - started)
+            store.keep_end(end_of(run), strategy, trained, of_its_data, perf_counter() - started)
         for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):  # the log behind its records
             kept = Path(folder) / file.relative_to(place)
             kept.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept, file.read_bytes())
     return strategy
+
+
+def end_of(run: Run) -> str:
+    """Key of the state in which a run ended: a hash of its settings and numbers, which one who repeats it has too."""
+    facts = [run.name, run.settings, run.versions, csv_of([run]).decode()]
+    return f"end-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
 def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:

@@ -45,10 +45,10 @@ class Node:
     """One state in a store.
 
     Attributes:
-        key: hash of all that it depends on; of the end of a logged run its identifier.
+        key: hash of all that it depends on; of the end of a logged run that of its settings and numbers.
         parent: key of the state before it; empty for the end of a logged run.
         trained: tasks that were trained on the way to it, in order.
-        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``; or ``end of run …``.
+        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``; or ``end of a run``.
         seconds: that the step took.
         nbytes: of its own file; tensors are shared between nodes.
         used: when it was written or last used, seconds since the epoch.
@@ -197,12 +197,12 @@ class RunStore:
             self.prune(self.keep, spare=[key])
 
     def keep_end(
-        self, run: str, strategy: Strategy, trained: Iterable[int], references: References, seconds: float
+        self, key: str, strategy: Strategy, trained: Iterable[int], references: References, seconds: float
     ) -> None:
         """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references.
 
         Args:
-            run: identifier in the first line of its log.
+            key: of the state, :func:`~avalanche_amnesia.lab.runs.measuring.end_of`.
             strategy: as it ended.
             trained: tasks that it trained, in order.
             references: that it was measured by, over the data that it has left.
@@ -213,9 +213,9 @@ class RunStore:
         except StateError as error:
             warnings.warn(f"the end of this run is not stored: {error}", stacklevel=3)
             return
-        node = {"parent": "", "trained": [*trained], "step": f"end of run {run}", "seconds": seconds}
+        node = {"parent": "", "trained": [*trained], "step": "end of a run", "seconds": seconds}
         keys = [[variant, path, key] for (variant, path), key in references.keys.items()]
-        self.write(end_of(run), {**body, "node": node, "references": keys}, parts)
+        self.write(key, {**body, "node": node, "references": keys}, parts)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -480,11 +480,6 @@ class StoredRun:
 
     def _tell(self, error: StateError | str) -> None:
         warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
-
-
-def end_of(run: str) -> str:
-    """Key of the state in which a logged run ended, by the identifier in its log."""
-    return f"run-{run}"
 
 
 def _facts_of_data(experience: Any) -> list[Any]:

@@ -3,8 +3,8 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, n
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
-from avalanche_amnesia.lab.report.reading import Moment, read_run, spread
+from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, read_run, seedless, spread
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
 from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
 from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
@@ -37,22 +37,39 @@ class Row:
     values: Mapping[str, float | None]
     settings: Mapping[str, Any]
     after: Sequence[Mapping[str, Any]]
+    source: str = ""
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Finished runs of a folder."""
+    """Finished runs of a folder, or of a JSON file of :func:`write_tables`."""
+    if folder.is_file():
+        return _rows_of(folder)
     rows = []
     for place in sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file()):
         settings = yaml.safe_load((place / SETTINGS).read_text())
         run = read_run(place)
-        names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
         obeys = settings["method"]["kind"] not in OBEY_NOTHING
         claim = (run.last.claim or "") if obeys else ""
-        after = [_after(moment) for moment in run.moments]
-        rows.append(Row(settings["experiment"], *names, claim, after[-1]["measures"], settings, after))
+        rows.append(_row(settings, claim, [_after(moment) for moment in run.moments]))
     if not rows:
         raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
     return rows
+
+
+def _rows_of(file: Path) -> list[Row]:
+    """Rows of a file that :func:`write_tables` wrote for a seed."""
+    try:
+        return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(file.read_text())]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} holds no results of a seed, as amnesia report --tables writes them: {error!r}"
+        ) from error
+
+
+def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, Any]]) -> Row:
+    names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
+    values = {key: after[-1]["measures"].get(key) for key in MEASURES}
+    return Row(settings["experiment"], *names, claim, values, settings, after)
 
 
 def _after(moment: Moment) -> dict[str, Any]:
@@ -102,6 +119,10 @@ def as_markdown(rows: Sequence[Row]) -> str:
                 claims = ", ".join(dict.fromkeys(row.claim or MISSING for row in mine))
                 body.append([method, seeds, claims, *(_cell(mine, name) for name in MEASURES)])
             lines += _markdown(["method", "seeds", "claim", *(m.title for m in MEASURES.values())], body)
+    sources = _grouped(rows, lambda row: row.source)
+    for source, mine in sources.items() if len(sources) > 1 else ():
+        seeds = ", ".join(map(str, sorted({row.seed for row in mine})))
+        lines += [f"From {source}: {'; '.join(_grouped(mine, lambda row: row.method))}; seeds {seeds}.", ""]
     lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
     lines += [f"* *{MEASURES[key].title}*: {meaning}" for key, meaning in MEANINGS.items()]
     lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest;"]
@@ -156,9 +177,37 @@ def _below_detection(row: Row) -> bool:
     return jsd is not None and jsd < RESOLUTION
 
 
-def write_tables(folder: Path, out: Path) -> list[Path]:
+def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
+    """Rows of several sources as those of one; a ValueError where two of them are no rows of one table.
+
+    Of one experiment all must have the same stream, network and budget, of one of its methods and scenarios the same
+    settings, and each seed may be there once. Settings that only one of two has (of another version) are not compared.
+    """
+    rows = [replace(row, source=source) for source, found in sources for row in found]
+    seen: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        settings = flat(seedless(row.settings))
+        for what, begins in (((row.experiment,), OF_STUDY), ((row.experiment, row.method, row.scenario), ("",))):
+            other = seen.setdefault(what, row)
+            theirs = flat(seedless(other.settings))
+            differ = [k for k in settings if k in theirs and k.startswith(begins) and settings[k] != theirs[k]]
+            if differ:
+                key = differ[0]
+                raise ValueError(
+                    f"{', '.join(what)} in {other.source} has {key}={theirs[key]}, and in {row.source} "
+                    f"{key}={settings[key]}: rows of different studies are no rows of one table; report them apart"
+                )
+        names = (row.experiment, row.method, row.scenario, row.seed)
+        if names in seen:
+            raise ValueError(
+                f"{', '.join(map(str, names))} is in {seen[names].source} and in {row.source}: give it once"
+            )
+        seen[names] = row
+    return rows
+
+
+def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write ``results.csv``, ``results.md``, and per experiment a figure and a JSON file of each seed."""
-    rows = read_rows(folder)
     out.mkdir(parents=True, exist_ok=True)
     contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
     for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
