@@ -4,7 +4,6 @@ import hashlib
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -138,16 +137,6 @@ class StatePack:
 
     def __repr__(self) -> str:
         return f"StatePack({str(self.path)!r}): {len(self.runs)} runs, {sum(self._sizes.values()):,} bytes of blobs"
-
-
-@contextmanager
-def as_folder(path: Path) -> Iterator[Path]:
-    """Folder with the logs, records and settings in a pack, while the block lasts; else it is the path itself."""
-    if path.suffix != ".zip" and not (path / INDEX).is_file():
-        yield path
-        return
-    with tempfile.TemporaryDirectory() as made:
-        yield StatePack(path).unpack(Path(made) / "runs", states=False)
 
 
 class PackedRun:

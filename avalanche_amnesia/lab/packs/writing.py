@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +36,7 @@ from avalanche_amnesia.saving.files import (
 
 _OF_MODEL = ("strategy", "device", "model")
 """What the body of a reference's state keeps: nobody trains it further."""
+_BLOB = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class _Packing:
         body, parts = self._store.files(end_of(run))
         trained, keys = body.pop("node")["trained"], {(of, tuple(tasks)): at for of, tasks, at in body["references"]}
         del body["references"]
-        wanted = [("same", run.last.remaining)] if run.last.unlearned and run.last.remaining else []
+        asked = run.last.unlearned or run.last.parts  # else there is no reference, and without tasks an untrained one
+        wanted = [("same", run.last.remaining)] if asked and run.last.remaining else []
         if self._everything:
             wanted = [each for each in keys if each[1]]
         before = keys.get(("same", tuple(trained))) if self._everything else None
@@ -201,8 +204,10 @@ def _refuse_foreign(to: Path) -> None:
             raise ValueError(f"{to} is a folder: name a file, or a folder that does not end in .zip")
     elif to.is_file():
         raise ValueError(f"{to} is a file: name one that ends in .zip, or a folder")
-    elif to.is_dir() and any(to.iterdir()) and not (to / INDEX).is_file():
-        raise ValueError(f"{to} is no pack ({INDEX} is missing), and not empty: name a new folder")
+    elif to.is_dir():
+        others = sorted({file.name for file in to.iterdir()} - {INDEX, f"{INDEX}.part", BLOBS})
+        if others:
+            raise ValueError(f"{to} holds {others[:3]}, which are no part of a pack: name a new folder")
 
 
 def _write_zip(to: Path, text: str, blobs: Mapping[str, Path]) -> None:
@@ -233,5 +238,5 @@ def _write_folder(to: Path, text: str, blobs: Mapping[str, Path]) -> None:
                 replace_file(there, content)
         replace_file(to / INDEX, text.encode())
         for file in folder.iterdir():
-            if file.name not in blobs:
+            if file.name not in blobs and _BLOB.fullmatch(file.name):
                 file.unlink()

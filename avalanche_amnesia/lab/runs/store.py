@@ -214,7 +214,7 @@ class RunStore:
             warnings.warn(f"the end of this run is not stored: {error}", stacklevel=3)
             return
         node = {"parent": "", "trained": [*trained], "step": "end of a run", "seconds": seconds}
-        keys = [[variant, path, key] for (variant, path), key in references.keys.items()]
+        keys = [[variant, path, at] for (variant, path), at in references.keys.items()]
         self.write(key, {**body, "node": node, "references": keys}, parts)
 
     @contextmanager

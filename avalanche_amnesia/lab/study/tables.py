@@ -186,10 +186,10 @@ def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
     rows = [replace(row, source=source) for source, found in sources for row in found]
     seen: dict[tuple[Any, ...], Row] = {}
     for row in rows:
-        settings = flat(seedless(row.settings))
+        settings = _as_compared(row)
         for what, begins in (((row.experiment,), OF_STUDY), ((row.experiment, row.method, row.scenario), ("",))):
             other = seen.setdefault(what, row)
-            theirs = flat(seedless(other.settings))
+            theirs = _as_compared(other)
             differ = [k for k in settings if k in theirs and k.startswith(begins) and settings[k] != theirs[k]]
             if differ:
                 key = differ[0]
@@ -204,6 +204,11 @@ def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
             )
         seen[names] = row
     return rows
+
+
+def _as_compared(row: Row) -> dict[str, Any]:
+    """Settings without the seed, as JSON has them: positions of requests are numbers in YAML."""
+    return flat(seedless(json.loads(json.dumps(row.settings))))
 
 
 def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
