@@ -19,7 +19,16 @@ from support.strategies import DIGITS, amnesiac, quiet
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.saving.files import HEAD, STATE, _name, read_state, replace_file, sealed, unsealed, write_state
+from avalanche_amnesia.saving.files import (
+    HEAD,
+    STATE,
+    part_name,
+    read_state,
+    replace_file,
+    sealed,
+    unsealed,
+    write_state,
+)
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.host.states import load_state_of, state_of
 
@@ -165,8 +174,8 @@ def hostile(state: Path, folder: Path, number: int) -> None:
     if kind == 5:
         group = draw.choice(sorted(content["parts"]))
         changed = broken_blob((state / content["parts"][group]).read_bytes(), draw)
-        content["parts"][group] = _name(changed)
-        (folder / _name(changed)).write_bytes(changed)
+        content["parts"][group] = part_name(changed)
+        (folder / part_name(changed)).write_bytes(changed)
     elif number % 12 == 0:
         content = mutated(content, draw)
     else:
