@@ -130,7 +130,8 @@ class _Packing:
         wanted = [("same", run.last.remaining)] if asked and run.last.remaining else []
         if self._everything:
             wanted = [each for each in keys if each[1]]
-        before = keys.get(("same", tuple(trained))) if self._everything else None
+        # Where samples went, the models over all tasks are without them.
+        before = keys.get(("same", tuple(trained))) if self._everything and not run.last.parts else None
         return {
             "settings": settings,
             "versions": dict(run.versions),

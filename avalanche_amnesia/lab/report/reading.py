@@ -356,7 +356,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     found = []
     firsts = [flat(group[0].settings) for group in groups.values()]
     of_study = {key for settings in firsts for key in settings if key.startswith(OF_STUDY)}
-    differ = {key for key in of_study if any(each.get(key) != firsts[0].get(key) for each in firsts)}
+    differ = {key for key in of_study if len({repr(each[key]) for each in firsts if key in each}) > 1}
     for (name, _), group in groups.items():
         label = _label(group[0], [others[0] for (other, _), others in groups.items() if other == name], differ)
         found.append(Entry(f"{name} ({label})" if label else name, group))
@@ -389,7 +389,10 @@ def _label(run: Run, alike: Sequence[Run], of_study: Collection[str]) -> str:
     """Words that set a run's settings apart from those of others of its name, and its study from others; or nothing."""
     mine, *flats = [flat(seedless(each.settings)) for each in (run, *alike)]
     keys = dict.fromkeys(key for each in flats for key in each)
-    apart = [key for key in keys if key in of_study or any(each.get(key) != mine.get(key) for each in flats)]
+    apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in flats)]
+    apart += [key for key in mine if key in of_study and key not in apart]
+    if "stream.name" in apart:
+        apart = [key for key in apart if key == "stream.name" or not key.startswith("stream.")]
     if "scenario.name" in apart:  # which says what else is asked for
         apart = [key for key in apart if key == "scenario.name" or not key.startswith(("scenario.", "requests"))]
     return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in apart)

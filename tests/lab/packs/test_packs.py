@@ -121,6 +121,8 @@ def test_references_without_forgotten_samples_are_given_to_those_who_ask_for_the
     assert of_its_data is not references
     assert hashes(of_its_data.reference(run.remaining)) == hashes(strategy.model)  # which is what exact means
     assert of_its_data.trainings == references.trainings == 0
+    with pytest.raises(StateError, match="without the strategy before any request"):  # that one would lack them, too
+        StatePack(study / "all.zip").run("pools").strategy(before=True)
 
 
 def test_the_same_runs_are_the_same_bytes_and_no_blob_is_there_twice(study, tmp_path):
@@ -398,6 +400,8 @@ def test_runs_of_another_study_say_so_in_their_names(study, tmp_path):
     other = {**pools.settings, "training": {**pools.settings["training"], "epochs": 7}}
     found = [entry.name for entry in entries([first, replace(pools, settings=other)])]
     assert found == ["AmnesiacHAT (epochs 1)", "pools (epochs 7)"]
+    unknown = replace(pools, settings={"seed": 1})
+    assert [entry.name for entry in entries([first, unknown])] == ["AmnesiacHAT", "pools"]
 
 
 def test_no_log_leads_out_of_its_folder(study, tmp_path):
