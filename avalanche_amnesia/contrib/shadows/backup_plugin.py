@@ -32,7 +32,7 @@ from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
 from avalanche_amnesia.transaction import Transaction
 
-ShadowScope = Literal["entry", "unit"]
+ShadowScope = Literal["entry", "unit", "own_unit", "any_unit"]
 ShadowStart = Literal["before", "delete", "fresh"]
 ShadowOrder = Literal["oldest", "newest"]
 
@@ -87,8 +87,10 @@ class BackupPlugin(SupervisedPlugin):
 
     Args:
         scope: what a shadow ``B`` owns: each ``entry`` that the earlier task was the first to use, or each ``unit`` in
-            the cumulative mask ``a`` up to that task, with all its weights and its bias. What stands in for the earlier
-            task is in both where both tasks' masks overlap; with ``unit`` that may be what tasks before it own.
+            a mask ``a``, with all its weights and its bias: the cumulative mask up to that task (``unit``), the task's
+            own mask (``own_unit``, as in the authors' code), or the cumulative mask of all tasks before the one in
+            training (``any_unit``). What stands in for the earlier task is in all where both tasks' masks overlap; by
+            units that may be what tasks before it own.
         start: where the shadow's entries begin: at the state ``before`` the earlier task, at the current state minus
             its update (``delete``), or at new weights for every shadow, by ``reset_parameters`` of the modules
             (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are the same: no other task
@@ -179,10 +181,7 @@ class BackupPlugin(SupervisedPlugin):
         # A task from which this one is isolated takes nothing with it when it goes.
         seen = [other for other in shadowed if masking.influences is None or other in masking.influences]
         for other in seen:
-            earlier = trajectory.tasks[: trajectory.tasks.index(other)]
-            region = (
-                first_used(model, other, earlier) if self.scope == "entry" else units_used(model, [*earlier, other])
-            )
+            region = self._region(model, trajectory.tasks, other)
             # Outside its region a shadow reads the main weights, but without what the earlier task wrote there.
             written = inside_backbone(trajectory.remove([other], values).updates[other])
             offset = {
@@ -197,6 +196,14 @@ class BackupPlugin(SupervisedPlugin):
                 self._now.shadows[other] = Shadow(
                     model, task, region, start, offset, strategy.optimizer, joint=self.joint
                 )
+
+    def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
+        """Parameter name in the backbone → bool tensor of its shape: the entries that a shadow owns."""
+        earlier = tasks[: tasks.index(other)]
+        if self.scope == "entry":
+            return first_used(model, other, earlier)
+        gates = {"unit": [*earlier, other], "own_unit": [other], "any_unit": tasks}
+        return units_used(model, gates[self.scope])
 
     def _start_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]

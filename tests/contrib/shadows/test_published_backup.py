@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import operator
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,10 @@ class Watch(SupervisedPlugin):
 
     seen = 0
 
+    def __init__(self, gates):
+        super().__init__()
+        self.gates = gates
+
     def before_backward(self, strategy, **kwargs):
         now, model = backups(strategy)._now, strategy.model
         x, y, task = strategy.mb_x, strategy.mb_y, int(strategy.experience.task_label)
@@ -85,8 +90,8 @@ class Watch(SupervisedPlugin):
             masks = {t: [m.float() for m in of.values()] for t, of in model.masks.items()}
             losses = []
             for other, shadow in now.shadows.items():
-                earlier = [masks[t] for t in masks if t <= other]
-                cumulative = [torch.stack(of_layer).amax(0) for of_layer in zip(*earlier, strict=True)]
+                gating = [masks[t] for t in masks if self.gates(t, other)]
+                cumulative = [torch.stack(of_layer).amax(0) for of_layer in zip(*gating, strict=True)]
                 logits = head(block(x, layers(shadow._values), main, cumulative, gate))
                 assert torch.allclose(shadow.logits(x), logits, atol=1e-5)
                 losses.append(cross_entropy(logits, y))
@@ -95,11 +100,14 @@ class Watch(SupervisedPlugin):
         Watch.seen += len(losses)
 
 
-@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
-def test_forward_and_joint_loss_are_the_published_ones(adjustment):
+GATES = {"unit": operator.le, "own_unit": operator.eq, "any_unit": lambda task, other: True}
+
+
+@pytest.mark.parametrize(("adjustment", "scope"), [("hat", "unit"), *(("adahat", scope) for scope in GATES)])
+def test_forward_and_joint_loss_are_the_published_ones(adjustment, scope):
     """HAT's own regulariser goes into the gradient of the mask, not into the host's loss."""
     Watch.seen = 0
-    learned(3, adjustment=adjustment, plugins=[Watch()])
+    learned(3, published(scope=scope), adjustment=adjustment, plugins=[Watch(GATES[scope])])
     assert Watch.seen == 10 + 2 * 10
 
 
@@ -281,7 +289,7 @@ class Gains(nn.Module):
 
 
 def test_what_can_t_be_drawn_anew_is_refused_before_anything_is_made():
-    with pytest.raises(ValueError, match="scope must be one of 'entry', 'unit', got 'layer'"):
+    with pytest.raises(ValueError, match="scope must be one of 'entry', 'unit', 'own_unit', 'any_unit', got 'layer'"):
         BackupPlugin(scope="layer")
     with pytest.raises(ValueError, match="seed"):
         BackupPlugin(seed=0.5)
