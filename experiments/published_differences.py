@@ -1,0 +1,336 @@
+"""What our build of the published AmnesiacHAT and the authors' code do differently, one switch at a time.
+
+    python -m experiments.published_differences --root DATA --seeds 1 2 3 4 5
+    python -m experiments.published_differences --root DATA --seeds 1 2 3 4 5 --export TASKS     # for clarena_run.py
+
+The stream of ``experiments.published`` on 20,000 of the training images. Adds a file per seed to
+``experiments/results/published/`` and writes ``experiments/results/published_differences.md`` from all that are there,
+beside what ``experiments/clarena_run.py`` wrote there of the authors' code. ``--export`` writes images, orders and
+initial weights for that script instead.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+from unittest import mock
+
+import torch
+from avalanche.benchmarks import CLScenario
+from torch import Tensor, nn
+from torch.optim import Adam
+
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
+from avalanche_amnesia.contrib.baselines.dark_replay import Samples, TaskMemory
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.shadows.backup_plugin import ShadowScope
+from avalanche_amnesia.contrib.shadows.shadow import entries_in_use
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.seeding import derive_seed, seed_all
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
+from avalanche_amnesia.training.task_in_training import TaskSnapshot
+from experiments.published import OUTPUT, STREAM, cell
+from experiments.streams import accuracy_on
+
+MEMORY = 500
+BUILD: Mapping[str, Any] = {
+    "start": "fresh",
+    "scope": "unit",
+    "embedding_lr": 0.05,
+    "space": "update",
+    "replay": False,
+    "repair": 0,
+    "commit": True,
+}
+"""The published form as ``experiments.published`` builds it."""
+SWITCHES: Mapping[str, Mapping[str, Any]] = {
+    "copies start at the state before the task": {"start": "before"},
+    "copies stand in for the units of the task's own mask": {"scope": "own_unit"},
+    "embeddings at the network's learning rate, 1e-3": {"embedding_lr": 1e-3},
+    "α scales gradients": {"space": "gradient"},
+    "nothing outside a mask returns at a task's end": {"commit": False},
+    "DER++ replay in every step": {"replay": True},
+    "50 steps of joint repair in an unlearning": {"repair": 50},
+}
+ALL = {name: value for switch in SWITCHES.values() for name, value in switch.items()}
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "our build of the published form": {},
+    "+ all seven": ALL,
+    "+ all but the repair": {**ALL, "repair": 0},
+    **{f"+ {name}": switch for name, switch in SWITCHES.items()},
+}
+OF_TRAINING = ("embedding_lr", "space", "replay", "commit")
+"""Switches that the model which never unlearns, and has no copies, depends on."""
+
+
+class AuthorsMemory(TaskMemory):
+    """500 samples of all tasks, whose logits stay those of the step that drew them, whatever is unlearned."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(MEMORY, seed, MEMORY)
+
+    def store(self, *args: Any, **kwargs: Any) -> None:
+        """Draw nothing at a task's end: :class:`AuthorsReplay` draws while it trains."""
+
+    def renew(self, *args: Any, **kwargs: Any) -> None:
+        """Leave the logits."""
+
+
+class AuthorsReplay(DarkReplayPlugin):
+    """Fills that memory, and replays from it in every step where ``replays``."""
+
+    def __init__(self, seed: int, *, replays: bool) -> None:
+        super().__init__(seed=seed)
+        self.memory = AuthorsMemory(seed)
+        self.replays = replays
+        self._drawn: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._seen = 0
+
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Add the loss on memory; draw from the mini-batch."""
+        if self.replays:
+            super().before_backward(strategy, **kwargs)
+        for sample in zip(strategy.mb_x, strategy.mb_y, strategy.mb_output.detach(), strict=True):
+            self._seen += 1
+            slot = len(self._drawn) if self._seen <= MEMORY else int(torch.randint(self._seen, ()))
+            if slot < MEMORY:
+                self._drawn[slot : slot + 1] = [sample]
+
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Keep the task's part, beside the same number of every other one's."""
+        task = int(strategy.experience.task_label)
+        samples = Samples(*map(torch.stack, zip(*self._drawn, strict=True)), frozenset({task}))
+        quota = MEMORY // (len(self.memory.samples) + 1)
+        self.memory.samples = {t: held.first(quota) for t, held in {**self.memory.samples, task: samples}.items()}
+        self._drawn, self._seen = [], 0
+
+
+class AuthorsRepair(RepairPlugin):
+    """Repair of what the forgotten task's mask covers alone, towards the logits in that memory."""
+
+    def __init__(self, memory: TaskMemory, seed: int, steps: int) -> None:
+        super().__init__("joint", steps=steps, batch_size=64, labels=0.0, seed=seed)
+        self.memory = memory
+        self._used: dict[int, dict[str, Tensor]] = {}
+
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Remember what the task uses."""
+        task = int(strategy.experience.task_label)
+        self._used[task] = entries_in_use(strategy.model, task)
+
+    def repair(self, model: Any, optimizer: Any, tasks: Any, compensated: Any, free: Mapping[str, Tensor]) -> int:
+        """Repair the entries in the masks of the tasks that have just gone."""
+        gone = [self._used.pop(task) for task in [*self._used] if task not in model.masked_tasks]
+        free = {name: where & torch.stack([used[name] for used in gone]).any(0) for name, where in free.items()}
+        return super().repair(model, optimizer, tasks, compensated, free)
+
+
+class PublishedCopies(BackupPlugin):
+    """Copies of values that replace whatever stands in an entry, as published, also what later tasks moved there.
+
+    Outside their units they read the weights as they are, with what the earlier task moved there.
+    """
+
+    def __init__(self, begin_at: str, scope: ShadowScope, seed: int) -> None:
+        super().__init__(scope=scope, start="fresh", joint=True, seed=seed)
+        self.begin_at = begin_at
+
+    def _start_values(self, model: Any, trajectory: Any, task: int, other: int, values: Any) -> dict[str, Tensor]:
+        if self.begin_at == "before":
+            return inside_backbone(trajectory.values_before(other, values))
+        return super()._start_values(model, trajectory, task, other, values)
+
+    def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
+        """Make them."""
+        super().begin(strategy, task, unlearnable)
+        for shadow in () if self._now is None else self._now.shadows.values():
+            shadow.offset.clear()
+
+
+def benchmark_of(root: Path, seed: int, n_train: int | None) -> CLScenario:
+    """The stream, on some of its training images."""
+    return replace(STREAM, n_train=n_train).benchmark(root, seed)
+
+
+def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlearns: bool) -> list[float]:
+    """Accuracies on the two tasks that remain."""
+    torch.manual_seed(seed)
+    model = MaskedModel(STREAM.network())
+    copies = PublishedCopies(build["start"], build["scope"], seed)
+    replay = AuthorsReplay(seed, replays=build["replay"])
+    repair = AuthorsRepair(replay.memory, seed, build["repair"]) if unlearns and build["repair"] else None
+    strategy = AmnesiacHAT(
+        model=model,
+        optimizer=Adam(model.parameters(), lr=STREAM.lr),
+        masks=HardAttention(embedding_lr=build["embedding_lr"]),
+        adjustment=AdaHATRule(alpha=PAPER_ALPHA, space=build["space"]),
+        compensation=copies if unlearns else "none",
+        repair=repair,
+        plugins=[replay] if build["replay"] or build["repair"] else [],
+        seed=seed,
+        **STREAM.training,
+    )
+    # Theirs records whatever moved: what soft gates and replay wrote outside a task's mask is in its update too.
+    kept = nullcontext() if build["commit"] else mock.patch.object(TaskSnapshot, "commit")
+    with kept:
+        for experience in benchmark.train_stream:
+            strategy.train(experience)
+    return [
+        accuracy_on(strategy.model, experience)
+        for experience in benchmark.test_stream
+        if experience.task_label not in STREAM.requested
+    ]
+
+
+def full_benchmark(root: Path, seed: int, n_train: int | None) -> CLScenario:
+    """The same without requests."""
+    return replace(STREAM, n_train=n_train, requests={}).benchmark(root, seed)
+
+
+def run(variant: str, seed: int, root: Path, n_train: int | None, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """One row; a full model that another row has already trained is not trained again."""
+    started = time.process_time()
+    build = {**BUILD, **VARIANTS[variant]}
+    remaining = trained(build, benchmark_of(root, seed, n_train), seed, unlearns=True)
+    alike = [row["full"] for row in rows if all(row["build"][name] == build[name] for name in OF_TRAINING)]
+    full = alike[0] if alike else trained(build, full_benchmark(root, seed, n_train), seed, unlearns=False)
+    return {
+        "variant": variant,
+        "seed": seed,
+        "images": n_train,
+        "build": build,
+        "remaining": remaining,
+        "full": full,
+        "ad": mean(remaining) - mean(full),
+        "seconds": round(time.process_time() - started, 1),
+    }
+
+
+NOTES = """# The published AmnesiacHAT: our build beside the authors' code
+
+```bash
+python -m experiments.published_differences --root DATA --seeds 1 2 3 4 5
+```
+
+Permuted MNIST, MLP 784-256-100-64, five tasks of two epochs, mini-batches of 128, Adam 1e-3; 20,000 training images
+unless a row says more. Task 0 is unlearned after task 1, task 1 after task 3, task 4 after itself; tasks 2 and 3
+remain. `experiments/clarena_run.py` runs the authors' code on the same images, the first epoch of a task in the same
+order, from the same initial weights: memory of 500 samples, weights .5 of logits and labels, 50 steps of joint repair,
+copies of every task.
+
+* `task 2`, `task 3`, `remaining`: accuracy in per cent at the end, and the mean of both.
+* `full`: the same mean of a model of the same settings that never unlearned, and trained no copies.
+* `ad`: `remaining` minus `full`.
+
+Means ± standard deviations over the seeds.
+"""
+THEIRS = {
+    "authors' code": {"backups": True, "repair_steps": 50, "memory": MEMORY},
+    "authors' code, without the repair": {"backups": True, "repair_steps": 0, "memory": MEMORY},
+    "authors' code, without copies": {"backups": False, "repair_steps": 50, "memory": MEMORY},
+    "authors' code, deletion alone": {"backups": False, "repair_steps": 0, "memory": MEMORY},
+}
+SHOWN = ("row", "seeds", "task 2", "task 3", "remaining", "full", "ad")
+
+
+def table() -> str:
+    """The page of all rows that are there."""
+    theirs, ours = (_rows(name) for name in ("clarena_seed*.json", "differences_seed*.json"))
+    groups = {
+        name + ("" if images == 20_000 else ", 60,000 images"): [
+            row
+            for row in theirs
+            if row["images"] == images and all(row["settings"][key] == value for key, value in settings.items())
+        ]
+        for images in (60_000, 20_000)
+        for name, settings in THEIRS.items()
+    }
+    groups |= {variant: [row for row in ours if row["variant"] == variant] for variant in VARIANTS}
+    lines = [NOTES, f"| {' | '.join(SHOWN)} |", "|---" * len(SHOWN) + "|"]
+    return "\n".join([*lines, *(_line(name, rows) for name, rows in groups.items() if rows)]) + "\n"
+
+
+def _rows(files: str) -> list[dict[str, Any]]:
+    return [row for file in sorted(OUTPUT.glob(files)) for row in json.loads(file.read_text())]
+
+
+def _line(name: str, rows: list[dict[str, Any]]) -> str:
+    columns = [[row["remaining"][task] for row in rows] for task in (0, 1)]
+    columns += [[mean(row[which]) for row in rows] for which in ("remaining", "full")]
+    cells = [cell(values, 100) for values in columns] + [cell([row["ad"] for row in rows], 100, signed=True)]
+    return f"| {name} | {len(rows)} | {' | '.join(cells)} |"
+
+
+def export(root: Path, seed: int, n_train: int | None, file: Path) -> None:
+    """Write images, each task's pixels, its batches' order by epoch, and the network's initial weights."""
+    benchmark = benchmark_of(root, seed, n_train)
+    (x, y), (test_x, test_y) = (task_data(stream[0]) for stream in (benchmark.train_stream, benchmark.test_stream))
+    x, test_x, n_pixels = x.flatten(1), test_x.flatten(1), x[0].numel()
+    pixels, orders = [torch.arange(n_pixels)], []
+    for task in range(1, STREAM.n_tasks):
+        generator = torch.Generator().manual_seed(derive_seed(seed, "permutation", task))
+        pixels.append(torch.randperm(n_pixels, generator=generator))
+    for task, order in enumerate(pixels):
+        if not torch.equal(task_data(benchmark.train_stream[task])[0].flatten(1), x[:, order]):
+            raise AssertionError(f"the pixels of task {task} are permuted in another way")
+        seed_all(derive_seed(seed, "order", task))
+        size = STREAM.training["train_mb_size"]
+        batches = TensorBatches(torch.arange(len(y)), y, task, size, shuffle=True, drop_last=False)
+        orders.append([torch.cat([x for x, *_ in batches]).int() for _ in range(STREAM.training["train_epochs"])])
+    torch.manual_seed(seed)
+    layers = [layer for layer in MaskedModel(STREAM.network()).backbone.modules() if isinstance(layer, nn.Linear)]
+    data = {
+        "seed": seed,
+        "x": x,
+        "y": y,
+        "test_x": test_x,
+        "test_y": test_y,
+        "pixels": pixels,
+        "orders": orders,
+        "initial": [(layer.weight.detach().clone(), layer.bias.detach().clone()) for layer in layers],
+        "widths": [n_pixels, *(layer.out_features for layer in layers)],
+        "batch_size": STREAM.training["train_mb_size"],
+        "lr": STREAM.lr,
+        "requests": {after: list(tasks) for after, tasks in STREAM.requests.items()},
+    }
+    torch.save(data, file)
+
+
+def main() -> None:
+    """Run or export some seeds."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--root", type=Path, required=True, help="data root")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5])
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--images", type=int, default=20_000, help="training images")
+    parser.add_argument("--export", type=Path, help="folder for the files of clarena_run.py")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for seed in options.seeds:
+        if options.export is not None:
+            options.export.mkdir(parents=True, exist_ok=True)
+            export(options.root, seed, options.images, options.export / f"seed{seed}.pt")
+            continue
+        file = OUTPUT / f"differences_seed{seed}.json"
+        for variant in options.variants:
+            rows = json.loads(file.read_text()) if file.exists() else []
+            if any(row["variant"] == variant for row in rows):
+                continue
+            rows.append(run(variant, seed, options.root, options.images, rows))
+            print({name: value for name, value in rows[-1].items() if name != "build"}, flush=True)
+            file.write_text(json.dumps(rows, indent=1) + "\n")
+            Path(f"{OUTPUT}_differences.md").write_text(table())
+
+
+if __name__ == "__main__":
+    main()
