@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import all_streams, published
+from experiments import all_streams, published, published_differences
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
@@ -33,6 +33,11 @@ def test_the_table_beside_the_published_method_is_that_of_its_rows():
     rows = rows_of(*sorted((RESULTS / "published").glob("seed*.json")))
     assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5}
     assert (RESULTS / "published.md").read_text() == published.table(rows)
+
+
+def test_the_table_beside_the_authors_code_is_that_of_its_rows(monkeypatch):
+    monkeypatch.chdir(RESULTS.parents[1])
+    assert (RESULTS / "published_differences.md").read_text() == published_differences.table()
 
 
 @pytest.mark.parametrize("variant", list(published.VARIANTS)[1:])
