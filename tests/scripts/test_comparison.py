@@ -50,13 +50,14 @@ def test_the_table_is_that_of_the_rows():
 
 
 def test_what_is_run_on_test_images_was_chosen_on_others_from_as_many_trials_for_all():
-    trials = Counter((row["stream"], row["method"]) for row in ROWS if row["validation"])
-    for stream in {row["stream"] for row in rows_tested(ROWS)}:
-        there = {row["method"] for row in rows_tested(ROWS, stream=stream)}
-        assert len({trials[stream, method] for method in there}) == 1, stream
+    names = ("stream", "fitted", "method")
+    trials = Counter(tuple(row[name] for name in names) for row in ROWS if row["validation"])
+    for place in {(row["stream"], row["fitted"]) for row in rows_tested(ROWS)}:
+        there = {row["method"] for row in rows_tested(ROWS, **dict(zip(names, place, strict=False)))}
+        assert len({trials[*place, method] for method in there}) == 1, place
     assert not {row["seed"] for row in ROWS if row["validation"]} & {row["seed"] for row in rows_tested(ROWS)}
     for row in rows_tested(ROWS):
-        what = {name: row[name] for name in ("stream", "method")}
+        what = {name: row[name] for name in names}
         assert row["settings"] == best(ROWS, "settings", **what), what
 
 
@@ -124,7 +125,7 @@ def test_rows_are_written_once_with_what_is_asked_of_them(stream, tmp_path, monk
     assert len(call("--validation", 101)) == 12
     rows = call("--test", 21)
     assert rows == call("--test", 21)
-    assert len(call("--test", 21, "--own-heads")) == 15  # AmnesiacHAT's own heads are fitted ones
+    assert len(call("--validation", 101, "--test", 21, "--own-heads")) == 21  # AmnesiacHAT's own heads are fitted ones
     mine, exact = rows_tested(rows)
     assert exact["claims"] == ["exact"]
     assert exact["jsd"] == {"unlearned": 0.0, "order": 0.0}

@@ -1,0 +1,95 @@
+"""Draw accuracy against the bytes of a saved state, from the rows of the comparison.
+
+    python -m experiments.comparison_figure      # writes experiments/results/comparison.png
+
+Errors are on a logarithmic scale. Exact methods are filled, approximate ones hollow, those that obey nothing crosses.
+A method stands with the heads that serve it best, fitted or its own: fitted ones harm strategies whose features move.
+"""
+
+from itertools import chain
+from statistics import mean
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from experiments.comparison import OUTPUT, STREAMS
+from experiments.methods import METHODS
+from experiments.trials import Row, rows_of, rows_tested
+
+FAMILIES = {
+    "o": ("DisjointSubnets", "AmnesiacHAT, pools", "CLPU-DER++", "Independent", "Independent, narrow"),
+    "s": ("AmnesiacHAT", "WSN", "PALL"),
+    "D": ("Naive", "EWC", "LwF", "Replay", "DER++"),
+    "X": ("HAT", "AdaHAT"),
+}
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
+ERRORS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80)
+
+
+def place_of(rows: list[Row]) -> tuple[float, float]:
+    """Megabytes of a saved state, and the error in per cent, of a method on one stream."""
+    by_heads = [[row["accuracy"] for row in rows if row["fitted"] is fitted] for fitted in (True, False)]
+    size = mean(row["bytes"] for row in rows if "bytes" in row) / 2**20
+    return size, 100 * (1 - max(mean(found) for found in by_heads if found))
+
+
+def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
+    """Draw the methods of one stream; gives their handles by name."""
+    handles: dict[str, Artist] = {}
+    for marker, methods in FAMILIES.items():
+        for method, colour in zip(methods, COLOURS, strict=False):
+            mine = rows_tested(rows, method=method)
+            claims = set(chain.from_iterable(row.get("claims", []) for row in mine))
+            if any("bytes" in row for row in mine):
+                filled = colour if claims == {"exact"} or marker == "X" else "none"
+                handles[method] = ax.scatter(
+                    *place_of(mine), s=60, marker=marker, facecolors=filled, edgecolors=colour, linewidths=1.5
+                )
+    ax.set(xscale="log", yscale="log", title=title)
+    ax.invert_yaxis()
+    low, high = sorted(ax.get_ylim())
+    ax.yaxis.set_major_locator(FixedLocator([error for error in ERRORS if low <= error <= high]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda error, _: f"{100 - error:g}"))
+    ax.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20, 50, 100]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_minor_formatter(NullFormatter())
+    ax.grid(color="0.92")
+    ax.set_axisbelow(True)
+    return handles
+
+
+def main() -> None:
+    """Write the figure."""
+    rows = rows_of(OUTPUT)
+    streams = [s for s in STREAMS if any("bytes" in row for row in rows_tested(rows, stream=s))]
+    columns = min(4, len(streams))
+    lines = -(-len(streams) // columns)
+    figure = Figure(figsize=(max(6.5, 3.0 * columns), 2.7 * lines + 0.9), layout="constrained")
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
+    handles: dict[str, Artist] = {}
+    for ax, stream in zip(axes, streams, strict=False):
+        handles |= draw(ax, rows_tested(rows, stream=stream), stream)
+    for ax in axes[len(streams) :]:
+        ax.set_axis_off()
+    for ax in axes[max(0, len(streams) - columns) : len(streams)]:  # the lowest of each column
+        ax.set_xlabel("saved state, megabytes")
+    for ax in axes[::columns]:
+        ax.set_ylabel("accuracy, %")
+    names = [method for method in METHODS if method in handles]
+    figure.legend(
+        [handles[n] for n in names],
+        names,
+        loc="outside lower center",
+        ncols=5 if columns < 4 else 8,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.savefig(OUTPUT.with_suffix(".png"), dpi=110)
+
+
+if __name__ == "__main__":
+    main()
