@@ -6,6 +6,7 @@ fit. Methods that do so by themselves have no other way; the others can keep the
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ class Method:
         of_model: whether the model takes the setting.
         heads: who fits heads: ``always`` or ``by option`` the method, ``here`` this file.
         obeys: whether requests are obeyed.
+        variant: whether it is another one with an option, which stands in a table of its own.
     """
 
     kind: Any = None
@@ -55,6 +57,12 @@ class Method:
     of_model: bool = False
     heads: str = "here"
     obeys: bool = True
+    variant: bool = False
+
+    @property
+    def has_own_heads(self) -> bool:
+        """Whether it is also run with heads that are not fitted."""
+        return self.heads != "always" and not self.variant
 
 
 def _planned(value: float, fitted: bool) -> dict[str, Any]:
@@ -74,8 +82,8 @@ def _adapted(importance: Any = "sum") -> Callable[[float, bool], dict[str, Any]]
     return lambda alpha, fitted: _as_published(0.75, fitted) | {"adjustment": AdaHATRule(alpha, importance=importance)}
 
 
-def _scored(density: float, fitted: bool) -> dict[str, Any]:
-    return {"masks": ScoredWeights(score_lr=1e-2, fit_head=fitted)}
+def _scored(density: float, fitted: bool, **options: Any) -> dict[str, Any]:
+    return {"masks": ScoredWeights(score_lr=1e-2, fit_head=fitted, **options)}
 
 
 def _replayed(weight: float, fitted: bool) -> dict[str, Any]:
@@ -89,12 +97,6 @@ METHODS = {
     "AmnesiacHAT, pools": Method(AmnesiacHAT, MaskedModel, _planned, heads="always"),
     "HAT": Method(HAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
     "AdaHAT": Method(AdaHAT, MaskedModel, _adapted(), _ALPHA, heads="by option", obeys=False),
-    "AdaHAT, input gradient": Method(
-        AdaHAT, MaskedModel, _adapted(input_gradient), _ALPHA, heads="by option", obeys=False
-    ),
-    "AdaHAT, output contribution": Method(
-        AdaHAT, MaskedModel, _adapted(output_contribution), _ALPHA, heads="by option", obeys=False
-    ),
     "WSN": Method(WSN, SubnetModel, _scored, _DENSITY, of_model=True, heads="by option"),
     "PALL": Method(PALL, SubnetModel, lambda *_: {"score_lr": 1e-2}, _DENSITY, of_model=True),
     "CLPU-DER++": Method(CLPUDERpp, SideNetworks, _replayed, ("label_weight", 1.0, 2.0)),
@@ -105,6 +107,11 @@ METHODS = {
     "LwF": Method(setting=("alpha", 1.0, 3.0)),
     "Replay": Method(),
     "DER++": Method(setting=("label_weight", 0.5, 2.0)),
+}
+METHODS |= {
+    "AdaHAT, input gradient": replace(METHODS["AdaHAT"], options=_adapted(input_gradient), variant=True),
+    "AdaHAT, output contribution": replace(METHODS["AdaHAT"], options=_adapted(output_contribution), variant=True),
+    "WSN, scores in 1 bit": replace(METHODS["WSN"], options=partial(_scored, score_bits=1), variant=True),
 }
 FIXED = {"LwF": {"temperature": 2.0}}
 
