@@ -5,7 +5,7 @@
 Such a table stands between two comments. The first says which table it is: the first one behind these words of a file,
 whose path starts from the repository's root. Until that file is there, what stands between them stays.
 
-    <!-- table: experiments/results/all_streams.md, Tasks that remain, at the end -->
+    <!-- table: experiments/results/comparison.md, Tasks that remain, at the end -->
     <!-- end of table -->
 """
 

@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.training.head_fit import fit_trained_head
+from avalanche_amnesia.unlearning.logistic import FitError
 
 Row = dict[str, Any]
 
@@ -29,7 +31,8 @@ class FitHead(SupervisedPlugin):
     def after_training_exp(self, strategy, **kwargs):
         task = strategy.experience.task_label
         if task in strategy.model.tasks:
-            fit_trained_head(strategy, task, self.seed)
+            with suppress(FitError):  # a training that diverged: its head stays, and reads nothing
+                fit_trained_head(strategy, task, self.seed)
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,6 @@ def search(
     setting: tuple[str, float, float] | None,
     between: float,
     measure: Callable[[Settings], float],
-    fixed: Mapping[str, float] | None = None,
 ) -> None:
     """Try the rates at the middle of a setting, then the best one with a lower and a higher setting.
 
@@ -64,10 +66,9 @@ def search(
         setting: name, middle value and the factor to its neighbours; None: a lower and a higher rate are tried.
         between: factor from the best rate to these two.
         measure: gives the accuracy of settings.
-        fixed: options that are the same in all trials.
     """
     name, middle, factor = setting or (None, None, between)
-    options = dict(fixed or {}) | ({} if name is None else {name: middle})
+    options = {} if name is None else {name: middle}
     best = max((Settings(*rate, options) for rate in rates), key=measure)
     for step in (1 / factor, factor):
         if name is None:

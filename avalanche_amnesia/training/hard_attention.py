@@ -11,7 +11,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.training.hat_formulas import Annealing, EmbeddingInit, SparsityMode
 
 _HALF = 0.5
-"""Of the units in use, and of a task's mini-batches: chosen on validation images, ``experiments/all_streams.py``."""
+"""Of the units in use, and of a task's mini-batches: chosen on validation images."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,28 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from experiments import all_streams, published, published_differences
+from experiments import published, published_differences
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
 def rows_of(*files):
     return [row for file in files for row in json.loads(file.read_text())]
-
-
-@pytest.mark.parametrize("name", ["all_streams", "score_bits"])
-def test_the_table_of_all_streams_is_that_of_its_rows(name):
-    rows = rows_of(RESULTS / f"{name}.json")
-    assert (RESULTS / f"{name}.md").read_text() == all_streams.table(rows, validation=False)
-
-
-def test_every_method_is_on_every_stream_with_seeds_that_no_setting_was_chosen_on():
-    rows = rows_of(RESULTS / "all_streams.json")
-    seeds = {(row["stream"], row["method"]): set() for row in rows}
-    for row in rows:
-        seeds[row["stream"], row["method"]].add(row["seed"])
-    assert seeds.keys() >= {(stream, method) for stream in all_streams.STREAMS for method in all_streams.METHODS}
-    assert all({11} <= given <= {11, 12, 13} for given in seeds.values())
 
 
 def test_the_table_beside_the_published_method_is_that_of_its_rows():

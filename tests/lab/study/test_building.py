@@ -38,7 +38,9 @@ from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention, find_plugin
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.plugins import HATPlugin, SubnetPlugin
-from experiments.stock import TRIALS, chosen
+from experiments.comparison import OUTPUT
+from experiments.methods import FIXED
+from experiments.trials import Settings, best, rows_of
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
 
@@ -250,9 +252,9 @@ SEARCHED = {
 
 @pytest.mark.parametrize("file", SEARCHED)
 def test_stock_settings_are_those_that_were_found(file):
-    methods = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml").methods
+    methods, rows = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml").methods, rows_of(OUTPUT)
     for name in STOCK:
-        found = chosen(SEARCHED[file], name, TRIALS)
+        found = Settings(**best(rows, "settings", stream=SEARCHED[file], method=name, fitted=False))
         given = methods[name]
         assert (given.optimizer, given.lr) == (found.optimizer, found.lr), name
-        assert given.options == dict(found.options), name
+        assert given.options == dict(found.options) | FIXED.get(name, {}), name
