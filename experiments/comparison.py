@@ -119,6 +119,9 @@ is run on the test images. *Independent*: a network for each task; *narrow*: all
 large as the one of the others. CLPU-DER++ is told in advance which tasks stay. HAT and AdaHAT obey no request.
 Accuracies in per cent, ± standard deviation over the seeds 21 to 23, one seed where none stands. *Exact*: all records
 claim it."""
+SHOWN_FITTED = ("DisjointSubnets", "Independent", "Independent, narrow", "CLPU-DER++", "WSN", "AmnesiacHAT")
+SHOWN_OWN = ("EWC", "Replay")
+IN_SHORT = "Accuracy of the tasks that remain, at the end; of EWC and Replay with own heads, which serve them better."
 COLUMNS = """*Own heads*: accuracy with the heads that the method has by itself. A fitted head is a sharp one: where
 the features move on, as under stock strategies, it is outdated sooner. *AD*: accuracy minus that of a model that
 obeyed no request, in points; beside it the same of that model with heads fitted again (the control). *JSD*: to the
@@ -150,7 +153,12 @@ def table(rows):
     def settings(mine):
         return str(Settings(**mine[0]["settings"])) if mine else "–"
 
-    lines = ["# Methods by one protocol", "", NOTES, *across("Tasks that remain, at the end", fitted, accuracy)]
+    lines = ["# Methods by one protocol", "", NOTES, "", "## In short", "", IN_SHORT, ""]
+    lines += [f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|"]
+    for method, found in [*((name, fitted) for name in SHOWN_FITTED), *((name, own) for name in SHOWN_OWN)]:
+        cells = [accuracy(rows_tested(found, stream=stream, method=method)) for stream in streams]
+        lines.append(f"| {named(method)} | {' | '.join(cells)} |")
+    lines += across("Tasks that remain, at the end", fitted, accuracy)
     lines += across("The same with own heads", own, accuracy)
     lines += across("Variants of them, with fitted heads", fitted, accuracy, variant=True)
     lines += across("Settings", fitted, settings)
