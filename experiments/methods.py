@@ -109,6 +109,7 @@ METHODS = {
     "DER++": Method(setting=("label_weight", 0.5, 2.0)),
 }
 METHODS |= {
+    "DisjointSubnets, a share per task": replace(METHODS["DisjointSubnets"], options=lambda *_: {}, variant=True),
     "AdaHAT, input gradient": replace(METHODS["AdaHAT"], options=_adapted(input_gradient), variant=True),
     "AdaHAT, output contribution": replace(METHODS["AdaHAT"], options=_adapted(output_contribution), variant=True),
     "WSN, scores in 1 bit": replace(METHODS["WSN"], options=partial(_scored, score_bits=1), variant=True),
