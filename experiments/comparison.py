@@ -111,14 +111,14 @@ def proven(stream, method, seed, settings, root):
     return row | {name: {which: over_requested(probe, which) for which in models} for name, probe in probes.items()}
 
 
-NOTES = """Streams, networks, epochs and requests: `experiments/streams.py`. All heads are fitted when their task ends; *own
-heads*: as the method does it, where that differs. Each method has six trials per stream on held out training images
-of seed 101: four learning rates at the middle of one setting, then the best one with a lower and a higher setting
-(without such a setting: a lower and a higher rate), and own heads have six of their own. What it chose is run on
-the test images. *Independent*: a network for each task; *narrow*: all that stand at one time together as large as
-the one of the others. CLPU-DER++, DisjointSubnets, pools and narrow ones know the stream's requests in advance; *a
-share per task* knows only how many tasks there are. HAT and AdaHAT obey no request. Accuracies in per cent, ±
-standard deviation over the seeds 21 to 23, one seed where none stands. *Exact*: all records claim it."""
+NOTES = """Streams, networks, epochs and requests: `experiments/streams.py`. All heads are fitted when their task
+ends; *own heads*: as the method does it, where that differs. Each method has six trials per stream on held out
+training images of seed 101: four learning rates at the middle of one setting, then the best one with a lower and a
+higher setting (without such a setting: a lower and a higher rate), and own heads have six of their own. What it chose
+is run on the test images. *Independent*: a network for each task; *narrow*: all that stand at one time together as
+large as the one of the others. CLPU-DER++, DisjointSubnets, pools and narrow ones know the stream's requests in
+advance; *a share per task* knows only how many tasks there are. HAT and AdaHAT obey no request. Accuracies in per
+cent, ± standard deviation over the seeds 21 to 23, one seed where none stands. *Exact*: all records claim it."""
 SHOWN_FITTED = ("DisjointSubnets", "Independent", "Independent, narrow", "CLPU-DER++", "WSN", "AmnesiacHAT")
 SHOWN_OWN = ("EWC", "Replay")
 IN_SHORT = "Accuracy of the tasks that remain, at the end; of EWC and Replay with own heads, which serve them better."
