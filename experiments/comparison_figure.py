@@ -3,7 +3,8 @@
     python -m experiments.comparison_figure      # writes experiments/results/comparison.png
 
 Errors are on a logarithmic scale. Exact methods are filled, approximate ones hollow, those that obey nothing crosses.
-A method stands with the heads that serve it best, fitted or its own: fitted ones harm strategies whose features move.
+A method stands with the heads, fitted or its own, that were better on held out images: fitted ones harm strategies
+whose features move.
 """
 
 from itertools import chain
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from experiments.comparison import OUTPUT, STREAMS
+from experiments.comparison import OUTPUT, STREAMS, with_better_heads
 from experiments.methods import METHODS
 from experiments.trials import Row, rows_of, rows_tested
 
@@ -28,24 +29,19 @@ COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 ERRORS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80)
 
 
-def place_of(rows: list[Row]) -> tuple[float, float]:
-    """Megabytes of a saved state, and the error in per cent, of a method on one stream."""
-    by_heads = [[row["accuracy"] for row in rows if row["fitted"] is fitted] for fitted in (True, False)]
-    size = mean(row["bytes"] for row in rows if "bytes" in row) / 2**20
-    return size, 100 * (1 - max(mean(found) for found in by_heads if found))
-
-
 def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
-    """Draw the methods of one stream; gives their handles by name."""
+    """Draw the methods of one stream from its rows; gives their handles by name."""
     handles: dict[str, Artist] = {}
     for marker, methods in FAMILIES.items():
         for method, colour in zip(methods, COLOURS, strict=False):
-            mine = rows_tested(rows, method=method)
-            claims = set(chain.from_iterable(row.get("claims", []) for row in mine))
-            if any("bytes" in row for row in mine):
+            proven = rows_tested(rows, method=method, fitted=True)
+            claims = set(chain.from_iterable(row.get("claims", []) for row in proven))
+            if proven:
+                size = mean(row["bytes"] for row in proven) / 2**20
+                error = 100 * (1 - mean(row["accuracy"] for row in with_better_heads(rows, method=method)))
                 filled = colour if claims == {"exact"} or marker == "X" else "none"
                 handles[method] = ax.scatter(
-                    *place_of(mine), s=60, marker=marker, facecolors=filled, edgecolors=colour, linewidths=1.5
+                    size, error, s=60, marker=marker, facecolors=filled, edgecolors=colour, linewidths=1.5
                 )
     ax.set(xscale="log", yscale="log", title=title)
     ax.invert_yaxis()
@@ -72,7 +68,7 @@ def main() -> None:
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     handles: dict[str, Artist] = {}
     for ax, stream in zip(axes, streams, strict=False):
-        handles |= draw(ax, rows_tested(rows, stream=stream), stream)
+        handles |= draw(ax, [row for row in rows if row["stream"] == stream], stream)
     for ax in axes[len(streams) :]:
         ax.set_axis_off()
     for ax in axes[max(0, len(streams) - columns) : len(streams)]:  # the lowest of each column
