@@ -38,9 +38,6 @@ from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention, find_plugin
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.plugins import HATPlugin, SubnetPlugin
-from experiments.comparison import OUTPUT
-from experiments.methods import FIXED
-from experiments.trials import Settings, best, rows_of
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
 
@@ -238,23 +235,3 @@ def test_a_method_of_one_head_learns_and_forgets():
         strategy.train(experience)
     assert strategy.model.shared_head.out_features == 10
     assert strategy.model.tasks == (1,)
-
-
-SEARCHED = {
-    "permuted_mnist_5": "permuted",
-    "permuted_mnist_20": "permuted 20",
-    "rotated_mnist": "rotated",
-    "split_fashion_mnist": "split fashion",
-    "omniglot": "omniglot",
-    "split_cifar10": "split cifar",
-}
-
-
-@pytest.mark.parametrize("file", SEARCHED)
-def test_stock_settings_are_those_that_were_found(file):
-    methods, rows = read_experiment(EXPERIMENTS[0].parent / f"{file}.yaml").methods, rows_of(OUTPUT)
-    for name in STOCK:
-        found = Settings(**best(rows, "settings", stream=SEARCHED[file], method=name, fitted=False))
-        given = methods[name]
-        assert (given.optimizer, given.lr) == (found.optimizer, found.lr), name
-        assert given.options == dict(found.options) | FIXED.get(name, {}), name
