@@ -26,7 +26,9 @@ FAMILIES = {
     "X": ("HAT", "AdaHAT"),
 }
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
-ERRORS = (0.1, 0.2, 0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80)
+FINE = (0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80)
+COARSE = (0.01, 0.1, 1, 10, 50)
+"""Errors, in per cent, at which accuracies are marked: the latter where methods differ by orders of magnitude."""
 
 
 def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
@@ -38,7 +40,7 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
             claims = set(chain.from_iterable(row.get("claims", []) for row in proven))
             if proven:
                 size = mean(row["bytes"] for row in proven) / 2**20
-                error = 100 * (1 - mean(row["accuracy"] for row in with_better_heads(rows, method=method)))
+                error = 100 * max(1e-4, 1 - mean(row["accuracy"] for row in with_better_heads(rows, method=method)))
                 filled = colour if claims == {"exact"} or marker == "X" else "none"
                 handles[method] = ax.scatter(
                     size, error, s=60, marker=marker, facecolors=filled, edgecolors=colour, linewidths=1.5
@@ -46,7 +48,9 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
     ax.set(xscale="log", yscale="log", title=title)
     ax.invert_yaxis()
     low, high = sorted(ax.get_ylim())
-    ax.yaxis.set_major_locator(FixedLocator([error for error in ERRORS if low <= error <= high]))
+    ax.yaxis.set_major_locator(
+        FixedLocator([error for error in (FINE if high < 30 * low else COARSE) if low <= error <= high])
+    )
     ax.yaxis.set_major_formatter(FuncFormatter(lambda error, _: f"{100 - error:g}"))
     ax.xaxis.set_major_locator(FixedLocator([0.5, 1, 2, 5, 10, 20, 50, 100]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda size, _: f"{size:g}"))
