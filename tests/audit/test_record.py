@@ -10,7 +10,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC
-from support.strategies import DIGITS, amnesiac, stock, trained
+from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
@@ -24,8 +24,7 @@ from avalanche_amnesia.training.plugins import UnlearningPlugin
 @pytest.fixture(scope="module")
 def unlearned():
     strategy = stock(EWC, epochs=1, ewc_lambda=1.0, unlearning=UnlearningPlugin(fingerprint=take_fingerprint))
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:3])
     before = bits(strategy.model)
     return before, strategy, unlearning_plugin(strategy).unlearn(strategy, [1])
 
@@ -41,9 +40,7 @@ def test_it_hashes_every_tensor_before_and_after(unlearned):
 
 
 def test_a_head_that_a_compensation_swaps_is_among_the_changes():
-    strategy = amnesiac(train_epochs=1)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, train_epochs=1)
     record = strategy.unlearn([0])
     assert record.after == bits(strategy.model)
     changed = [change.name for change in record.changes if change.before and change.after]
@@ -67,8 +64,7 @@ def test_it_says_where_the_model_comes_from(unlearned):
 def test_it_says_how_masks_were_learned_and_units_dealt():
     benchmark = with_unlearning(DIGITS, {1: [0]})
     strategy = amnesiac(train_epochs=1, isolation=Pools.planned(benchmark), masks=HardAttention(s_max=50.0))
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream[:2])
     (record,) = unlearning_plugin(strategy).records
     again = UnlearningRecord.from_json(record.to_json())
     options = again.provenance.options

@@ -13,21 +13,17 @@ from avalanche.benchmarks import (
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiny
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.ledger import RequestError
 
 
-def small(n_tasks: int = 5) -> CLScenario:
-    x, y = torch.zeros(2 * n_tasks, 3), torch.arange(2 * n_tasks) % n_tasks
-    return task_benchmark((x, y), (x, y), [[task] for task in range(n_tasks)])
-
-
 def stream_of(labels: list[int]) -> CLScenario:
     """A benchmark whose train stream trains these task labels; a label may come twice."""
-    source = small(max(labels) + 1)
+    source = tiny.blank(max(labels) + 1)
     experiences = []
     for label in labels:
         experience = copy(source.train_stream[label])
@@ -44,7 +40,7 @@ def test_requests_come_in_firing_order():
         UnlearningRequest([1], 3, "before"),
         UnlearningRequest([4], 4),
     ]
-    carried = [e.requests for e in with_unlearning(small(), requests).train_stream]
+    carried = [e.requests for e in with_unlearning(tiny.blank(), requests).train_stream]
     assert carried == [(), (), (), (requests[3], requests[2], requests[1]), (requests[0], requests[4])]
 
 
@@ -93,9 +89,9 @@ def carried(benchmark):
 
 
 def test_a_second_schedule_comes_in_addition():
-    first = with_unlearning(small(), {3: [1]}, permanent=[2], deadline=4)
+    first = with_unlearning(tiny.blank(), {3: [1]}, permanent=[2], deadline=4)
     both = with_unlearning(first, {1: [0], 3: [3]}, permanent=[4])
-    at_once = with_unlearning(small(), {1: [0], 3: [1, 3]}, permanent=[2, 4], deadline=4)
+    at_once = with_unlearning(tiny.blank(), {1: [0], 3: [1, 3]}, permanent=[2, 4], deadline=4)
     assert [tuple(t for r in e.requests for t in r.tasks) for e in both.train_stream] == [(), (0,), (), (1, 3), ()]
     assert [entry[1:] for entry in carried(both)] == [entry[1:] for entry in carried(at_once)]
     assert carried(with_unlearning(both)) == carried(both)
@@ -104,13 +100,13 @@ def test_a_second_schedule_comes_in_addition():
 
 
 def test_a_second_schedule_fires_in_the_order_of_one():
-    first = with_unlearning(small(), [UnlearningRequest([0], 3), UnlearningRequest([1], 3, "iteration", 2)])
+    first = with_unlearning(tiny.blank(), [UnlearningRequest([0], 3), UnlearningRequest([1], 3, "iteration", 2)])
     both = with_unlearning(first, [UnlearningRequest([2], 3, "before")])
     assert [request.tasks for request in both.train_stream[3].requests] == [(2,), (1,), (0,)]
 
 
 def test_a_part_of_a_stream_carries_its_requests_on():
-    whole = with_unlearning(small(), {3: [2]})
+    whole = with_unlearning(tiny.blank(), {3: [2]})
     part = CLScenario([EagerCLStream("train", list(whole.train_stream)[2:])])
     assert [e.requests for e in with_unlearning(part, {2: [4]}).train_stream] == [
         (),
@@ -134,15 +130,15 @@ def test_a_part_of_a_stream_carries_its_requests_on():
     ],
 )
 def test_schedules_at_odds_with_the_first_are_refused(requests, options, message):
-    first = with_unlearning(small(), {2: [1]}, permanent=[0], deadline=4)
+    first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
     with pytest.raises(RequestError, match=message):
         with_unlearning(first, requests, **options)
 
 
 def test_a_benchmark_without_its_requests_keeps_what_is_permanent():
-    plain = without_requests(with_unlearning(small(), {2: [1]}, permanent=[0], deadline=4))
+    plain = without_requests(with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4))
     assert carried(plain) == [((), position == 0, 4) for position in range(5)]
-    assert carried(without_requests(small())) == [((), False, None)] * 5
+    assert carried(without_requests(tiny.blank())) == [((), False, None)] * 5
 
 
 def test_data_attributes_and_other_streams_are_carried_over():
@@ -159,7 +155,7 @@ def test_data_attributes_and_other_streams_are_carried_over():
 
 
 def test_attributes_are_visible_in_every_mode():
-    experience = with_unlearning(small(), {1: [0]}).train_stream[1]
+    experience = with_unlearning(tiny.blank(), {1: [0]}).train_stream[1]
     for view in (experience.train(), experience.eval(), experience.logging()):
         assert view.requests == (UnlearningRequest((0,), 1),)
         assert (view.permanent, view.deadline) == (False, None)
@@ -248,7 +244,7 @@ R = UnlearningRequest
 )
 def test_schedules_that_break_a_rule(requests, options, message):
     with pytest.raises(RequestError, match=message):
-        with_unlearning(small(), requests, **options)
+        with_unlearning(tiny.blank(), requests, **options)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +271,7 @@ def test_requests_that_are_malformed(arguments, message):
 @pytest.mark.parametrize("position", [-1, "1", True])
 def test_a_mappings_keys_are_positions(position):
     with pytest.raises(RequestError, match="is no position in the train stream"):
-        with_unlearning(small(), {position: [0]})
+        with_unlearning(tiny.blank(), {position: [0]})
 
 
 def test_a_request_is_a_value():

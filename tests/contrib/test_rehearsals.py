@@ -1,27 +1,14 @@
 """A rehearsal leaves no trace in what the methods of this wing learn beside the model."""
 
 import pytest
-import torch
-from support.strategies import DIGITS, ConvNet, amnesiac, mlp
+from support.strategies import DIGITS, ConvNet, amnesiac, make
 from support.strategy_state import bits, unlearning_plugin
-from torch.optim import Adam
 
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.training.host.rehearsal import look_at_task, rehearse_task
-
-
-def of(kind, model):
-    def made():
-        torch.manual_seed(0)
-        net = model(mlp)
-        return kind(model=net, optimizer=Adam(net.parameters(), lr=1e-2), train_mb_size=40, train_epochs=2)
-
-    return made
-
 
 METHODS = {
     "shadows": lambda: amnesiac(compensation=BackupPlugin(start="before")),
@@ -29,9 +16,9 @@ METHODS = {
     "repair": lambda: amnesiac(repair=RepairPlugin()),
     "scaled": lambda: amnesiac(compensation=ScaledUpdatesPlugin()),
     "pruned": lambda: amnesiac(trajectory=PrunedTrajectoryPlugin(threshold=1e-3)),
-    "PALL": of(PALL, lambda net: SubnetModel(net())),
-    "CLPU-DER++": of(CLPUDERpp, lambda net: SideNetworks(net())),
-    "separate networks": of(Independent, lambda net: NetworkPerTask(net())),
+    "PALL": lambda: make(PALL),
+    "CLPU-DER++": lambda: make(CLPUDERpp),
+    "separate networks": lambda: make(Independent),
 }
 
 

@@ -7,7 +7,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, learn
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import (
@@ -89,8 +89,7 @@ def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
     strategy = amnesiac(
         train_epochs=1, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]), plugins=[interrupter]
     )
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     strategy.eval(DIGITS.test_stream)
     interrupter.armed = True
     with pytest.raises(Interrupted):

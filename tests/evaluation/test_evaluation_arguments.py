@@ -1,8 +1,10 @@
 """Metrics and references say at once what they can't measure with."""
 
+from functools import partial
+
 import pytest
 import torch
-from torch.optim import Adam
+from support import strategies
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
 from avalanche_amnesia.evaluation import (
@@ -12,16 +14,10 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.evaluation.references import ReferencesError
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT
 
 BENCHMARK = SplitDigits(n_train=200, n_test=100)
-
-
-def make(**options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=10, features=8))
-    return HAT(model=model, optimizer=Adam(model.parameters()), train_mb_size=40, **options)
+make = partial(strategies.make, HAT)
 
 
 @pytest.mark.parametrize("metrics", [jsd_metrics, accuracy_difference_metrics])

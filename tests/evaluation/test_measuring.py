@@ -8,7 +8,9 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import CSVLogger, InteractiveLogger, TextLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
-from support.measured_runs import BENCHMARK, PERMUTED, TEST, hashes, make, silent
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, make
+from support.strategies import learn, quiet
+from support.strategy_state import hashes
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -36,7 +38,7 @@ from avalanche_amnesia.training.plugins import UnlearningPlugin
 def test_measuring_never_changes_a_training(evaluations):
     refs = References(make, BENCHMARK)
     measured = make(
-        evaluator=silent(
+        evaluator=quiet(
             *jsd_metrics(refs),
             *accuracy_difference_metrics(refs),
             *unlearned_accuracy_metrics(BENCHMARK),
@@ -68,9 +70,7 @@ def test_measuring_never_changes_a_training(evaluations):
 
 def test_probes_are_dropped_unless_they_are_allowed(references):
     metrics = [*jsd_metrics(references, noise_floor=()), *unlearned_accuracy_metrics(BENCHMARK)]
-    strategy = make(evaluator=silent(*metrics))
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(make(evaluator=quiet(*metrics)), PERMUTED.train_stream[:3])
     strategy.unlearn([2])
     names = strategy.eval(TEST)
     assert all(metric.probes == {} for metric in metrics)
@@ -89,15 +89,14 @@ def test_probes_are_dropped_unless_they_are_allowed(references):
     assert names["JSD_own/eval_phase/test_stream"] == names["JSD_own/eval_phase/test_stream/Task001"]
     strategy.train(BENCHMARK.train_stream[2])
     silent_one = make(
-        evaluator=silent(*unlearned_accuracy_metrics(BENCHMARK)), unlearning=UnlearningPlugin(keep_probes=False)
+        evaluator=quiet(*unlearned_accuracy_metrics(BENCHMARK)), unlearning=UnlearningPlugin(keep_probes=False)
     )
-    for experience in BENCHMARK.train_stream[:2]:
-        silent_one.train(experience)
+    learn(silent_one, BENCHMARK.train_stream[:2])
     assert silent_one.evaluator.metrics[0].probes == {}
 
 
 def test_nothing_is_emitted_in_the_middle_of_a_task_or_before_an_unlearning(references):
-    strategy = make(evaluator=silent(*jsd_metrics(references), *accuracy_difference_metrics(references)), eval_every=1)
+    strategy = make(evaluator=quiet(*jsd_metrics(references), *accuracy_difference_metrics(references)), eval_every=1)
     stream = with_unlearning(PERMUTED, {2: [0]}).train_stream
     strategy.train(stream[0])
     assert not [name for name in strategy.eval(TEST) if "JSD" in name]
@@ -140,7 +139,7 @@ def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
         model=model,
         optimizer=SGD(model.parameters(), lr=0.1),
         train_mb_size=40,
-        evaluator=silent(*jsd_metrics(references)),
+        evaluator=quiet(*jsd_metrics(references)),
     )
     strategy.train(BENCHMARK.train_stream[0])
     with pytest.raises(TypeError, match=r"need an UnlearningPlugin, which Naive does not have"):

@@ -9,8 +9,8 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from sklearn.metrics import jaccard_score, roc_auc_score
-from support.measured_runs import MAKERS, make_ewc, make_hat, make_wsn, silent
-from support.strategies import DIGITS
+from support.measured_runs import MAKERS, make_ewc, make_hat, make_wsn
+from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
@@ -82,7 +82,7 @@ def finished(request):
     torch.set_num_threads(1)
     references, witness = References(MAKERS[request.param], BENCHMARK), Witness()
     strategy = MAKERS[request.param](
-        evaluator=silent(*all_metrics(references)),
+        evaluator=quiet(*all_metrics(references)),
         plugins=[witness],
     )
     find_plugin(strategy, UnlearningPlugin).allow_unknown = True
@@ -222,9 +222,7 @@ def test_overlap_and_owners(finished):
 
 
 def test_what_a_task_of_wsn_owns_alone_is_what_its_unlearning_frees():
-    strategy = make_wsn()
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(make_wsn(), DIGITS.train_stream[:3])
     before = owners_by_layer(strategy.model)
     alone = sum(before[n]["1"] * t.size for n, t in strategy.model.graph.layers.items())
     strategy.unlearn([1])
@@ -249,7 +247,7 @@ def test_cost_is_told_once_per_unlearning(finished):
 
 def test_where_every_task_went_all_is_free():
     benchmark = with_unlearning(DIGITS, {1: [0, 1]})
-    strategy = make_hat(evaluator=silent(*all_metrics(References(make_hat, benchmark), benchmark)))
+    strategy = make_hat(evaluator=quiet(*all_metrics(References(make_hat, benchmark), benchmark)))
     for experience in benchmark.train_stream[:2]:
         strategy.train(experience)
         assert (strategy.eval(TEST) == {}) == (experience.task_label == 1)  # nothing is left to evaluate
@@ -262,7 +260,7 @@ def test_where_every_task_went_all_is_free():
 
 def test_before_an_unlearning_there_is_nothing_to_say_of_one():
     references = References(make_ewc, BENCHMARK)
-    strategy = make_ewc(evaluator=silent(*all_metrics(references)))
+    strategy = make_ewc(evaluator=quiet(*all_metrics(references)))
     strategy.train(DIGITS.train_stream[0])
     names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
     expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
@@ -273,9 +271,7 @@ def test_before_an_unlearning_there_is_nothing_to_say_of_one():
 @pytest.mark.parametrize("kind", ["hat", "ewc"])
 def test_without_kept_probes_only_what_needs_none_is_measured(kind):
     references = References(MAKERS[kind], BENCHMARK)
-    strategy = MAKERS[kind](evaluator=silent(*all_metrics(references)))
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(MAKERS[kind](evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:2])
     find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
     results = strategy.eval(TEST[1:2])
     plain = int(kind == "ewc")  # a backbone without masks is seen without a probe
@@ -288,9 +284,7 @@ def test_without_kept_probes_only_what_needs_none_is_measured(kind):
 
 def test_remaining_masks_show_a_task_of_which_nothing_was_kept():
     (metric,) = relapse_metrics(BENCHMARK, probe="remaining")
-    strategy = make_hat(evaluator=silent(metric))
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(make_hat(evaluator=quiet(metric)), DIGITS.train_stream[:2])
     strategy.unlearn([0])
     got = strategy.eval(TEST[1:2])[f"Relapse_remaining{END}"]
     (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
@@ -307,7 +301,7 @@ def test_a_task_of_one_class_and_one_of_one_sample():
     x, y = torch.rand(41, 1, 8, 8), torch.tensor([0] * 20 + [1, 2] * 10 + [3])
     benchmark = with_unlearning(task_benchmark((x, y), (x, y), task_classes=[[0], [3], [1, 2]]), {2: [0, 1]})
     references = References(make_hat, benchmark)
-    strategy = make_hat(evaluator=silent(*all_metrics(references, benchmark)))
+    strategy = make_hat(evaluator=quiet(*all_metrics(references, benchmark)))
     for experience in benchmark.train_stream:
         strategy.train(experience)
         results = strategy.eval(benchmark.test_stream)
@@ -318,9 +312,7 @@ def test_a_task_of_one_class_and_one_of_one_sample():
 
 @pytest.mark.parametrize("samples", [1, 7, 10_000])
 def test_few_samples_are_evenly_spread(samples):
-    strategy = make_ewc(evaluator=silent(*membership_metrics(BENCHMARK, samples=samples)))
-    for experience in TRAIN[:2]:
-        strategy.train(experience)
+    strategy = learn(make_ewc(evaluator=quiet(*membership_metrics(BENCHMARK, samples=samples))), TRAIN[:2])
     probe = strategy.evaluator.metrics[0].probes[0]
     results = strategy.eval(TEST[1:2])
     (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
@@ -339,9 +331,7 @@ def test_few_samples_are_evenly_spread(samples):
 @pytest.mark.filterwarnings("ignore:.*not finite.*:UserWarning")
 def test_a_network_that_diverged_is_left_out_with_a_warning():
     metrics = [*relapse_metrics(BENCHMARK), *membership_metrics(BENCHMARK)]
-    strategy = make_ewc(evaluator=silent(*metrics))
-    for experience in TRAIN[:2]:
-        strategy.train(experience)
+    strategy = learn(make_ewc(evaluator=quiet(*metrics)), TRAIN[:2])
     with torch.no_grad():
         next(strategy.model.backbone.parameters()).fill_(float("nan"))
     with pytest.warns(UserWarning, match="features of task 0 are not finite"):

@@ -1,9 +1,11 @@
 """References of another benchmark than the run's are refused, before anything is trained and before it is measured."""
 
+from functools import partial
+
 import pytest
 import torch
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
+from support import strategies
+from support.strategies import learn, quiet
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark, with_unlearning
@@ -14,22 +16,11 @@ from avalanche_amnesia.evaluation import (
     jsd_metrics,
     unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
 
 SIZES = {"n_train": 60, "n_test": 40}
 PLAIN = PermutedDigits(3, **SIZES)
 RUN = with_unlearning(PLAIN, {2: [0]}, permanent=[1], deadline=3)
-
-
-def make(**options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(12,), features=8))
-    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters()), train_mb_size=20, train_epochs=1, **options)
-
-
-def evaluator(*metrics):
-    return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+make = partial(strategies.make, hidden=(12,), features=8, optimizer=Adam, train_mb_size=20, train_epochs=1)
 
 
 def inverted():
@@ -74,7 +65,7 @@ METRICS = {
 )
 def test_another_benchmark_is_told_before_the_first_task_that_differs(other, metrics):
     benchmark, message = OTHERS[other]
-    strategy = make(evaluator=evaluator(*METRICS[metrics](References(make, benchmark()))))
+    strategy = make(evaluator=quiet(*METRICS[metrics](References(make, benchmark()))))
     with pytest.raises(ReferencesError, match=message) as told:
         strategy.train(RUN.train_stream)
     assert "References(make_strategy, benchmark) with the benchmark whose train_stream" in str(told.value)
@@ -83,10 +74,9 @@ def test_another_benchmark_is_told_before_the_first_task_that_differs(other, met
 
 def test_the_same_data_made_twice_are_the_same_benchmark():
     again = with_unlearning(PermutedDigits(3, **SIZES), {}, permanent=[1], deadline=3)
-    strategy = make(evaluator=evaluator(*(metric for of in METRICS.values() for metric in of(References(make, again)))))
+    strategy = make(evaluator=quiet(*(metric for of in METRICS.values() for metric in of(References(make, again)))))
     drawn = torch.get_rng_state()
-    for experience in RUN.train_stream:
-        strategy.train(experience)
+    learn(strategy, RUN.train_stream)
     assert "JSD_own/eval_phase/test_stream" in strategy.eval(RUN.test_stream)
     assert torch.equal(torch.get_rng_state(), drawn)
 
@@ -102,18 +92,16 @@ def test_transforms_that_draw_are_no_difference():
             return torch.full((64,), float(item)) + torch.randn(64), self.targets[item]
 
     made = [task_benchmark(Noisy(), Noisy(), [[0, 1]]) for _ in range(2)]
-    strategy = make(evaluator=evaluator(*accuracy_difference_metrics(References(make, made[0]))))
+    strategy = make(evaluator=quiet(*accuracy_difference_metrics(References(make, made[0]))))
     strategy.train(made[1].train_stream[0])
     assert strategy.clock.train_iterations == 2
 
 
 @pytest.mark.parametrize("metrics", METRICS)
 def test_metrics_that_come_after_the_training_look_at_labels(metrics):
-    strategy = make()
-    for experience in RUN.train_stream:
-        strategy.train(experience)
+    strategy = learn(make(), RUN.train_stream)
     other = References(make, with_unlearning(PermutedDigits(3, n_train=80, n_test=40), {}, [1], 3))
-    late = evaluator(*METRICS[metrics](other))
+    late = quiet(*METRICS[metrics](other))
     strategy.plugins[strategy.plugins.index(strategy.evaluator)] = late
     strategy.evaluator = late
     with pytest.raises(ReferencesError, match="other labels, or another number of samples"):

@@ -2,19 +2,20 @@
 
 import pickle
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
+from support import strategies
 from support.forked import run_script
+from support.strategy_state import hashes
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
-from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import References, ReferencesError
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
 
 BENCHMARK = with_unlearning(PermutedDigits(3, n_train=60, n_test=40), {1: [0]})
+make = partial(strategies.make, hidden=(12,), features=8, optimizer=Adam, train_mb_size=20, train_epochs=1)
 
 SAVES = """
 import torch
@@ -66,16 +67,6 @@ for experience in benchmark.train_stream[:2]:
     strategy.eval(benchmark.test_stream)
 torch.save(strategy, "strategy.pt")
 """
-
-
-def make(**options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(12,), features=8))
-    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters()), train_mb_size=20, train_epochs=1, **options)
-
-
-def hashes(model):
-    return [(name, tensor_hash(value)) for name, value in model.state_dict().items()]
 
 
 def test_a_strategy_with_its_metrics_is_loaded_by_another_program(tmp_path):

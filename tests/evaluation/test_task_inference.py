@@ -1,11 +1,14 @@
 """Predictions without task labels, against computation by hand, before and after requests."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
-from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, silent, wide
+from support import strategies
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, wide
+from support.strategies import quiet
 from torch import nn
 from torch.optim import Adam
 
@@ -14,22 +17,13 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation import task_inference_metrics
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel, TaskInference
-from avalanche_amnesia.training import AmnesiacHAT
 
-
-def disjoint(**options):
-    torch.manual_seed(0)
-    model = DisjointModel(wide())
-    optimizer = Adam(model.parameters(), lr=1e-2)
-    options = {"train_mb_size": 20, "train_epochs": 3, "isolation": Pools(4), **options}
-    return DisjointSubnets(model=model, optimizer=optimizer, **options)
+disjoint = partial(strategies.make, DisjointSubnets, net=wide, train_mb_size=20, train_epochs=3, isolation=Pools(4))
 
 
 @pytest.fixture(scope="module", params=[make, disjoint], ids=["units", "weight pools"])
 def trained(request):
-    strategy = request.param(
-        evaluator=silent(*task_inference_metrics(), accuracy_metrics(experience=True, stream=True))
-    )
+    strategy = request.param(evaluator=quiet(*task_inference_metrics(), accuracy_metrics(experience=True, stream=True)))
     strategy.train(PERMUTED.train_stream)
     return strategy
 
@@ -125,7 +119,7 @@ def test_metrics_beside_the_accuracy_with_the_label(trained):
 
 
 def test_no_sample_is_given_to_an_unlearned_task():
-    strategy = make(evaluator=silent(*task_inference_metrics()))
+    strategy = make(evaluator=quiet(*task_inference_metrics()))
     strategy.train(BENCHMARK.train_stream)
     x, _ = task_data(TEST[0])
     assert set(strategy.predict(x).tasks.tolist()) <= {1, 3}
@@ -136,10 +130,8 @@ def test_no_sample_is_given_to_an_unlearned_task():
 
 
 def test_where_tasks_share_a_head_only_the_class_counts():
-    torch.manual_seed(0)
-    model = MaskedModel(wide(), shared_head=10)
-    optimizer, evaluator = Adam(model.parameters(), lr=1e-2), silent(*task_inference_metrics())
-    strategy = AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=40, evaluator=evaluator)
+    wrap = partial(MaskedModel, shared_head=10)
+    strategy = make(wrap=wrap, train_epochs=1, evaluator=quiet(*task_inference_metrics()))
     strategy.train(PERMUTED.train_stream[:2])
     measured = strategy.eval(TEST[:1])
     predicted, y = strategy.predict(task_data(TEST[0])[0]), task_data(TEST[0])[1]

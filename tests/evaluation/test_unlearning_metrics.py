@@ -10,8 +10,8 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import avalanche_forward
 from avalanche.training import EWC, LwF
 from scipy.spatial.distance import jensenshannon
-from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, silent, stock_maker, wide
-from support.strategies import PRICED
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, stock_maker, wide
+from support.strategies import PRICED, learn, quiet
 from torch import nn
 
 from avalanche_amnesia.evaluation import (
@@ -68,7 +68,7 @@ def plain_jsd(model, reference, x):
 
 def test_values_are_those_of_a_computation_by_hand(references):
     probes = Probes()
-    evaluator = silent(
+    evaluator = quiet(
         *jsd_metrics(references, noise_floor=("order", "seed")),
         *jsd_metrics(references, probes=["own"], scope="all"),
         *jsd_metrics(references, probes=["none"], scope="remaining"),
@@ -147,8 +147,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
 def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
     probes = Probes()
     strategy = make(plugins=[probes], train_epochs=15, masks=replace(PRICED, sparsity_weight=0.1))
-    for experience in PERMUTED.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:2])
     x, y = TEST[0].tensors
     before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
     strategy.unlearn([0])
@@ -168,9 +167,7 @@ def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
 
 def test_exact_unlearning_is_at_distance_zero(references):
     metrics = jsd_metrics(references, noise_floor=("order",))
-    strategy = make(evaluator=silent(*metrics))
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(make(evaluator=quiet(*metrics)), PERMUTED.train_stream[:3])
     assert strategy.unlearn([2], keep_probes=True).claim == "exact"
     results = strategy.eval(TEST)
     assert results["JSD_own/eval_phase/test_stream"] == 0
@@ -181,9 +178,7 @@ def test_exact_unlearning_is_at_distance_zero(references):
 
 def test_where_the_floor_is_0_there_is_no_ratio(references):
     (metric,) = jsd_metrics(references, probes=["own"])
-    strategy = make(evaluator=silent(metric))
-    for experience in PERMUTED.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(make(evaluator=quiet(metric)), PERMUTED.train_stream[:2])
     strategy.unlearn([1], keep_probes=True)
     strategy.eval(TEST[:1])
     strategy.experience = TEST[0]  # an evaluation ends without one
@@ -198,15 +193,13 @@ def test_where_the_floor_is_0_there_is_no_ratio(references):
 )
 def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
     references = References(maker, BENCHMARK)
-    evaluator = silent(
+    evaluator = quiet(
         *jsd_metrics(references),
         *accuracy_difference_metrics(references),
         *unlearned_accuracy_metrics(BENCHMARK),
         *capacity_metrics(),
     )
-    strategy = maker(evaluator=evaluator)
-    for experience in BENCHMARK.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(maker(evaluator=evaluator), BENCHMARK.train_stream[:2])
     results = strategy.eval([TEST[1]])
     x, _ = TEST[0].tensors
     value = jsd(strategy.model, references.reference([1]), x)
@@ -225,7 +218,7 @@ def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
 
 
 def test_a_task_learned_again_and_another_order_have_a_full_model_too(references):
-    strategy = make(evaluator=silent(*accuracy_difference_metrics(references, controls=())))
+    strategy = make(evaluator=quiet(*accuracy_difference_metrics(references, controls=())))
     stream = PERMUTED.train_stream
     for task in (2, 0, 3, 1):
         strategy.train(stream[task])

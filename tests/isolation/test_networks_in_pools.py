@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.isolated_pools import NETS, equal, pools, references
-from support.strategies import DIGITS
+from support.strategies import DIGITS, learn
 from support.strategy_state import bits
 from torch import Tensor, nn
 
@@ -111,8 +111,7 @@ MORE = {
 def test_pools_hold_whatever_lies_across_their_borders(net, monkeypatch):
     monkeypatch.setitem(NETS, net, MORE[net])
     strategy, refs = pools(net, slots=3), references(net=net, slots=3)
-    for task in (0, 1, 2):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, DIGITS.train_stream[:3])
     assert strategy.unlearn([1]).claim == "exact"
     with pytest.raises(CapacityError, match=r"task 3 .*slot \[0\] of 3.* by tasks \[0\]"):
         strategy.train(DIGITS.train_stream[3])
@@ -121,9 +120,7 @@ def test_pools_hold_whatever_lies_across_their_borders(net, monkeypatch):
 
 
 def test_an_audit_finds_nothing_of_a_task_whose_slot_was_taken_again():
-    strategy = pools(slots=3)
-    for task in (0, 1, 2):
-        strategy.train(DIGITS.train_stream[task])
+    strategy = learn(pools(slots=3), DIGITS.train_stream[:3])
     record = strategy.unlearn([0], fingerprint=take_fingerprint)
     assert audit(strategy, record).clean
     strategy.train(DIGITS.train_stream[3])  # its mask opens the same pool
@@ -132,8 +129,7 @@ def test_an_audit_finds_nothing_of_a_task_whose_slot_was_taken_again():
 
 def test_a_task_that_can_not_be_recorded_gives_its_slot_back(monkeypatch):
     strategy, refs = pools(slots=3), references(slots=3)
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, DIGITS.train_stream[:2])
     before = bits(strategy.model)
 
     def full_disk(*args, **kwargs):

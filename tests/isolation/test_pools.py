@@ -15,11 +15,10 @@ from support.small_runs import (
     make,
     masked_mlp,
     permuted,
-    same_state,
     split,
-    state,
-    train_all,
 )
+from support.strategies import learn
+from support.strategy_state import same_state, state
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References
@@ -156,7 +155,7 @@ def test_what_is_free_for_a_task_is_read_by_nobody_else():
 
 
 def equal_after(make_strategy, benchmark: CLScenario, gone: list[int]) -> bool:
-    strategy = train_all(make_strategy(), benchmark, 3)
+    strategy = learn(make_strategy(), benchmark.train_stream[:3])
     assert strategy.plan_unlearning(gone).claim == "exact"
     strategy.unlearn(gone)
     remaining = [task for task in range(3) if task not in gone]
@@ -236,6 +235,6 @@ def test_a_pool_that_a_permanent_task_filled_is_refused():
         "masks": replace(EVEN_BUDGET, embedding_init="ones", sparsity_weight=0.0, budget=None),
     }
     strategy = pooled(AmnesiacHAT, model=masked_mlp(), **options)
-    train_all(strategy, benchmark, 2)
+    learn(strategy, benchmark.train_stream[:2])
     with pytest.raises(CapacityError, match=r"task 2 finds fewer than 1 free units .* tasks \[0\] keep for good"):
         strategy.train(benchmark.train_stream[2])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
-from support.strategies import DIGITS
+from support.strategies import DIGITS, learn
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT
@@ -51,7 +51,6 @@ def test_replayed_samples_move_nothing_of_their_tasks(optimizer):
         train_epochs=2,
         plugins=[ReplayPlugin(mem_size=60), watch],
     )
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     assert watch.reached > 5
     assert watch.moved == 0

@@ -5,6 +5,7 @@ import gc
 import math
 import pickle
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from avalanche.training.plugins import EvaluationPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import NormNet
-from support.small_runs import OPTIMIZERS, same_state, split, state
-from support.strategies import ConvNet
-from support.strategy_state import unlearning_plugin
+from support.small_runs import make, split
+from support.strategies import ConvNet, learn
+from support.strategy_state import same_state, state, unlearning_plugin
 from torch import Tensor, nn
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
@@ -88,20 +89,10 @@ NETS = {
 
 
 def disjoint(net="mlp", optimizer="adam", isolation=None, **options) -> DisjointSubnets:
-    torch.manual_seed(0)
-    make, width = NETS[net] if isinstance(net, str) else (net, None)
-    model = DisjointModel(make(), n_features=width)
-    factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    net, width = NETS[net] if isinstance(net, str) else (net, None)
     isolation = Pools.planned(REQUESTS) if isolation is None else isolation
-    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3} | options
-    return DisjointSubnets(model=model, optimizer=factory(model.parameters()), isolation=isolation, **options)
-
-
-def trained(strategy: DisjointSubnets, stream, tasks=range(5)) -> DisjointSubnets:
-    for experience in stream:
-        if experience.task_label in tasks:
-            strategy.train(experience)
-    return strategy
+    wrap = partial(DisjointModel, n_features=width)
+    return make(DisjointSubnets, net=net, wrap=wrap, optimizer=optimizer, isolation=isolation, **options)
 
 
 def same_bits_in(one: nn.Module, other: nn.Module) -> bool:
@@ -159,7 +150,7 @@ def test_a_share_begins_as_the_backbones_values_scaled_to_what_is_read():
 
 
 def test_layers_with_fewer_inputs_than_slots_are_each_tasks_own():
-    strategy = trained(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream, [0])
+    strategy = learn(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream[:1])
     tensors = strategy.model.shares[0].tensors
     assert tensors["layers.0.weight"].dim() == 1
     assert tensors["layers.1.weight"].shape == (8, 4)
@@ -183,8 +174,8 @@ def test_layers_with_fewer_inputs_than_slots_are_each_tasks_own():
     ],
 )
 def test_unlearning_is_exact_whatever_came_later(net, optimizer):
-    strategy = trained(disjoint(net, optimizer), REQUESTS.train_stream)
-    alone = trained(disjoint(net, optimizer), with_unlearning(STREAM, permanent=[2]).train_stream, (2, 3, 4))
+    strategy = learn(disjoint(net, optimizer), REQUESTS.train_stream)
+    alone = learn(disjoint(net, optimizer), with_unlearning(STREAM, permanent=[2]).train_stream[2:5])
     assert [record.plan.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 2
     assert same_bits_in(strategy.model, alone.model)
     record = strategy.unlearn([4])
@@ -195,7 +186,7 @@ def test_unlearning_is_exact_whatever_came_later(net, optimizer):
 
 def test_a_permanent_task_is_read_and_never_changed():
     for optimizer in ("adam", "adam decay", "adafactor"):
-        strategy = trained(disjoint(optimizer=optimizer), REQUESTS.train_stream, (0, 1, 2))
+        strategy = learn(disjoint(optimizer=optimizer), REQUESTS.train_stream[:3])
         model, before = strategy.model, state(strategy.model)
         strategy.train(REQUESTS.train_stream[3])
         assert model.share(3).reads == (2,)
@@ -219,16 +210,16 @@ def test_what_is_not_read_is_plus_zero_in_every_step(optimizer):
             Looks.seen += 1
 
     strategy = disjoint(optimizer=optimizer, plugins=[Looks()])
-    trained(strategy, STREAM.train_stream, (0, 1))
+    learn(strategy, STREAM.train_stream[:2])
     assert Looks.seen > 10
 
 
 def test_a_request_in_the_middle_of_a_task_is_exact_too():
     benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "iteration", 2)])
     one_each = {"isolation": Pools()}
-    strategy = trained(disjoint(**one_each), benchmark.train_stream, (0, 1))
+    strategy = learn(disjoint(**one_each), benchmark.train_stream[:2])
     assert unlearning_plugin(strategy).records[0].plan.claim == "exact"
-    assert same_bits_in(strategy.model, trained(disjoint(**one_each), STREAM.train_stream, (1,)).model)
+    assert same_bits_in(strategy.model, learn(disjoint(**one_each), STREAM.train_stream[1:2]).model)
 
 
 def test_references_and_divergences_are_those_of_an_exact_method():
@@ -237,7 +228,7 @@ def test_references_and_divergences_are_those_of_an_exact_method():
 
     references = References(make, REQUESTS)
     strategy = make(evaluator=EvaluationPlugin(jsd_metrics(references), loggers=[BaseLogger()]))
-    trained(strategy, REQUESTS.train_stream)
+    learn(strategy, REQUESTS.train_stream)
     values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
     divergences = {name: value for name, value in values.items() if "_tasks/" not in name}
     assert len(divergences) > 3
@@ -246,7 +237,7 @@ def test_references_and_divergences_are_those_of_an_exact_method():
 
 def test_what_a_task_reads_is_permanent_though_tasks_came_out_of_the_streams_order():
     stream = with_unlearning(STREAM, deadline=2).train_stream
-    strategy = trained(disjoint(isolation=Pools(), train_epochs=1), stream, (0, 4))
+    strategy = learn(disjoint(isolation=Pools(), train_epochs=1), [stream[0], stream[4]])
     assert strategy.model.share(4).reads == (0,)  # by the stream task 0 is past its deadline, by the trainings not
     with pytest.raises(RequestError, match="task 0 can't be unlearned: it was declared permanent"):
         strategy.unlearn([0])
@@ -256,7 +247,7 @@ def test_what_a_task_reads_is_permanent_though_tasks_came_out_of_the_streams_ord
 def test_a_request_in_front_of_a_task_frees_the_slot_that_the_task_takes():
     benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "before")])
     strategy = disjoint(isolation=Pools.planned(benchmark), train_epochs=1)
-    slots = [trained(strategy, benchmark.train_stream, (task,)).model.share(task).slot for task in (0, 1)]
+    slots = [learn(strategy, [benchmark.train_stream[task]]).model.share(task).slot for task in (0, 1)]
     assert slots == [0, 0]
     assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"]
 
@@ -289,7 +280,7 @@ def test_an_optimizer_that_moves_what_has_no_gradient_moves_nothing_but_the_task
 
     strategy, again = (disjoint(optimizer=DecaysAll, train_epochs=1) for _ in range(2))
     before = state(strategy.model.backbone)
-    trained(strategy, STREAM.train_stream, (0,))
+    learn(strategy, STREAM.train_stream[:1])
     assert same_state(before, state(strategy.model.backbone))
     assert strategy.unlearn([0]).claim == "exact"
     strategy.save(tmp_path / "state")
@@ -304,7 +295,7 @@ def test_an_optimizer_that_moves_what_has_no_gradient_moves_nothing_but_the_task
 def test_a_task_whose_share_is_taken_is_refused_and_nothing_changes():
     strategy = disjoint(isolation=Pools(2))
     with pytest.warns(CapacityWarning, match="task 2 will find one of the 2 slots taken by tasks \\[0\\]"):
-        trained(strategy, STREAM.train_stream, (0, 1))
+        learn(strategy, STREAM.train_stream[:2])
     before = state(strategy.model)
     with pytest.raises(CapacityError, match=r"task 2 finds its share \(slot 0 of 2\) taken by tasks \[0\]"):
         strategy.train(STREAM.train_stream[2])
@@ -330,7 +321,7 @@ def test_tasks_can_not_share_a_slot():
 
 @pytest.mark.parametrize("net", ["norms", "recurrent"])
 def test_a_model_is_saved_loaded_copied_and_pickled_whole(tmp_path, net):
-    strategy = trained(disjoint(net), REQUESTS.train_stream, (0, 1, 2))
+    strategy = learn(disjoint(net), REQUESTS.train_stream[:3])
     x = STREAM.test_stream[2].tensors[0]
 
     def logits(model, task):
@@ -353,14 +344,14 @@ def test_a_model_is_saved_loaded_copied_and_pickled_whole(tmp_path, net):
     models = [loaded.model, empty, copy.deepcopy(strategy.model), pickle.loads(pickle.dumps(strategy.model))]
     for model in models:
         assert all(torch.equal(logits(model, task), wanted[task]) for task in (2, 1, 2))
-    trained(strategy, REQUESTS.train_stream, (3,))
-    trained(loaded, REQUESTS.train_stream, (3,))
+    learn(strategy, REQUESTS.train_stream[3:4])
+    learn(loaded, REQUESTS.train_stream[3:4])
     assert same_bits_in(strategy.model, loaded.model)
     assert strategy.model.double()(x.double(), 2).dtype == torch.float64
 
 
 def test_a_state_of_another_backbone_or_from_the_middle_of_a_training_is_refused():
-    strategy = trained(disjoint(), REQUESTS.train_stream, (0,))
+    strategy = learn(disjoint(), REQUESTS.train_stream[:1])
     state = strategy.model.state_dict()
     with pytest.raises(ValueError, match="is no share of this backbone"):
         DisjointModel(MLP(64, hidden=(20,), features=16)).load_state_dict(state)
@@ -373,7 +364,7 @@ def test_a_state_of_another_backbone_or_from_the_middle_of_a_training_is_refused
 
 
 def test_a_state_with_shares_of_no_run_is_refused_and_nothing_is_loaded():
-    strategy = trained(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream, (0, 1))
+    strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:2])
     model, empty, good = strategy.model, DisjointModel(MLP(64, hidden=(24,), features=16)), state(strategy.model)
     for wrong in ([3, 5, 0], [3, 2**62, 1], [3, 5, 2], [9, 5, 1], [3, 5, 1, 1], [3, 5, 1, 7], [3, 0, 0]):
         for into in (model, empty):
@@ -385,7 +376,7 @@ def test_a_state_with_shares_of_no_run_is_refused_and_nothing_is_loaded():
 
 
 def test_nothing_of_an_unlearned_task_stays_in_memory():
-    strategy = trained(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream, (0,))
+    strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:1])
     network = weakref.ref(strategy.model.network(0))
     assert network() is not None
     strategy.unlearn([0])
@@ -394,7 +385,7 @@ def test_nothing_of_an_unlearned_task_stays_in_memory():
 
 
 def test_an_evaluation_leaves_what_a_forward_writes_into_buffers_behind():
-    strategy = trained(disjoint("recurrent"), STREAM.train_stream, (0, 1))
+    strategy = learn(disjoint("recurrent"), STREAM.train_stream[:2])
     model = strategy.model
     seen = float(model.network(1).seen)
     assert seen == 2 * len(STREAM.train_stream[1].dataset)
@@ -460,7 +451,7 @@ def test_a_backbone_that_can_not_be_copied_is_refused():
 
 
 def test_a_task_that_diverges_is_undone():
-    strategy = trained(disjoint(optimizer="sgd"), REQUESTS.train_stream, (0,))
+    strategy = learn(disjoint(optimizer="sgd"), REQUESTS.train_stream[:1])
     before = state(strategy.model)
     strategy.optimizer.param_groups[0]["lr"] = 1e30
     with pytest.raises(DivergedError, match="diverged"):
@@ -469,7 +460,7 @@ def test_a_task_that_diverges_is_undone():
 
 
 def test_a_tasks_network_is_extracted_as_a_plain_module():
-    strategy = trained(disjoint("norms"), STREAM.train_stream, (0, 1))
+    strategy = learn(disjoint("norms"), STREAM.train_stream[:2])
     x = STREAM.test_stream[0].tensors[0]
     with torch.no_grad():
         wanted = strategy.model.eval()(x, 0)
@@ -479,7 +470,7 @@ def test_a_tasks_network_is_extracted_as_a_plain_module():
 
 
 def test_a_description_says_what_becomes_of_every_parameter():
-    strategy = trained(disjoint("adapters", isolation=Pools(3)), STREAM.train_stream, (0,))
+    strategy = learn(disjoint("adapters", isolation=Pools(3)), STREAM.train_stream[:1])
     described = strategy.model.describe(3).splitlines()
     rule = {words[1]: line for line in described if len(words := line.split()) > 5}
     assert "dealt to 3 slots" in rule["down.0.weight"]
@@ -491,7 +482,7 @@ def test_a_description_says_what_becomes_of_every_parameter():
 
 
 def test_what_is_frozen_is_read_by_every_task_and_dealt_to_none():
-    model = trained(disjoint("adapters"), STREAM.train_stream, (0,)).model
+    model = learn(disjoint("adapters"), STREAM.train_stream[:1]).model
     learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
     assert set(model.shares[0].tensors) == {*learned, "scale"}
     assert model.network(0).layers[0].weight is model.backbone.layers[0].weight

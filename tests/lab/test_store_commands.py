@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, brief, learn
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import References
@@ -14,13 +14,9 @@ from avalanche_amnesia.lab.runs.run_plan import plan_runs
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1]})
 
 
-def make(**options):
-    return amnesiac(train_epochs=1, **options)
-
-
 def test_a_plan_counts_what_is_to_be_computed(tmp_path):
     store = RunStore(tmp_path)
-    plan = plan_runs(make, BENCHMARK, store)
+    plan = plan_runs(brief, BENCHMARK, store)
     # main: 5 tasks, of which only the first comes without a request, as in full runs; references: 1; 1; 3; 3, 4
     counts = {runs.what: (runs.trainings, runs.shared, runs.there, runs.to_compute) for runs in plan.runs}
     assert counts == {"main run": (5, 0, 0, 5), "full runs": (14, 10, 0, 4), "references": (4, 1, 0, 3)}
@@ -30,26 +26,24 @@ def test_a_plan_counts_what_is_to_be_computed(tmp_path):
 
 def test_a_plan_knows_what_is_there_and_comes_true(tmp_path):
     store = RunStore(tmp_path)
-    references = References(make, BENCHMARK, store=store)
+    references = References(brief, BENCHMARK, store=store)
     references.reference([1])
-    plan = plan_runs(make, BENCHMARK, store)
+    plan = plan_runs(brief, BENCHMARK, store)
     assert [runs.there for runs in plan.runs] == [0, 0, 1]
     assert plan.seconds > 0
     assert "references" in str(plan)
     assert max(map(len, str(plan).splitlines())) <= 60
-    run = store.run(make())
-    for experience in BENCHMARK.train_stream:
-        run.train(experience)
+    run = learn(store.run(brief()), BENCHMARK.train_stream)
     references.full(5)
     references.reference([3, 4])
     assert run.computed + references.trainings - 1 == sum(runs.to_compute for runs in plan.runs)
-    assert plan_runs(make, BENCHMARK, store).seconds == 0
+    assert plan_runs(brief, BENCHMARK, store).seconds == 0
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     (tmp_path / "trained.py").write_text(
-        "from test_store_commands import BENCHMARK, make\n\ndef made_benchmark():\n    return BENCHMARK\n"
+        "from test_store_commands import BENCHMARK, brief\n\ndef made_benchmark():\n    return BENCHMARK\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -58,11 +52,9 @@ def script(tmp_path, monkeypatch):
 
 def test_plan_and_prune(script, capsys):
     store = RunStore(script / "store")
-    run = store.run(make())
-    for task in (0, 1):
-        run.train(DIGITS.train_stream[task])
+    learn(store.run(brief()), DIGITS.train_stream[:2])
     for benchmark in ("trained:BENCHMARK", "trained:made_benchmark"):
-        assert main(["plan-script", str(script / "store"), "--factory", "trained:make", "--benchmark", benchmark]) == 0
+        assert main(["plan-script", str(script / "store"), "--factory", "trained:brief", "--benchmark", benchmark]) == 0
         assert "main run" in capsys.readouterr().out
     assert main(["prune", str(script / "store"), "--keep", "1G"]) == 0
     assert "0 of 2 states deleted" in capsys.readouterr().out

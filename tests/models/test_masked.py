@@ -11,6 +11,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from support.small_networks import NETWORKS
+from support.strategies import learn
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
@@ -51,8 +52,7 @@ def trained(request):
     data = digits()
     benchmark = task_benchmark(data, data, [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]])
     strategy = HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_mb_size=32)
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream)
     return model.eval(), benchmark, request.param, strategy
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.parameter_use_oracle import random_mask, use_by_perturbation
 from support.small_runs import assert_retained, make, permuted
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, learn
 from support.strategy_state import assert_nothing_stray, bits
 from torch import nn
 from torch.nn.functional import batch_norm, layer_norm
@@ -115,9 +115,7 @@ def test_masks_over_weights_keep_their_bits_too(options):
 def test_what_is_called_exact_equals_the_retrained_model(options, isolation, task):
     def learned(tasks):
         strategy = amnesiac(net=lambda: net(**options), isolation=isolation, train_mb_size=32)
-        for t in tasks:
-            strategy.train(DIGITS.train_stream[t])
-        return strategy
+        return learn(strategy, [DIGITS.train_stream[t] for t in tasks])
 
     strategy = learned(range(3))
     assert strategy.unlearn([task]).claim == "exact"

@@ -1,11 +1,13 @@
 """Modules that can't be a backbone, and undeclarable names, are refused in words; the user's module stays as it was."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
+from support.strategy_state import bits
 from torch import nn
 
-from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.contrib.baselines import NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel, TaskNormModel
 from avalanche_amnesia.unit_graph import ModelError, fix, validate
@@ -13,12 +15,7 @@ from avalanche_amnesia.unit_graph import ModelError, fix, validate
 KINDS = [MaskedModel, SubnetModel, MultiHeadModel, TaskNormModel, NetworkPerTask, SideNetworks]
 
 
-def mlp():
-    return MLP(64, hidden=10, features=8)
-
-
-def bits(module):
-    return {name: tensor_hash(value) for name, value in module.state_dict().items()}
+mlp = partial(MLP, 64, hidden=10, features=8)
 
 
 @pytest.mark.parametrize("inner", KINDS)

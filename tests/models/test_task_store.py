@@ -8,7 +8,7 @@ import pytest
 import torch
 from avalanche.training.supervised import Naive
 from support.interruptions import Interrupted, interrupted_at, lines_of
-from support.strategies import DIGITS, mlp
+from support.strategies import DIGITS, learn, mlp
 from support.strategy_state import bits
 from torch import nn
 from torch.optim import SGD
@@ -35,9 +35,7 @@ def trained(name, tasks=3):
     torch.manual_seed(0)
     kind, model = STRATEGIES[name]()
     strategy = kind(model=model, optimizer=SGD(model.parameters(), lr=0.05, momentum=0.9), train_mb_size=50)
-    for experience in DIGITS.train_stream[:tasks]:
-        strategy.train(experience)
-    return strategy
+    return learn(strategy, DIGITS.train_stream[:tasks])
 
 
 def in_sight(self, task):

@@ -1,7 +1,7 @@
 """Promises hold under the options of ablations: exact unlearning to the bit, protection, nothing stray."""
 
 import pytest
-from support.strategies import DIGITS, amnesiac, trained
+from support.strategies import DIGITS, amnesiac, learn, trained
 from support.strategy_state import assert_nothing_stray, bits
 
 from avalanche_amnesia.benchmarks import with_unlearning
@@ -20,9 +20,7 @@ RULES = {
 
 def learned(tasks, rule, **options):
     strategy = amnesiac(adjustment=RULES[rule], train_epochs=1, **options)
-    for task in tasks:
-        strategy.train(DIGITS.train_stream[task])
-    return strategy
+    return learn(strategy, [DIGITS.train_stream[task] for task in tasks])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -44,9 +42,7 @@ def test_pools_beside_a_permanent_task_are_exact_and_it_is_damped_by_the_rule(ru
     def with_permanent(tasks):
         strategy = amnesiac(adjustment=RULES[rule], train_epochs=1, isolation="pools")
         stream = with_unlearning(DIGITS, {}, permanent=[0, 3]).train_stream
-        for task in tasks:
-            strategy.train(stream[task])
-        return strategy
+        return learn(strategy, [stream[task] for task in tasks])
 
     strategy = with_permanent([0, 1, 2, 3])
     assert strategy.unlearn([1]).claim == "exact"

@@ -8,9 +8,9 @@ import timm
 import torch
 from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, llama
 from support.low_rank import LowRank, RankNet
-from support.small_runs import assert_retained, logits, make
+from support.small_runs import assert_retained, logits_of, make
 from support.soundness_oracle import Net, assert_sound, batch, some_mask
-from support.strategies import DIGITS
+from support.strategies import DIGITS, learn
 from support.strategy_state import trajectory
 from torch import Tensor, nn
 
@@ -161,12 +161,10 @@ def test_unlearning_in_pools_is_exact(made, name):
     def life(tasks):
         model = copy.deepcopy(made(name)[0]).train()
         strategy = make(AmnesiacHAT, model=model, optimizer="adamw", isolation=Pools(slots=3))
-        for task in tasks:
-            strategy.train(benchmark.train_stream[task])
-        return strategy
+        return learn(strategy, [benchmark.train_stream[task] for task in tasks])
 
     strategy, retrained = life((0, 1, 2)), life((0, 2))
-    before = logits(strategy, benchmark, (0, 2))
+    before = logits_of(strategy, benchmark, (0, 2))
     movable = sum(p.numel() for p in strategy.model.backbone.parameters() if p.requires_grad)
     row = trajectory(strategy).report()[1]
     assert row["share"] == row["entries"] / movable
@@ -174,7 +172,7 @@ def test_unlearning_in_pools_is_exact(made, name):
     ours, theirs = strategy.model.state_dict(), retrained.model.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    after = logits(strategy, benchmark, (0, 2))
+    after = logits_of(strategy, benchmark, (0, 2))
     assert all(torch.equal(after[task], before[task]) for task in (0, 2))
 
 
@@ -211,9 +209,7 @@ def test_a_dense_subnet_holds_the_ranks_of_its_task(made, name):
 def test_statistics_of_a_norm_without_gradients_are_each_task_s_and_its_scale_is_not(made):
     model = copy.deepcopy(made("images")[0]).train()
     (norm,) = (module for module in model.backbone.modules() if isinstance(module, nn.BatchNorm2d))
-    strategy = make(HAT, model=model, optimizer="adam")
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    learn(make(HAT, model=model, optimizer="adam"), DIGITS.train_stream[:2])
     own = [next(iter(model.parts_of(task).children())) for task in (0, 1)]
     assert not torch.equal(own[0].running_mean, own[1].running_mean)
     for mine in own:
@@ -249,8 +245,8 @@ def test_a_norm_without_gradients_behind_gates_is_taken_over_open_units_and_lear
     model = MaskedModel(nn.Sequential(nn.Linear(64, 12), norm, nn.Linear(12, 6)), input_shape=(64,)).train()
     assert_sound(model, torch.randn(5, 64), some_mask(model, 1))
     model.add_head(0, 2)
-    for learn in (False, True):
-        model.set_trainable(0, learn)
+    for trainable in (False, True):
+        model.set_trainable(0, trainable)
         own = list(model.parts_of(0).parameters())
         assert own
         assert not any(parameter.requires_grad for parameter in own)

@@ -8,7 +8,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training import EWC, LwF, Replay
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, ReplayPlugin
 from support.fault_injection import UNLEARNING_STEPS, after_call, raiser
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -80,8 +80,7 @@ def metric_strategy():
     metric, logger = Announced(), FailingLogger()
     evaluator = EvaluationPlugin(metric, loggers=[logger])
     strategy = amnesiac(evaluator=evaluator, plugins=[Kept()], train_epochs=1, optimizer="momentum")
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:3])
     return strategy, metric, logger
 
 
@@ -176,9 +175,7 @@ def stores(strategy):
 )
 def test_the_purged_state_of_stock_plugins_comes_back(make, options):
     fails = Fails()
-    strategy = stock(make, plugins=[fails], epochs=1, **options)
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(stock(make, plugins=[fails], epochs=1, **options), DIGITS.train_stream[:3])
     before = fingerprint(strategy, stores(strategy))
     for tasks in ([1], [0, 2], [0, 1, 2]):
         with pytest.raises(KeyboardInterrupt):
@@ -266,9 +263,7 @@ class Asks(SupervisedPlugin):
 
 @pytest.mark.parametrize("event", ["before_unlearning", "after_unlearning"])
 def test_a_request_inside_an_unlearning_is_refused_and_takes_the_outer_one_back(event):
-    strategy = amnesiac(plugins=[Asks(event)], train_epochs=1)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, plugins=[Asks(event)], train_epochs=1)
     before = fingerprint(strategy)
     with pytest.raises(ValueError, match=r"tasks \[0\] are just being unlearned"):
         strategy.unlearn([0])
@@ -276,9 +271,7 @@ def test_a_request_inside_an_unlearning_is_refused_and_takes_the_outer_one_back(
 
 
 def test_a_model_that_was_handed_out_is_the_same_object_afterwards():
-    strategy = amnesiac(train_epochs=1)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, train_epochs=1)
     objects = {name: id(parameter) for name, parameter in strategy.model.backbone.named_parameters()}
     strategy.unlearn([0])
     assert objects == {name: id(parameter) for name, parameter in strategy.model.backbone.named_parameters()}

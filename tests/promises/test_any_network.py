@@ -8,6 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.network_families import FAMILIES, stream
+from support.strategy_state import initial_values
 from torchvision import models as zoo
 
 from avalanche_amnesia.models import MaskedModel
@@ -75,19 +76,17 @@ def assert_same(now, expected, tasks):
         assert torch.equal(now[task], expected[task]), f"the logits of task {task} drifted"
 
 
-def parameters(model):
-    return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
-
-
 def learned(model, strategy, benchmark):
     """Train task after task: each moves something, and no earlier task's logits. Yields each, and the logits then."""
     kept = {}
     for task, experience in enumerate(benchmark.train_stream):
-        before = parameters(model)
+        before = initial_values(model)
         strategy.train(experience)
         assert_same(logits(model, benchmark), kept, range(task))
         kept = logits(model, benchmark)
-        assert any(not torch.equal(p, before[n]) for n, p in parameters(model).items()), f"task {task} moved nothing"
+        assert any(not torch.equal(p, before[n]) for n, p in initial_values(model).items()), (
+            f"task {task} moved nothing"
+        )
         yield task, kept
 
 
@@ -98,7 +97,7 @@ def test_the_life_of_tasks(name, data_root):
     shares = model.describe().shares
     assert sum(shares.values()) == pytest.approx(1)
     assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
-    initial, gates = parameters(model), GateGradients()
+    initial, gates = initial_values(model), GateGradients()
     strategy = strategy_of(model, plugins=[gates], train_epochs=1 if name in _SLOW else 2)
     for task, kept in learned(model, strategy, benchmark):
         assert list(kept) == list(range(task + 1))
@@ -116,7 +115,7 @@ def test_the_life_of_tasks(name, data_root):
     assert model.tasks == ()
     assert dict(model.masks) == {}
     assert len(model.own) == 0
-    for parameter, value in parameters(model).items():
+    for parameter, value in initial_values(model).items():
         assert torch.equal(value, initial[parameter]), parameter
     assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []
 
@@ -153,11 +152,11 @@ def test_every_parameter_of_a_published_size_is_covered(name, classifier):
 def test_backbones_of_other_precision(name, dtype, data_root):
     model = build(name, dtype=dtype)
     benchmark = stream(data_root, FAMILIES[name][1])
-    initial, strategy = parameters(model), strategy_of(model, train_epochs=1, plugins=[FeedIn(dtype)])
+    initial, strategy = initial_values(model), strategy_of(model, train_epochs=1, plugins=[FeedIn(dtype)])
     for task, kept in learned(model, strategy, benchmark):
         assert kept[task].dtype == dtype
     strategy.unlearn([0, 1, 2])
-    for parameter, value in parameters(model).items():
+    for parameter, value in initial_values(model).items():
         assert value.dtype == dtype
         assert torch.equal(value, initial[parameter]), parameter
 
@@ -175,7 +174,7 @@ def test_momentum_and_decay_beside_replay(name, kind, data_root):
 @pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "text transformer"])
 def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer, data_root):
     model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
-    initial = parameters(model)
+    initial = initial_values(model)
     strategy = strategy_of(model, AmnesiacHAT, optimizer, adjustment=AdaHATRule(alpha=0.1))
     own = {}
     for task, experience in enumerate(benchmark.train_stream):
@@ -186,7 +185,7 @@ def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer
                 assert torch.equal(value, own[earlier][key])
         own[task] = {key: value.clone() for key, value in model.task_parts(task).state_dict().items()}
     strategy.unlearn([0, 1, 2])
-    for parameter, value in parameters(model).items():
+    for parameter, value in initial_values(model).items():
         assert torch.equal(value, initial[parameter]), parameter
 
 

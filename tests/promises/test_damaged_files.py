@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.fault_injection import raiser
 from support.log_directory import contents, files, with_three_tasks
-from support.strategies import DIGITS, amnesiac, quiet
+from support.strategies import DIGITS, amnesiac, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
 
 from avalanche_amnesia.lab.logging import JSONLogger
@@ -114,9 +114,7 @@ def test_what_happens_to_a_file_after_it_was_opened_is_found_before_it_is_used(t
 
 
 def test_an_unlearning_with_a_damaged_log_is_refused_before_anything_changes(tmp_path):
-    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = trained(3, train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
     path = log_file(tmp_path, 2)
     start = 8 + int.from_bytes(path.read_bytes()[:8], "little")  # behind the header, which is read once
     for bit in (8 * start, 8 * (path.stat().st_size - 1)):
@@ -251,9 +249,7 @@ def test_a_full_disk_undoes_the_task_and_room_lets_it_be_trained(small_disk):
     strategy.train(DIGITS.train_stream[2])
     strategy.unlearn([0])
     assert contents(Trajectory(path=path)) == contents(trajectory(strategy))
-    plain = amnesiac(train_epochs=1)
-    for task in range(3):
-        plain.train(DIGITS.train_stream[task])
+    plain = trained(3, train_epochs=1)
     plain.unlearn([0])
     assert bits(strategy.model) == bits(plain.model)
 

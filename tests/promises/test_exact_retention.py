@@ -4,7 +4,8 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin, LRSchedulerPlugin, LwFPlugin, ReplayPlugin
-from support.small_runs import OPTIMIZERS, assert_retained, logits, make, permuted, split
+from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
+from support.strategies import learn
 from torch import nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
@@ -27,11 +28,11 @@ class WatchEveryStep(SupervisedPlugin):
 
     def after_training_exp(self, strategy, **kwargs):
         if self.expected is None:
-            self.expected = logits(strategy, self.benchmark, [0])[0]
+            self.expected = logits_of(strategy, self.benchmark, [0])[0]
 
     def after_training_iteration(self, strategy, **kwargs):
         if self.expected is not None:
-            assert torch.equal(logits(strategy, self.benchmark, [0])[0], self.expected)
+            assert torch.equal(logits_of(strategy, self.benchmark, [0])[0], self.expected)
             self.compared += 1
 
 
@@ -115,8 +116,7 @@ def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
     initial = {n: p.detach().clone() for n, p in model.backbone.named_parameters() if n.startswith("norm")}
     options = {} if kind is WSN else {"masks": HardAttention(embedding_optimizer=lambda p: torch.optim.SGD(p, lr=0.05))}
     strategy = make(kind, model=model, optimizer=MOVE_EVERYTHING[optimizer], plugins=[watch], **options)
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream)
     assert watch.compared == 40
     assert initial
     assert all(torch.equal(p, initial[n]) for n, p in model.backbone.named_parameters() if n in initial)
@@ -126,9 +126,7 @@ def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
 def test_nothing_drifts_in_the_middle_of_a_task(optimizer):
     benchmark = permuted(2)
     watch = WatchEveryStep(benchmark)
-    strategy = make(optimizer=optimizer, plugins=[watch])
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
+    learn(make(optimizer=optimizer, plugins=[watch]), benchmark.train_stream)
     assert watch.compared == 20
 
 
@@ -235,7 +233,6 @@ def test_training_several_experiences_in_one_call():
     benchmark = permuted()
     at_once, one_by_one = make(HAT, optimizer="adam"), make(HAT, optimizer="adam")
     at_once.train(benchmark.train_stream)
-    for experience in benchmark.train_stream:
-        one_by_one.train(experience)
-    a, b = logits(at_once, benchmark, range(3)), logits(one_by_one, benchmark, range(3))
+    learn(one_by_one, benchmark.train_stream)
+    a, b = logits_of(at_once, benchmark, range(3)), logits_of(one_by_one, benchmark, range(3))
     assert all(torch.equal(a[task], b[task]) for task in a)

@@ -11,7 +11,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
-from support.strategies import DIGITS, OPTIMIZERS, PRICED
+from support.strategies import DIGITS, OPTIMIZERS, PRICED, learn
 from support.strategy_state import bits, unlearning_plugin
 from support.thoroughness import examples
 from torch import Tensor, nn
@@ -104,8 +104,7 @@ def test_in_any_order_of_training_a_claim_is_kept(draws, deadline):
 def test_a_request_in_the_middle_of_a_task_leaves_no_trace_in_it(optimizer):
     benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 2)])
     strategy, refs = pools(optimizer=optimizer), references(benchmark, optimizer=optimizer)
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream[:2])
     (record,) = unlearning_plugin(strategy).records
     assert record.claim == "exact"
     assert "zeroed" in record.purged[0]  # the running task keeps its momentum, but for what the forgotten one wrote
@@ -152,8 +151,7 @@ def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
 
 def test_a_slot_is_used_again_exactly():
     strategy, refs = pools(slots=2), references(slots=2)
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, DIGITS.train_stream[:2])
     for gone, new in ((0, 2), (1, 3), (2, 4)):
         assert strategy.unlearn([gone]).claim == "exact"
         strategy.train(DIGITS.train_stream[new])
@@ -161,9 +159,7 @@ def test_a_slot_is_used_again_exactly():
 
 
 def test_a_full_slot_is_an_error_before_anything_changes():
-    strategy = pools(slots=2)
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    strategy = learn(pools(slots=2), DIGITS.train_stream[:2])
     before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
     with pytest.raises(CapacityError, match=r"task 2 .*slot \[0\] of 2.* taken by tasks \[0\].*unlearn.*slots=.*share"):
         strategy.train(DIGITS.train_stream[2])
@@ -191,9 +187,7 @@ def test_a_shared_slot_is_approximate():
 
 def test_with_another_optimizer_that_mixes_entries_nothing_is_claimed(monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, "adafactor", lambda p: Adafactor(p, lr=1e-2))
-    strategy = pools(optimizer="adafactor")
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    strategy = learn(pools(optimizer="adafactor"), DIGITS.train_stream[:2])
     assert strategy.unlearn([0]).claim == "approximate"
 
 
@@ -224,9 +218,7 @@ class CountedLoss(nn.CrossEntropyLoss):
 
 
 def test_a_criterion_that_learns_is_refused_until_somebody_can_clean_it():
-    strategy = pools(criterion=RunningScale())
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(pools(criterion=RunningScale()), DIGITS.train_stream[:2])
     before = bits(strategy.model)
     with pytest.raises(UnknownStateError, match=r"RunningScale \(in its \.?mean\)"):
         strategy.unlearn([0])
@@ -237,8 +229,7 @@ def test_a_criterion_that_learns_is_refused_until_somebody_can_clean_it():
 
 def test_a_criterion_that_keeps_its_numbers_is_none():
     strategy = pools(criterion=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0]), label_smoothing=0.1))
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     assert strategy.unlearn([0]).claim == "exact"
 
 
@@ -278,9 +269,7 @@ def test_what_a_plugin_writes_into_finished_tasks_goes_with_the_task_in_training
 
 
 def test_what_a_plugin_wrote_into_finished_tasks_goes_when_a_training_is_given_up():
-    strategy = pools("norms", plugins=[WritesEverywhere(), Fails()])
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(pools("norms", plugins=[WritesEverywhere(), Fails()]), DIGITS.train_stream[:2])
     before = bits(strategy.model)
     with pytest.raises(ZeroDivisionError):
         strategy.train(DIGITS.train_stream[2])

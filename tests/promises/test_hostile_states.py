@@ -8,6 +8,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterator
 from copy import copy, deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.interruptions import comparable_state
-from support.strategies import DIGITS, amnesiac, quiet
+from support.strategies import DIGITS, brief, learn, quiet
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.saving import StateError
@@ -36,15 +37,12 @@ SEED = 35
 MUTATIONS = 320
 
 
-def built() -> Any:
-    return amnesiac(train_epochs=1, evaluator=quiet())
+built = partial(brief, evaluator=quiet)
 
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory) -> Path:
-    strategy = built()
-    for task in (0, 1, 2):
-        strategy.train(DIGITS.train_stream[task])
+    strategy = learn(built(), DIGITS.train_stream[:3])
     strategy.unlearn([1])
     return strategy.save(tmp_path_factory.mktemp("hostile") / "state")
 

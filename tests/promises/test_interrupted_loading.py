@@ -2,21 +2,20 @@
 
 import copy
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 from avalanche.training import Naive
 from support.interruptions import Interrupted, comparable_state, interrupted_at, lines_of
-from support.strategies import DIGITS, amnesiac, quiet, stock
+from support.strategies import DIGITS, brief, quiet, stock
 
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import find_plugin, load_state, save_state
 from avalanche_amnesia.training.host import saving
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
-
-def built() -> Any:
-    return amnesiac(train_epochs=1, evaluator=quiet())
+built = partial(brief, evaluator=quiet)
 
 
 MAKERS = {"AmnesiacHAT": built, "stock": lambda: stock(Naive, epochs=1)}

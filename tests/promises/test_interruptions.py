@@ -3,6 +3,7 @@
 import copy
 import random
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -18,19 +19,20 @@ from support.interruptions import (
     interrupted_at,
     lines_of,
 )
+from support.strategies import learn, make
 from support.thoroughness import examples
 from torch import nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.host.rollback import is_finishing
@@ -53,30 +55,19 @@ class NormNet(nn.Module):
         return torch.relu(self.out(torch.flatten(torch.relu(self.norm(self.conv(x))), 1)))
 
 
-def mlp():
-    return MLP(64, hidden=(12,), features=8)
+mlp = partial(MLP, 64, hidden=(12,), features=8)
 
 
 def one_head(backbone):
     return nn.Sequential(backbone, nn.Linear(8, 2))
 
 
-def masked(kind, *, net=mlp, shared_head=None, **options):
-    def make(path):
-        model = MaskedModel(net(), shared_head=shared_head)
+def ours(kind, *, net=mlp, wrap=None, **options):
+    def made(path):
         given = {name: value(path) if callable(value) else value for name, value in options.items()}
-        return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **given)
+        return make(kind, net=net, wrap=wrap, **OPTIONS, **given)
 
-    return make
-
-
-def wrapped(kind, wrap, net=mlp, **options):
-    def make(path):
-        model = wrap(net())
-        given = {name: value(path) if callable(value) else value for name, value in options.items()}
-        return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **OPTIONS, **given)
-
-    return make
+    return made
 
 
 def stock(kind, *, model=MultiHeadModel, plugins=list, **options):
@@ -96,32 +87,30 @@ def stock(kind, *, model=MultiHeadModel, plugins=list, **options):
 
 
 KINDS = {
-    "hat": masked(HAT),
-    "adahat": masked(AdaHAT, net=NormNet),
-    "counterfactual": masked(AmnesiacHAT),
-    "norms": masked(AmnesiacHAT, net=NormNet),
-    "exclusive": masked(
-        AmnesiacHAT, unlearning=lambda path: UnlearningPlugin(deletion="exclusive"), compensation="none"
-    ),
-    "backup": masked(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
-    "rate": masked(AmnesiacHAT, adjustment="adahat", compensation=lambda path: ScaledUpdatesPlugin("rate")),
-    "repair": masked(AmnesiacHAT, repair=lambda path: RepairPlugin("sequential")),
-    "shared head": masked(AmnesiacHAT, shared_head=2),
-    "pools": masked(AmnesiacHAT, isolation=Pools(slots=3)),
-    "pools with norms": masked(AmnesiacHAT, net=NormNet, isolation=Pools(slots=3)),
-    "disk": masked(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
-    "merging": masked(
+    "hat": ours(HAT),
+    "adahat": ours(AdaHAT, net=NormNet),
+    "counterfactual": ours(AmnesiacHAT),
+    "norms": ours(AmnesiacHAT, net=NormNet),
+    "exclusive": ours(AmnesiacHAT, unlearning=lambda path: UnlearningPlugin(deletion="exclusive"), compensation="none"),
+    "backup": ours(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
+    "rate": ours(AmnesiacHAT, adjustment="adahat", compensation=lambda path: ScaledUpdatesPlugin("rate")),
+    "repair": ours(AmnesiacHAT, repair=lambda path: RepairPlugin("sequential")),
+    "shared head": ours(AmnesiacHAT, wrap=partial(MaskedModel, shared_head=2)),
+    "pools": ours(AmnesiacHAT, isolation=Pools(slots=3)),
+    "pools with norms": ours(AmnesiacHAT, net=NormNet, isolation=Pools(slots=3)),
+    "disk": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
+    "merging": ours(
         AmnesiacHAT,
         trajectory=lambda path: TrajectoryPlugin(merge_permanent=True),
         unlearning=lambda path: UnlearningPlugin(deadline=3),
     ),
-    "economies": masked(AmnesiacHAT, trajectory=lambda path: PrunedTrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
-    "weight pools": wrapped(DisjointSubnets, DisjointModel, net=NormNet),
-    "wsn": wrapped(WSN, SubnetModel, net=NormNet),
-    "wsn, best": wrapped(WSN, SubnetModel, masks=ScoredWeights(keep="best", validation_share=0.3)),
-    "pall": wrapped(PALL, SubnetModel, repair_steps=3),
-    "independent": wrapped(Independent, NetworkPerTask),
-    "clpu": wrapped(CLPUDERpp, SideNetworks, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
+    "economies": ours(AmnesiacHAT, trajectory=lambda path: PrunedTrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
+    "weight pools": ours(DisjointSubnets, net=NormNet),
+    "wsn": ours(WSN, net=NormNet),
+    "wsn, best": ours(WSN, masks=ScoredWeights(keep="best", validation_share=0.3)),
+    "pall": ours(PALL, repair_steps=3),
+    "independent": ours(Independent),
+    "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
     "naive": stock(Naive),
     "naive with masks": stock(Naive, model=MaskedModel, plugins=lambda: [HATPlugin()]),
     "ewc": stock(EWC, ewc_lambda=1.0),
@@ -143,8 +132,7 @@ def made(kind, path, stream):
     # Nobody obeys, its deadline forbids, or samples' logits are renewed by the half-trained model.
     if find_plugin(strategy, UnlearningPlugin) is None or kind in ("clpu", "der"):
         stream = DIGITS.train_stream
-    for experience in stream[:2]:
-        strategy.train(experience)
+    learn(strategy, stream[:2])
     return strategy, stream
 
 

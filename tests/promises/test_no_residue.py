@@ -1,28 +1,23 @@
 """Nothing that a strategy holds after an unlearning repeats the forgotten task's mask, gradients or last values."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
+from support import strategies
 from support.residue_oracle import tensors_within
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, ConstantRule
+from avalanche_amnesia.training import ConstantRule
 from avalanche_amnesia.training.plugins import DivergedError
 
-
-def amnesiac(lr=1e-3, **options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(32,), features=24))
-    return AmnesiacHAT(
-        model=model, optimizer=torch.optim.Adam(model.parameters(), lr=lr), train_mb_size=32, train_epochs=2, **options
-    )
+amnesiac = partial(strategies.amnesiac, hidden=(32,), features=24, optimizer=torch.optim.Adam, train_mb_size=32)
 
 
 def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask():

@@ -1,10 +1,13 @@
 """State that networks keep beside their parameters: every task's own, refused, or named in the plan."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.training import Naive
-from support.strategies import stock
+from support import strategies
+from support.strategies import learn, logits, stock
 from support.strategy_state import unlearning_plugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -106,37 +109,28 @@ class Grows(Net):
 OWNED = [MovingAverage, Rebound, FunctionalNorm, Spectral]
 
 
-def wsn(net, **kwargs):
-    torch.manual_seed(0)
-    model = SubnetModel(net(), density=0.4)
-    return WSN(
-        model=model,
-        optimizer=Adam(model.parameters(), lr=1e-2, weight_decay=1e-3),
-        train_mb_size=20,
-        train_epochs=2,
-        seed=0,
-        **kwargs,
-    )
-
-
-@torch.no_grad()
-def logits(strategy, task):
-    strategy.model.eval()
-    return strategy.model(STREAM.test_stream[task].tensors[0], task)
+wsn = partial(
+    strategies.make,
+    WSN,
+    wrap=partial(SubnetModel, density=0.4),
+    optimizer=partial(Adam, lr=1e-2, weight_decay=1e-3),
+    train_mb_size=20,
+    seed=0,
+)
 
 
 @pytest.mark.parametrize("net", OWNED)
 def test_every_task_has_its_own_state_and_the_last_one_is_unlearned_exactly(net):
-    strategy = wsn(net)
+    strategy = wsn(net=net)
     strategy.train(STREAM.train_stream[0])
-    before = logits(strategy, 0)
+    before = logits(strategy, STREAM.test_stream[0])
     strategy.train(STREAM.train_stream[1])
-    assert torch.equal(logits(strategy, 0), before)
+    assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)
     strategy.eval(STREAM.test_stream)
-    assert torch.equal(logits(strategy, 0), before)
+    assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)
     record = strategy.unlearn([1])
     assert record.claim == "exact"
-    reference = References(lambda **kwargs: wsn(net, **kwargs), STREAM).reference([0]).state_dict()
+    reference = References(lambda **kwargs: wsn(net=net, **kwargs), STREAM).reference([0]).state_dict()
     state = strategy.model.state_dict()
     assert state.keys() == reference.keys()
     assert all(torch.equal(state[name], reference[name]) for name in state)
@@ -145,17 +139,16 @@ def test_every_task_has_its_own_state_and_the_last_one_is_unlearned_exactly(net)
 
 @pytest.mark.parametrize("net", OWNED)
 def test_own_state_is_saved_and_loaded(net):
-    strategy, other = wsn(net), wsn(net)
-    for experience in STREAM.train_stream[:2]:
-        strategy.train(experience)
+    strategy, other = wsn(net=net), wsn(net=net)
+    learn(strategy, STREAM.train_stream[:2])
     other.model.load_state_dict(strategy.model.state_dict())
     for task in (0, 1):
-        assert torch.equal(logits(other, task), logits(strategy, task))
+        assert torch.equal(logits(other, STREAM.test_stream[task]), logits(strategy, STREAM.test_stream[task]))
 
 
 @pytest.mark.parametrize(("net", "name"), [(KeepsActivations, "last"), (Collects, "seen"), (Grows, "rows")])
 def test_state_that_no_task_can_own_is_refused(net, name):
-    strategy = wsn(net)
+    strategy = wsn(net=net)
     initial = {key: value.clone() for key, value in strategy.model.backbone.state_dict().items()}
     with pytest.raises(ModelError, match=rf"forward changes \['{name}"):
         strategy.train(STREAM.train_stream[0])
@@ -165,8 +158,7 @@ def test_state_that_no_task_can_own_is_refused(net, name):
 
 def test_a_stock_strategy_names_the_state_that_its_tasks_share():
     strategy = stock(Naive, model=MultiHeadModel(MovingAverage()), epochs=1, optimizer=lambda p: SGD(p, lr=0.1))
-    for experience in STREAM.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, STREAM.train_stream[:2])
     plan = unlearning_plugin(strategy).plan(strategy, [1])
     assert plan.shared_state == ("backbone.average",)
     assert unlearning_plugin(strategy).unlearn(strategy, [1]).plan.shared_state == plan.shared_state
@@ -198,9 +190,9 @@ def test_masked_models_own_functional_norms_and_keep_no_activations(net):
 
     strategy = make()
     strategy.train(STREAM.train_stream[0])
-    before = logits(strategy, 0)
+    before = logits(strategy, STREAM.test_stream[0])
     strategy.train(STREAM.train_stream[1])
-    assert torch.equal(logits(strategy, 0), before)
+    assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)
     assert strategy.unlearn([1]).claim == "exact"
     reference = References(make, STREAM).reference([0]).state_dict()
     state = strategy.model.state_dict()

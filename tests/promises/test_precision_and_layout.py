@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.strategies import DIGITS, OPTIMIZERS
+from support.strategies import DIGITS, OPTIMIZERS, learn
 from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 
@@ -72,9 +72,7 @@ def test_pools_unlearn_to_the_bit(how):
     def factory(**options):
         return made(AmnesiacHAT, how, isolation="pools", **options)
 
-    strategy = factory()
-    for experience in DIGITS.train_stream[:4]:
-        strategy.train(experience)
+    strategy = learn(factory(), DIGITS.train_stream[:4])
     assert strategy.unlearn([1]).claim == "exact"
     strategy.train(DIGITS.train_stream[4])
     assert strategy.unlearn([2, 3]).claim == "exact"
@@ -109,8 +107,7 @@ def test_channels_that_lie_last_are_saved_and_audited(kind, tmp_path):
         return made(kind, "channels last", trajectory=TrajectoryPlugin(path=tmp_path / name))
 
     strategy, loaded = new("logs"), new("again")
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:3])
     strategy.save(tmp_path / "state")
     load_state(loaded, tmp_path / "state")
     for one in (strategy, loaded):

@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from sklearn.datasets import load_digits
+from support.strategies import learn
 from torch import nn
 from torchvision.models import resnet18
 
@@ -61,8 +62,7 @@ def amnesiac(model, **options):
 def assert_pretrained_again(strategy, state, n_tasks=2):
     """Train, unlearn everything, compare with the file."""
     model, stream = strategy.model, rgb_digits(n_tasks).train_stream
-    for experience in stream:
-        strategy.train(experience)
+    learn(strategy, stream)
     parameters = dict(model.backbone.named_parameters())
     assert any(not torch.equal(p, state[name]) for name, p in parameters.items())
     strategy.unlearn(range(n_tasks))

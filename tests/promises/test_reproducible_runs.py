@@ -12,7 +12,9 @@ from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import Interrupted
-from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, permuted, same_state, split, state, train_all
+from support.small_runs import OPTIMIZERS, logits_of, make, masked_mlp, permuted, split
+from support.strategies import learn
+from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
@@ -46,7 +48,7 @@ def streams():
 @pytest.mark.parametrize("kind", [HAT, AdaHAT, AmnesiacHAT])
 def test_same_seed_same_bits_whatever_is_evaluated(kind):
     benchmark = permuted()
-    expected = state(train_all(make(kind, dropout=0.4), benchmark).model)
+    expected = state(learn(make(kind, dropout=0.4), benchmark.train_stream).model)
     torch.manual_seed(99)
 
     def between(strategy):
@@ -61,18 +63,18 @@ def test_same_seed_same_bits_whatever_is_evaluated(kind):
             between(strategy)
             between(strategy)
         assert same_state(state(strategy.model), expected)
-    assert not same_state(state(train_all(make(kind, dropout=0.4, seed=4), benchmark).model), expected)
+    assert not same_state(state(learn(make(kind, dropout=0.4, seed=4), benchmark.train_stream).model), expected)
 
 
 def test_runs_that_part_share_their_prefix():
     benchmark = permuted()
-    short, long = train_all(make(), benchmark, 1), make()
+    short, long = learn(make(), benchmark.train_stream[:1]), make()
     long.train(benchmark.train_stream[0])
     assert same_state(state(short.model), state(long.model))
     long.train(benchmark.train_stream[2])  # another second task
-    a = logits(long, benchmark, [2])[2]
+    a = logits_of(long, benchmark, [2])[2]
     short.train(benchmark.train_stream[2])
-    assert torch.equal(a, logits(short, benchmark, [2])[2])
+    assert torch.equal(a, logits_of(short, benchmark, [2])[2])
 
 
 def test_seeding_is_torchs_own():
@@ -88,7 +90,7 @@ def test_the_callers_random_streams_are_left_alone():
     strategy, benchmark = make(dropout=0.3, evaluator=metrics()), permuted()
     torch.manual_seed(5)
     before = streams()
-    train_all(strategy, benchmark, 2)
+    learn(strategy, benchmark.train_stream[:2])
     assert streams() == before
     strategy.eval(benchmark.test_stream)
     assert streams() == before
@@ -101,7 +103,7 @@ def test_in_memory_batches_are_the_default_loaders():
             strategy = make(dropout=0.2, **options)
             if not in_memory:
                 strategy.plugins = [p for p in strategy.plugins if not isinstance(p, InMemoryLoaderPlugin)]
-            train_all(strategy, benchmark, 2)
+            learn(strategy, benchmark.train_stream[:2])
             results.append((state(strategy.model), strategy.eval(benchmark.test_stream)))
     for a, b in zip(results[:2], results[2:], strict=True):
         assert same_state(a[0], b[0])
@@ -208,7 +210,7 @@ def test_a_refused_experience_changes_nothing(kind):
         assert str(optimizer) == str(strategy.optimizer.state_dict())
         assert streams() == rng
     strategy.train(benchmark.train_stream[1])
-    fresh = train_all(make(kind), benchmark, 2)
+    fresh = learn(make(kind), benchmark.train_stream[:2])
     assert same_state(state(strategy.model), state(fresh.model))
 
 
@@ -231,7 +233,7 @@ def test_divergence_is_undone(kind):
     assert strategy.model.tasks == (0,)
     rate["optimizer"].param_groups[0]["lr"] = 0.05
     strategy.train(benchmark.train_stream[1])
-    expected = train_all(make(kind), benchmark, 2)
+    expected = learn(make(kind), benchmark.train_stream[:2])
     assert same_state(state(strategy.model), state(expected.model))
 
 
@@ -264,7 +266,7 @@ class Interrupt(SupervisedPlugin):
 def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
     benchmark = permuted()  # 10 mini-batches an epoch, 2 epochs
     options = {"eval_every": 1, "optimizer": "adam"}
-    expected = train_all(make(kind, **options), benchmark)
+    expected = learn(make(kind, **options), benchmark.train_stream)
     reached = {}
     strategy = make(kind, plugins=[Interrupt(event, at)], **options)
     strategy.train(benchmark.train_stream[0])
@@ -280,7 +282,7 @@ def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
             assert same_state(state(strategy.model), reached["state"])
             assert strategy.model.tasks == (0,)
             strategy.abort_training()
-        train_all(strategy, type("Rest", (), {"train_stream": benchmark.train_stream[1:]}))
+        learn(strategy, benchmark.train_stream[1:])
     assert same_state(state(strategy.model), state(expected.model))
     assert strategy.eval(benchmark.test_stream).keys() == expected.eval(benchmark.test_stream).keys()
 
@@ -292,9 +294,7 @@ def test_another_task_can_be_trained_after_an_interruption():
     with pytest.raises(Interrupted):
         strategy.train(benchmark.train_stream[1])
     strategy.train(benchmark.train_stream[2])
-    expected = make()
-    for task in (0, 2):
-        expected.train(benchmark.train_stream[task])
+    expected = learn(make(), [benchmark.train_stream[task] for task in (0, 2)])
     assert strategy.model.tasks == (0, 2)
     assert same_state(state(strategy.model), state(expected.model))
 
@@ -305,7 +305,7 @@ def test_another_task_can_be_trained_after_an_interruption():
 @pytest.mark.parametrize("optimizer", ["sgd", "adam decay"])
 def test_the_plugin_on_a_stock_strategy_is_hat(optimizer):
     benchmark = permuted()
-    hat = train_all(make(HAT, optimizer=optimizer, evaluator=metrics()), benchmark)
+    hat = learn(make(HAT, optimizer=optimizer, evaluator=metrics()), benchmark.train_stream)
     model = masked_mlp()
     naive = Naive(
         model=model,
@@ -317,7 +317,7 @@ def test_the_plugin_on_a_stock_strategy_is_hat(optimizer):
         plugins=[SeedingPlugin(3), HATPlugin(seed=3)],
         evaluator=metrics(),
     )
-    train_all(naive, benchmark, reset_optimizer_state=True)
+    learn(naive, benchmark.train_stream, reset_optimizer_state=True)
     assert same_state(state(hat.model), state(naive.model))
     assert hat.eval(benchmark.test_stream) == naive.eval(benchmark.test_stream)
 
@@ -340,6 +340,6 @@ def test_hat_learns():
     model = MaskedModel(MLP(64, hidden=(128,), features=64))
     strategy = make(model=model, optimizer="adam", train_epochs=8, evaluator=metrics())
     benchmark = permuted(3, 600)
-    train_all(strategy, benchmark)
+    learn(strategy, benchmark.train_stream)
     results = strategy.eval(benchmark.test_stream)
     assert min(v for k, v in results.items() if k.startswith("Top1_Acc_Exp")) > 0.7

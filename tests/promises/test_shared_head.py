@@ -1,11 +1,14 @@
 """Domain-incremental learning: one head for all tasks, masked with the features it reads."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import mlp, quiet
+from support import strategies
+from support.small_runs import logits_of
+from support.strategies import accuracy, learn, mlp, quiet
 from support.strategy_state import bits, trajectory
 from torch.optim import SGD, Adam
 
@@ -26,30 +29,17 @@ OPTIMIZERS = {
     "momentum": lambda p: SGD(p, lr=0.05, momentum=0.9),
 }
 HEAD = "_shared_head.weight"
+SLOW_ADAM = partial(Adam, lr=3e-3)
+SHARED = partial(MaskedModel, shared_head=10)
 
 
-def make(kind=AmnesiacHAT, *, width=96, optimizer=lambda p: Adam(p, lr=3e-3), **options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(width,), features=width), shared_head=10)
-    options = {"train_mb_size": 25, "train_epochs": 6, "eval_mb_size": 200, "evaluator": quiet(), **options}
-    return kind(model=model, optimizer=optimizer(model.parameters()), **options)
-
-
-def train(strategy, stream, n=4):
-    for experience in stream.train_stream[:n]:
-        strategy.train(experience)
-    return strategy
-
-
-@torch.no_grad()
-def logits(strategy, stream, tasks):
-    strategy.model.eval()
-    return {task: strategy.model(stream.test_stream[task].tensors[0], task) for task in tasks}
+def make(kind=AmnesiacHAT, **options):
+    options = {"optimizer": SLOW_ADAM, "train_mb_size": 25, "train_epochs": 6, "evaluator": quiet, **options}
+    return strategies.make(kind, hidden=(96,), features=96, wrap=SHARED, **options)
 
 
 def accuracies(strategy, stream, tasks):
-    outputs = logits(strategy, stream, tasks)
-    return {t: float((o.argmax(1) == stream.test_stream[t].tensors[1]).float().mean()) for t, o in outputs.items()}
+    return {task: accuracy(strategy, stream.test_stream[task]) for task in tasks}
 
 
 def columns(model, task):
@@ -63,7 +53,7 @@ def test_earlier_tasks_keep_their_logits_bit_for_bit(optimizer):
     for task, experience in enumerate(stream.train_stream):
         before = strategy.model.shared_head.weight.detach().clone()
         strategy.train(experience)
-        now = logits(strategy, stream, range(task + 1))
+        now = logits_of(strategy, stream, range(task + 1))
         assert all(torch.equal(now[earlier], value) for earlier, value in kept.items())
         moved = (strategy.model.shared_head.weight != before).any(0)
         assert bool(moved.any()) or task
@@ -77,7 +67,7 @@ def test_remaining_tasks_keep_their_accuracy(stream, adjustment):
     data = STREAMS[stream]
     after = {}
     for compensation in ("none", "counterfactual"):
-        strategy = train(make(adjustment=adjustment, compensation=compensation), data)
+        strategy = learn(make(adjustment=adjustment, compensation=compensation), data.train_stream)
         before = accuracies(strategy, data, range(4))
         assert min(before.values()) > 0.6, before
         strategy.unlearn([1])
@@ -93,7 +83,7 @@ def test_remaining_tasks_keep_their_accuracy(stream, adjustment):
 def test_every_column_has_one_writer_and_goes_with_it():
     strategy, stream = make(), STREAMS["permuted"]
     initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
-    train(strategy, stream)
+    learn(strategy, stream.train_stream)
     was = columns(strategy.model, 1) & columns(strategy.model, 2) & ~columns(strategy.model, 0)
     strategy.unlearn([1])  # tasks 2 and 3 get refitted columns, some of which were task 1's
     weight, start = strategy.model.shared_head.weight, initial[f"backbone.{HEAD}"]
@@ -114,7 +104,7 @@ def test_every_column_has_one_writer_and_goes_with_it():
 def test_on_disk_with_coded_updates_it_leaves_the_initial_bits(tmp_path):
     strategy = make(train_epochs=2, trajectory=TrajectoryPlugin(path=tmp_path, dtype=torch.int8))
     initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
-    train(strategy, STREAMS["permuted"])
+    learn(strategy, STREAMS["permuted"].train_stream)
     assert strategy.unlearn([1]).plan.compensated == (2, 3)
     assert sorted(map(sorted, Trajectory(path=tmp_path).repairs.values())) == [[2], [3]]
     strategy.unlearn([3])
@@ -127,7 +117,7 @@ def test_in_the_middle_of_a_task_and_as_a_whole_or_not_at_all():
     stream = with_unlearning(STREAMS["rotated"], [UnlearningRequest((0,), 3, "iteration", 7)])
     strategy = make()
     initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
-    train(strategy, stream)
+    learn(strategy, stream.train_stream)
     after = accuracies(strategy, STREAMS["rotated"], (1, 2, 3))
     assert min(after.values()) > 0.6, after
     kept, logs = bits(strategy.model), trajectory(strategy).logs
@@ -159,15 +149,15 @@ class Fails(SupervisedPlugin):
 
 def test_hat_cl_s_deletion_changes_no_other_task():
     stream = STREAMS["permuted"]
-    strategy = train(make(unlearning=UnlearningPlugin(deletion="exclusive"), train_epochs=2), stream)
-    kept = logits(strategy, stream, (0, 2, 3))
+    strategy = learn(make(unlearning=UnlearningPlugin(deletion="exclusive"), train_epochs=2), stream.train_stream)
+    kept = logits_of(strategy, stream, (0, 2, 3))
     strategy.unlearn([1])
-    assert all(torch.equal(now, kept[task]) for task, now in logits(strategy, stream, (0, 2, 3)).items())
+    assert all(torch.equal(now, kept[task]) for task, now in logits_of(strategy, stream, (0, 2, 3)).items())
 
 
 def test_the_last_tasks_are_unlearned_exactly():
     stream = STREAMS["rotated"]
-    strategy = train(make(train_epochs=2), stream, 3)
+    strategy = learn(make(train_epochs=2), stream.train_stream[:3])
     assert strategy.unlearn([1, 2]).claim == "exact"
     reference = References(lambda **options: make(train_epochs=2, **options), stream).reference([0])
     assert bits(strategy.model) == bits(reference)
@@ -176,7 +166,7 @@ def test_the_last_tasks_are_unlearned_exactly():
 
 def test_adahat_holds_the_head_and_not_the_backbone():
     strategy, stream = make(AdaHAT, train_epochs=2), STREAMS["permuted"]
-    train(strategy, stream, 1)
+    learn(strategy, stream.train_stream[:1])
     model = strategy.model
     before = copy.deepcopy(model.state_dict())
     used = model.graph.parameter_use(model.masks[0])
@@ -192,7 +182,7 @@ def test_adahat_holds_the_head_and_not_the_backbone():
 
 
 def test_a_saved_state_is_loaded():
-    strategy, stream = train(make(train_epochs=1), STREAMS["permuted"], 2), STREAMS["permuted"]
+    strategy, stream = learn(make(train_epochs=1), STREAMS["permuted"].train_stream[:2]), STREAMS["permuted"]
     twin = MaskedModel(MLP(64, hidden=(96,), features=96), shared_head=10)
     twin.load_state_dict(strategy.model.state_dict())
     assert twin.tasks == (0, 1)
@@ -220,7 +210,7 @@ def test_other_classes_and_other_models_are_refused():
 
 
 def test_the_head_is_described_extracted_and_copied():
-    strategy, stream = train(make(train_epochs=1), STREAMS["permuted"], 2), STREAMS["permuted"]
+    strategy, stream = learn(make(train_epochs=1), STREAMS["permuted"].train_stream[:2]), STREAMS["permuted"]
     model = strategy.model.eval()
     n = sum(p.numel() for p in model.backbone.parameters())
     assert f"{n:,} parameters: masked 100.0%" in str(model.describe())

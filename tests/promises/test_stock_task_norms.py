@@ -7,12 +7,12 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.supervised import EWC, MAS, LwF, Naive, Replay
-from support.strategies import stock
+from support.strategies import accuracy, learn, stock
+from support.strategy_state import bits, same_state, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.features import features_of
@@ -61,35 +61,11 @@ def strategy(host="naive", **options):
 
 
 def trained(n, host="naive", **options):
-    made = strategy(host, **options)
-    for experience in DIGITS.train_stream[:n]:
-        made.train(experience)
-    return made
-
-
-def unlearn(strategy, tasks):
-    return find_plugin(strategy, UnlearningPlugin).unlearn(strategy, tasks)
-
-
-def bits(module):
-    return {name: tensor_hash(value) for name, value in module.state_dict().items()}
+    return learn(strategy(host, **options), DIGITS.train_stream[:n])
 
 
 def statistics(model, task):
     return {name: value.clone() for name, value in model.task_norms(task).named_buffers()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def accuracy(model, task):
-    x, y = DIGITS.test_stream[task].tensors
-    model.eval()
-    with torch.no_grad():
-        right = (model(x, task).argmax(1) == y).float().mean().item()
-    model.train()
-    return right
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -98,12 +74,12 @@ def test_every_host_learns_forgets_and_goes_on(host):
     initial = bits(made.model.backbone.norm)
     for task in range(3):
         made.train(DIGITS.train_stream[task])
-        assert accuracy(made.model, task) > 0.9
+        assert accuracy(made, DIGITS.test_stream[task]) > 0.9
         for earlier, values in kept.items():  # whatever samples were replayed, and heads distilled
-            assert same(statistics(made.model, earlier), values)
+            assert same_state(statistics(made.model, earlier), values)
         kept[task] = statistics(made.model, task)
         assert kept[task]["norm.num_batches_tracked"] > 0
-    record = unlearn(made, [1])
+    record = unlearning_plugin(made).unlearn(made, [1])
     assert {"heads.1.norms.norm.running_mean", "heads.1.norms.block/1.weight", "heads.1.weight"} <= {
         *record.plan.removed
     }
@@ -111,9 +87,9 @@ def test_every_host_learns_forgets_and_goes_on(host):
     assert not [name for name in made.model.state_dict() if name.startswith("heads.1.")]
     assert made.model.task_norms(1) is None
     made.train(DIGITS.train_stream[3])
-    assert accuracy(made.model, 3) > 0.9
+    assert accuracy(made, DIGITS.test_stream[3]) > 0.9
     for task in (0, 2):
-        assert same(statistics(made.model, task), kept[task])
+        assert same_state(statistics(made.model, task), kept[task])
     assert bits(made.model.backbone.norm) == initial  # it runs for no task: where new tasks begin
 
 
@@ -151,8 +127,8 @@ def test_in_a_mixed_batch_the_task_in_training_alone_takes_statistics():
             strategy.model(x, torch.tensor([1] * 8 + [0] * 8))
             alone(x[:8], 1)
             seen.append(
-                same(statistics(strategy.model, 0), before)
-                and same(statistics(strategy.model, 1), statistics(alone, 1))
+                same_state(statistics(strategy.model, 0), before)
+                and same_state(statistics(strategy.model, 1), statistics(alone, 1))
                 and int(statistics(alone, 1)["norm.num_batches_tracked"]) > 0
             )
 
@@ -176,7 +152,7 @@ def test_the_teacher_of_lwf_stays_as_it_was():
     made.train(DIGITS.train_stream[2])
     assert bits(teacher) == before
     made = trained(2, "lwf")
-    unlearn(made, [0])
+    unlearning_plugin(made).unlearn(made, [0])
     assert not [n for n in find_plugin(made, LwFPlugin).lwf.prev_model.state_dict() if n.startswith("heads.0.")]
 
 
@@ -189,7 +165,7 @@ def test_importances_grow_with_the_norms_and_shrink_with_them(mode):
     assert all(
         float(ewc.importances[task][norms[task]].data.sum()) > 0 for task in ((0, 1, 2) if mode == "ewc" else (2,))
     )
-    unlearn(made, [1])
+    unlearning_plugin(made).unlearn(made, [1])
     assert not [name for store in ewc.importances.values() for name in store if name.startswith("heads.1.")]
     made.train(DIGITS.train_stream[3])
     assert ewc.importances[3].keys() == dict(made.model.named_parameters()).keys()
@@ -217,7 +193,7 @@ def test_saved_and_resumed_with_the_same_bits(host, tmp_path):
     assert bits(resumed.model) == bits(made.model)
     for other in (made, resumed):
         other.train(DIGITS.train_stream[2])
-        unlearn(other, [1])
+        unlearning_plugin(other).unlearn(other, [1])
         other.train(DIGITS.train_stream[3])
     assert bits(resumed.model) == bits(made.model)
 
@@ -236,8 +212,7 @@ def test_a_training_that_breaks_off_leaves_nothing():
         made.train(DIGITS.train_stream[0])
     find_plugin(made, TrajectoryPlugin).undo_training(made)
     assert bits(made.model) == bits(model())
-    for experience in DIGITS.train_stream[:2]:
-        made.train(experience)
+    learn(made, DIGITS.train_stream[:2])
     assert bits(made.model) == bits(whole.model)
 
 
@@ -249,9 +224,7 @@ def test_a_request_in_the_middle_of_a_task_leaves_no_copy_of_the_norms():
             kept.append({n for n in find_plugin(strategy, TrajectoryPlugin).snapshot._statistics if "heads.0." in n})
 
     schedule = [UnlearningRequest(tasks=(0,), at=1, when="iteration", iteration=1)]
-    made = strategy(plugins=(Look(),))
-    for experience in with_unlearning(DIGITS, schedule).train_stream[:2]:
-        made.train(experience)
+    made = learn(strategy(plugins=(Look(),)), with_unlearning(DIGITS, schedule).train_stream[:2])
     assert not [name for name in made.model.state_dict() if name.startswith("heads.0.")]
     assert kept[-1] == set()
 
@@ -288,9 +261,7 @@ def test_without_norms_it_is_a_multi_head_model():
     def last(kind):
         torch.manual_seed(0)
         net = kind(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), 16)
-        made = stock(LwF, model=net, epochs=1, alpha=1.0, temperature=2.0)
-        for experience in DIGITS.train_stream[:3]:
-            made.train(experience)
+        learn(stock(LwF, model=net, epochs=1, alpha=1.0, temperature=2.0), DIGITS.train_stream[:3])
         return {name: value for name, value in bits(net).items() if ".norms" not in name}
 
     assert last(TaskNormModel) == last(MultiHeadModel)

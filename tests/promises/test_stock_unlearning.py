@@ -9,7 +9,7 @@ from avalanche.models import MultiHeadClassifier, MultiTaskModule
 from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
-from support.strategies import DIGITS, quiet, stock
+from support.strategies import DIGITS, learn, quiet, stock
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from torch import nn
 
@@ -132,8 +132,7 @@ def test_a_request_for_the_task_just_trained_leaves_nothing_of_it(method, model)
         assert set(lwf.lwf.prev_model.state_dict()) == set(strategy.model.state_dict())
     if replay is not None:
         assert set(replay.storage_policy.buffer.targets_task_labels) == {0}
-    for experience in stream[2:4]:
-        strategy.train(experience)
+    learn(strategy, stream[2:4])
     assert unlearning_plugin(strategy).ledger.remaining == (0, 2, 3)
 
 
@@ -142,8 +141,7 @@ def test_everything_can_be_unlearned_and_training_goes_on(method):
     make, options = METHODS[method]
     strategy = stock(make, epochs=1, **options)
     initial = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:3])
     record = unlearning_plugin(strategy).unlearn(strategy, [1, 0, 2])
     assert all(torch.equal(p, initial[n]) for n, p in strategy.model.named_parameters())
     assert list(strategy.model.state_dict()) == list(initial)
@@ -181,9 +179,7 @@ def test_anchors_lose_the_update_and_earlier_ones_do_not():
 
 
 def test_the_teacher_is_the_student_without_the_task():
-    strategy = stock(LwF, epochs=1, alpha=1.0, temperature=2.0)
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(stock(LwF, epochs=1, alpha=1.0, temperature=2.0), DIGITS.train_stream[:3])
     unlearning_plugin(strategy).unlearn(strategy, [1])
     lwf = find_plugin(strategy, LwFPlugin).lwf
     assert bits(lwf.prev_model) == bits(strategy.model)
@@ -219,8 +215,7 @@ def test_the_buffer_and_every_later_batch_hold_no_forgotten_sample(policy):
     stream = with_unlearning(
         DIGITS, [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((3,), 3)]
     ).train_stream
-    for experience in stream[:2]:
-        strategy.train(experience)
+    learn(strategy, stream[:2])
     old = {tuple(map(float, x.flatten())): (y, t) for x, y, t in storage.buffer}
     batches.tasks = []
     strategy.train(stream[2])
@@ -242,9 +237,7 @@ def test_the_buffer_and_every_later_batch_hold_no_forgotten_sample(policy):
 
 def test_reservoir_weights_stay_with_their_samples():
     replay = ReplayPlugin(mem_size=60, storage_policy=ReservoirSamplingBuffer(60))
-    strategy = stock(plugins=[replay], epochs=1)
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(stock(plugins=[replay], epochs=1), DIGITS.train_stream[:3])
     storage = replay.storage_policy
     pairs = [(x, w) for (x, _, t), w in zip(storage.buffer, storage._buffer_weights, strict=True) if int(t) != 1]
     unlearning_plugin(strategy).unlearn(strategy, [1])
@@ -258,9 +251,7 @@ def test_the_control_enters_requests_and_changes_nothing_else():
     def outcome(obey):
         strategy = stock(EWC, epochs=2, ewc_lambda=1.0, unlearning=UnlearningPlugin(obey=obey))
         schedule = [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((1,), 2)]
-        for experience in (with_unlearning(DIGITS, schedule) if obey is False else DIGITS).train_stream[:4]:
-            strategy.train(experience)
-        return strategy
+        return learn(strategy, (with_unlearning(DIGITS, schedule) if obey is False else DIGITS).train_stream[:4])
 
     control, never_asked = outcome(False), outcome(True)
     assert bits(control.model) == bits(never_asked.model)
@@ -287,8 +278,7 @@ def test_shared_running_statistics_are_refused_before_training(make):
 
 def test_optimizer_state_that_mixes_the_tasks_is_dropped():
     strategy = stock(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), epochs=1)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     assert strategy.optimizer.state
     unlearning_plugin(strategy).unlearn(strategy, [0])
     assert not strategy.optimizer.state
@@ -300,21 +290,16 @@ def test_optimizer_state_that_mixes_the_tasks_is_dropped():
 
 def test_a_head_that_lwf_trained_on_is_not_mixed_up_with_a_new_one_of_the_same_task():
     """Learn 0, 1; forget 0; learn 0 again, 2; forget 1: head 0 must be the new one with 1's update on nothing of it."""
-    strategy = stock(LwF, epochs=1, alpha=1.0, temperature=2.0)
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    strategy = learn(stock(LwF, epochs=1, alpha=1.0, temperature=2.0), DIGITS.train_stream[:2])
     unlearning_plugin(strategy).unlearn(strategy, [0])
-    for task in (0, 2):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, [DIGITS.train_stream[task] for task in (0, 2)])
     head = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if n.startswith("heads.0.")}
     unlearning_plugin(strategy).unlearn(strategy, [1])
     assert all(torch.equal(dict(strategy.model.named_parameters())[n], v) for n, v in head.items())
 
 
 def test_a_plan_for_a_stock_strategy_changes_nothing():
-    strategy = stock(EWC, epochs=1, ewc_lambda=1.0)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(stock(EWC, epochs=1, ewc_lambda=1.0), DIGITS.train_stream[:2])
     ewc = find_plugin(strategy, EWCPlugin)
     before = fingerprint(strategy, dict(ewc.saved_params), dict(ewc.importances))
     plan = unlearning_plugin(strategy).plan(strategy, [0])
@@ -334,8 +319,7 @@ def test_the_place_in_the_plugin_list_does_not_matter(order):
         plugins=[SeedingPlugin(0), TrajectoryPlugin(), *order(UnlearningPlugin(), LwFPlugin())],
         evaluator=quiet(),
     )
-    for experience in with_unlearning(DIGITS, {1: [1]}).train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, with_unlearning(DIGITS, {1: [1]}).train_stream[:2])
     lwf = find_plugin(strategy, LwFPlugin).lwf
     assert bits(lwf.prev_model) == bits(model)
     assert set(lwf.prev_classes_by_task) == {0}

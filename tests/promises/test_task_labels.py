@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, trained
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark, with_unlearning
@@ -18,16 +18,9 @@ LABELS = [np.int64, np.uint8, torch.tensor]
 NO_LABELS = [True, np.bool_(True), 1.0, np.float64(1), torch.tensor(1.0), torch.tensor(True), torch.tensor([1])]
 
 
-def three_tasks(**options):
-    strategy = amnesiac(train_epochs=1, **options)
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
-    return strategy
-
-
 @pytest.mark.parametrize("label", LABELS)
 def test_requests_take_any_integer(label):
-    strategy, expected = three_tasks(), three_tasks()
+    strategy, expected = trained(3, train_epochs=1), trained(3, train_epochs=1)
     assert strategy.plan_unlearning([label(1)]).tasks == (1,)
     strategy.mark_permanent([label(0)])
     assert unlearning_plugin(strategy).ledger.permanent == {0}
@@ -52,7 +45,7 @@ def test_streams_take_any_integer(label):
 
 
 def test_all_at_once_in_an_array():
-    strategy = three_tasks()
+    strategy = trained(3, train_epochs=1)
     assert strategy.plan_unlearning(np.array([0, 2])).tasks == (0, 2)
     assert strategy.plan_unlearning(torch.tensor([0, 2])).tasks == (0, 2)
     x, y = DIGITS.train_stream[0].tensors
@@ -81,7 +74,7 @@ def test_a_ledger_keeps_pythons_own_ints():
 
 @pytest.mark.parametrize("label", NO_LABELS, ids=repr)
 def test_what_is_no_label_changes_nothing(label):
-    strategy = three_tasks()
+    strategy = trained(3, train_epochs=1)
     before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
     for ask in (strategy.plan_unlearning, strategy.unlearn):
         with pytest.raises(RequestError, match=r"is no task; tasks are ints, not .* such as \[0, 2\]"):

@@ -9,6 +9,8 @@ import torch
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, ReplayPlugin
 from avalanche.training.supervised import Naive
+from support.strategies import learn
+from support.strategy_state import same_state
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
@@ -79,10 +81,6 @@ def own(model, task):
     return {name: value.clone() for name, value in model.task_parts(task).state_dict().items()}
 
 
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
 def of_backbone(model):
     return {
         f"{name}.{kind}": value.clone()
@@ -117,11 +115,11 @@ def test_every_task_starts_from_the_backbone_s_norms_and_moves_its_own_alone(kin
             if not name.endswith("num_batches_tracked"):
                 assert torch.equal(value, initial[name]), name
         for earlier, values in kept.items():
-            assert same(own(model, earlier), values)
+            assert same_state(own(model, earlier), values)
         kept[task] = own(model, task)
         if kind != "instance, plain" and kind != "batch, no statistics":
-            assert not same(kept[task], starts)
-    assert same(of_backbone(model), initial)
+            assert not same_state(kept[task], starts)
+    assert same_state(of_backbone(model), initial)
 
 
 @pytest.mark.parametrize("kind", [*AFFINE, "batch, not affine"])
@@ -174,7 +172,7 @@ def test_replayed_samples_of_a_finished_task_do_not_move_its_norms(kind):
         strategy.train(DIGITS.train_stream[task])
         for earlier, values in kept.items():
             assert count.runs[task, earlier] > 0, "nothing was replayed: the test proves nothing"
-            assert same(own(strategy.model, earlier), values)
+            assert same_state(own(strategy.model, earlier), values)
         kept[task] = own(strategy.model, task)
 
 
@@ -206,13 +204,13 @@ def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
     for task in range(3):
         strategy.train(DIGITS.train_stream[task])
         for earlier, values in statistics.items():
-            assert same({n: v.clone() for n, v in model.task_parts(earlier).named_buffers()}, values)
+            assert same_state({n: v.clone() for n, v in model.task_parts(earlier).named_buffers()}, values)
         statistics[task] = {name: value.clone() for name, value in model.task_parts(task).named_buffers()}
         if task == 1:
             everything = {n: v.clone() for n, v in model.state_dict().items()}
     unlearning = find_plugin(strategy, UnlearningPlugin)
     unlearning.unlearn(strategy, [2])
-    assert same(dict(model.state_dict()), everything)
+    assert same_state(dict(model.state_dict()), everything)
     unlearning.unlearn(strategy, [0, 1])
     assert len(model.own) == 0
     assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())
@@ -239,14 +237,13 @@ def test_an_interrupted_training_leaves_nothing_in_the_norms(make):
     interrupted.plugins.pop()
     for strategy in (straight, interrupted):
         strategy.train(DIGITS.train_stream[1], reset_optimizer_state=True)
-    assert same(dict(straight.model.state_dict()), dict(interrupted.model.state_dict()))
+    assert same_state(dict(straight.model.state_dict()), dict(interrupted.model.state_dict()))
 
 
 def test_a_forgotten_task_s_norms_are_gone_from_everywhere():
     strategy = amnesiac(build())
     model = strategy.model
-    for task in range(3):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, DIGITS.train_stream[:3])
     gone = [weakref.ref(module) for module in model.own["1"].modules()]
     gone += [weakref.ref(parameter) for parameter in model.own["1"].parameters()]
     record = strategy.unlearn([1])
@@ -262,7 +259,7 @@ def test_a_forgotten_task_s_norms_are_gone_from_everywhere():
     assert [ref() for ref in gone if ref() is not None] == []
     before = own(model, 2)
     strategy.train(DIGITS.train_stream[1])  # learned again: from the backbone's values
-    assert same(own(model, 2), before)
+    assert same_state(own(model, 2), before)
 
 
 # Statistics -------------------------------------------------------------------------------------------------------
@@ -327,7 +324,7 @@ def test_batch_norm_equals_torch_s(momentum, dtype):
     for _ in range(3):
         x = torch.randn(6, 4, 3, 3, dtype=dtype) * 2 + 1
         assert torch.equal(ours(x, None), theirs(x))
-        assert same(dict(ours.named_buffers()), dict(theirs.named_buffers()))
+        assert same_state(dict(ours.named_buffers()), dict(theirs.named_buffers()))
     ours.eval(), theirs.eval()
     assert torch.equal(ours(x, None), theirs(x))
     half = torch.tensor([1.0, 0.0, 1.0, 0.0])
@@ -369,8 +366,7 @@ def test_what_a_mask_closes_reaches_no_feature(kind, training):
 def test_norm_batch_has_nothing_of_its_own_and_reads_no_running_statistics(kind):
     strategy = amnesiac(build(kind, norm="batch"))
     model = strategy.model
-    for task in range(2):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, DIGITS.train_stream[:2])
     assert [name for name in model.state_dict() if name.startswith("own.")] == []
     model.eval()
     with torch.no_grad():
@@ -406,7 +402,7 @@ def test_references_and_probes_carry_the_task_s_own_norms():
         if records and records[-1].claim == "exact":
             exact += 1
             reference = references.reference(records[-1].remaining)
-            assert same(dict(strategy.model.state_dict()), dict(reference.state_dict()))
+            assert same_state(dict(strategy.model.state_dict()), dict(reference.state_dict()))
     assert exact == 1  # task 2 after itself; what was learned beside task 0 is tainted
     probes = {"JSD_own", "JSD_remaining", "JSD_none"}
     assert seen == {name + end for name in probes for end in ("", "_tasks", "_floor_order", "_ratio_order")}

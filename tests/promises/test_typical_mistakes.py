@@ -6,7 +6,7 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark, task_incremental_benchmark
 from avalanche.training import Cumulative, JointTraining
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 from torch.utils.data import TensorDataset
 
@@ -20,16 +20,9 @@ from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
 
-def trained(tasks, make=amnesiac, **options):
-    strategy = make(**options)
-    for task in tasks:
-        strategy.train(DIGITS.train_stream[task])
-    return strategy
-
-
 def test_tasks_that_came_with_a_checkpoint_are_not_recorded_and_make_no_claim_exact():
     """The checkpoint may be that of a model which unlearned something approximately."""
-    before = trained([0, 1], train_epochs=1)
+    before = trained(2, train_epochs=1)
     before.unlearn([0])
     strategy = amnesiac(train_epochs=1)
     strategy.model.load_state_dict(before.model.state_dict())
@@ -44,7 +37,7 @@ def test_tasks_that_came_with_a_checkpoint_are_not_recorded_and_make_no_claim_ex
 
 
 def test_an_unlearning_plugin_that_is_not_the_strategys_own_is_refused():
-    strategy = trained([0], make=stock, epochs=1)
+    strategy = learn(stock(epochs=1), DIGITS.train_stream[:1])
     before = bits(strategy.model)
     with pytest.raises(RequestError, match="none of Naive's plugins"):
         UnlearningPlugin().unlearn(strategy, [0])
@@ -59,7 +52,7 @@ def test_a_trajectory_is_a_plugin(wrong):
 
 
 def test_one_task_is_no_list_of_tasks():
-    strategy = trained([0], train_epochs=1)
+    strategy = trained(1, train_epochs=1)
     with pytest.raises(RequestError, match="0 is no list of tasks"):
         strategy.mark_permanent(0)
     with pytest.raises(ReferencesError, match="must be a list of tasks"):
@@ -77,7 +70,7 @@ def test_a_stream_may_have_permanent_tasks_and_no_requests():
 
 
 def test_a_record_tells_of_replaced_heads_only_where_one_was():
-    strategy = trained([0, 1, 2], train_epochs=1)
+    strategy = trained(3, train_epochs=1)
     said = [line for line in strategy.unlearn([2]).purged if "heads" in line]
     assert said == []
     said = [line for line in strategy.unlearn([0]).purged if "heads" in line]
@@ -85,7 +78,7 @@ def test_a_record_tells_of_replaced_heads_only_where_one_was():
 
 
 def test_logs_of_another_run_are_not_gone_on_with(tmp_path):
-    trained([0], train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
+    trained(1, train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
     strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
     before = bits(strategy.model)
     for task in (0, 1):
@@ -96,8 +89,8 @@ def test_logs_of_another_run_are_not_gone_on_with(tmp_path):
 
 def test_a_saved_strategy_goes_on_where_it_was(tmp_path):
     """Right after a training too, and with its logs in files."""
-    torch.save(trained([0, 1], train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path)), tmp_path / "strategy.pt")
-    runs = torch.load(tmp_path / "strategy.pt", weights_only=False), trained([0, 1], train_epochs=1)
+    torch.save(trained(2, train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path)), tmp_path / "strategy.pt")
+    runs = torch.load(tmp_path / "strategy.pt", weights_only=False), trained(2, train_epochs=1)
     for strategy in runs:
         strategy.train(DIGITS.train_stream[2])
     first, second = (strategy.unlearn([1]).changes for strategy in runs)
@@ -144,8 +137,7 @@ def test_a_class_incremental_stream_is_told_from_a_task_that_comes_twice(make, e
             ask(benchmark.train_stream[0])
     assert bits(strategy.model) == before
     mended, strategy = task_incremental_benchmark(benchmark, reset_task_labels=True), make()
-    for experience in mended.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, mended.train_stream[:2])
     assert unlearning_plugin(strategy).ledger.remaining == (0, 1)
     with pytest.raises(error, match="task 1 is already trained and remains: unlearn it first"):
         strategy.train(mended.train_stream[1])

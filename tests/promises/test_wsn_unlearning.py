@@ -2,6 +2,7 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.residue_oracle import tensors_within
-from support.strategies import DIGITS, OPTIMIZERS, mlp
+from support.strategies import DIGITS, learn, logits, make, mlp
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from support.wandb_files import read_offline_run
 from torch import nn
@@ -46,30 +47,14 @@ class NormNet(nn.Module):
         return self.layer_norm(torch.relu(self.linear(torch.relu(self.norm(self.conv(x))).flatten(1))))
 
 
-def wsn(*, net=mlp, optimizer="adam", bias="off", density=0.3, economies=None, **options):
+def wsn(*, bias="off", density=0.3, economies=None, **options):
     if economies is not None:
         options["trajectory"] = PrunedTrajectoryPlugin(**economies)
-    torch.manual_seed(0)
-    model = SubnetModel(net(), density=density, bias=bias)
-    options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **options}
-    return WSN(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
-
-
-def trained(n, stream=DIGITS.train_stream, **options):
-    strategy = wsn(**options)
-    for experience in stream[:n]:
-        strategy.train(experience)
-    return strategy
+    return make(WSN, wrap=partial(SubnetModel, density=density, bias=bias), **options)
 
 
 def weights(model):
     return {name: model.backbone.get_parameter(name).detach().view(-1).clone() for name in model.graph.layers}
-
-
-def logits(strategy, task):
-    strategy.model.eval()
-    with torch.no_grad():
-        return strategy.model(DIGITS.test_stream[task].tensors[0], task)
 
 
 CASES = [
@@ -91,7 +76,7 @@ def test_any_sequence_leaves_initial_bits_where_nobody_is_and_remaining_tasks_al
         initial, names = weights(strategy.model), set(strategy.model.state_dict())
         for _ in range(8):
             remaining = list(unlearning_plugin(strategy).ledger.remaining)
-            before = {task: logits(strategy, task) for task in remaining}
+            before = {task: logits(strategy, DIGITS.test_stream[task]) for task in remaining}
             if len(remaining) == 5 or (len(remaining) > 1 and draw.random() < 0.5):
                 gone = draw.sample(remaining, draw.randint(1, min(3, len(remaining))))
                 record = strategy.unlearn(gone)
@@ -101,7 +86,11 @@ def test_any_sequence_leaves_initial_bits_where_nobody_is_and_remaining_tasks_al
             else:
                 strategy.train(DIGITS.train_stream[draw.choice([t for t in range(5) if t not in remaining])])
             remaining = unlearning_plugin(strategy).ledger.remaining
-            assert all(torch.equal(logits(strategy, task), before[task]) for task in remaining if task in before)
+            assert all(
+                torch.equal(logits(strategy, DIGITS.test_stream[task]), before[task])
+                for task in remaining
+                if task in before
+            )
             assert trajectory(strategy).tasks == remaining == strategy.model.masked_tasks
             free = strategy.model.by_layer(~strategy.model.cumulative_mask())
             for name, value in weights(strategy.model).items():
@@ -114,7 +103,7 @@ def test_any_sequence_leaves_initial_bits_where_nobody_is_and_remaining_tasks_al
 
 
 def test_shared_weights_stay_and_are_on_record(tmp_path):
-    strategy = trained(4)
+    strategy = learn(wsn(), DIGITS.train_stream[:4])
     model, initial = strategy.model, weights(wsn().model)
     masks, before = {t: model.masks[t] for t in range(4)}, weights(model)
     plan = strategy.plan_unlearning([1])
@@ -145,7 +134,7 @@ def test_shared_weights_stay_and_are_on_record(tmp_path):
 
 
 def test_what_a_forgotten_task_left_with_others_goes_with_the_last_of_them():
-    strategy, initial = trained(4), weights(wsn().model)
+    strategy, initial = learn(wsn(), DIGITS.train_stream[:4]), weights(wsn().model)
     strategy.unlearn([1])
     record = strategy.unlearn([2])
     model = strategy.model
@@ -180,7 +169,7 @@ def test_what_is_called_exact_equals_the_retrained_model_bit_for_bit(options):
         reference = references.reference(unlearning_plugin(strategy).ledger.remaining)
         return list(bits(strategy.model).items()) == list(bits(reference).items())
 
-    strategy = trained(4, **options)
+    strategy = learn(wsn(**options), DIGITS.train_stream[:4])
     assert strategy.unlearn([3]).claim == "exact"
     reference = references.reference([0, 1, 2])
     assert all(torch.equal(strategy.model.binary_mask(t), reference.binary_mask(t)) for t in (0, 1, 2))
@@ -200,10 +189,9 @@ def test_what_is_called_exact_equals_the_retrained_model_bit_for_bit(options):
 
 
 def test_scores_that_came_out_of_a_forgotten_task_are_gone():
-    strategy = trained(1)
+    strategy = learn(wsn(), DIGITS.train_stream[:1])
     then = strategy.model.last_scores()
-    for experience in DIGITS.train_stream[1:4]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[1:4])
     strategy.unlearn([1])
     assert torch.equal(strategy.model.last_scores(), then)
     strategy.unlearn([0])
@@ -212,7 +200,7 @@ def test_scores_that_came_out_of_a_forgotten_task_are_gone():
 
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_coded_scores_take_few_bits_per_unlearnable_task_and_survive_being_saved(bits):
-    strategy = trained(3, masks=ScoredWeights(score_bits=bits))
+    strategy = learn(wsn(masks=ScoredWeights(score_bits=bits)), DIGITS.train_stream[:3])
     model = strategy.model
     kept = {n: value for n, value in model.state_dict().items() if n.startswith("_scores.")}
     assert len(kept) == 3
@@ -241,7 +229,7 @@ def test_all_or_nothing():
         def after_unlearning(self, strategy, **kwargs):
             raise RuntimeError("metrics fail")
 
-    strategy = trained(3, net=NormNet, evaluator=Fails(loggers=[BaseLogger()]))
+    strategy = learn(wsn(net=NormNet, evaluator=Fails(loggers=[BaseLogger()])), DIGITS.train_stream[:3])
     before = fingerprint(strategy)
     with pytest.raises(RuntimeError, match="metrics fail"):
         strategy.unlearn([0, 2])
@@ -268,13 +256,13 @@ def test_in_the_middle_of_a_task_the_scores_start_again_and_the_rest_is_initial(
     strategy.plugins = [watching if plugin is ours else plugin for plugin in strategy.plugins]
     initial = weights(strategy.model)
     strategy.train(stream[0])
-    scores, zero = strategy.model.last_scores(), logits(strategy, 0)
+    scores, zero = strategy.model.last_scores(), logits(strategy, DIGITS.test_stream[0])
     strategy.train(stream[1])
     strategy.train(stream[2])
     assert list(watching.seen) == [3]
     assert torch.equal(watching.seen[3], scores)
     assert strategy.model.masked_tasks == (0, 2)
-    assert torch.equal(logits(strategy, 0), zero)
+    assert torch.equal(logits(strategy, DIGITS.test_stream[0]), zero)
     free = strategy.model.by_layer(~strategy.model.cumulative_mask())
     for name, value in weights(strategy.model).items():
         assert bool(same_bits(value, initial[name])[free[name]].all())
@@ -286,7 +274,7 @@ def test_in_the_middle_of_a_task_the_scores_start_again_and_the_rest_is_initial(
 
 
 def test_capacity_is_the_share_of_weights_that_nobody_uses():
-    strategy = trained(3)
+    strategy = learn(wsn(), DIGITS.train_stream[:3])
     assert network_capacity(strategy) == pytest.approx(1 - float(strategy.model.cumulative_mask().float().mean()))
     strategy.unlearn([0, 1, 2])
     assert network_capacity(strategy) == 1.0
@@ -322,7 +310,7 @@ def test_a_stream_with_requests_runs_through_every_metric_and_logger(net, tmp_pa
 
 def test_the_own_probe_looks_through_the_task_s_own_normalisation():
     """Straight after the unlearning of the last task its weights are gone, but not how it normalised: the probe's."""
-    strategy = trained(2, net=NormNet)
+    strategy = learn(wsn(net=NormNet), DIGITS.train_stream[:2])
     metric = unlearned_accuracy_metrics(DIGITS)[0]
     strategy.evaluator.metrics.append(metric)
     own = {name: value.clone() for name, value in strategy.model.task_parts(1).state_dict().items()}
@@ -334,7 +322,7 @@ def test_the_own_probe_looks_through_the_task_s_own_normalisation():
 
 
 def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask_or_its_scores():
-    strategy = trained(2, masks=ScoredWeights(keep="best"))
+    strategy = learn(wsn(masks=ScoredWeights(keep="best")), DIGITS.train_stream[:2])
     mask, scores = strategy.model.binary_mask(1), strategy.model.last_scores()
     parts = strategy.model.by_layer(mask).values()
     strategy.unlearn([1])

@@ -11,16 +11,15 @@ import torch
 from avalanche.logging import BaseLogger
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, mlp, quiet, stock
+from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, brief, make, mlp, quiet, stock
 from support.strategy_state import frozen
 from torch import nn
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
-from avalanche_amnesia.contrib.baselines.networks import NetworkPerTask, SideNetworks
 from avalanche_amnesia.contrib.metrics import cost_metrics, membership_metrics, relapse_metrics
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
@@ -32,23 +31,16 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.models import MaskedModel, MultiHeadModel
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, find_plugin, load_state, save_state
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 
-def ours(kind: Any, model: Any = MaskedModel, *, net=mlp, optimizer="adam", **options: Any) -> Callable[[], Any]:
+def ours(kind: Any, **options: Any) -> Callable[[], Any]:
     """Maker of a strategy of this package, anew at each call."""
-
-    def make() -> Any:
-        torch.manual_seed(0)
-        made = model(net())
-        given = {name: value() if callable(value) else value for name, value in options.items()}
-        return kind(model=made, optimizer=OPTIMIZERS[optimizer](made.parameters()), **{**SHORT, **given})
-
-    return make
+    return partial(make, kind, **{"train_epochs": 1, **options})
 
 
 SHORT = {"train_mb_size": 40, "train_epochs": 1, "eval_mb_size": 200}
@@ -72,7 +64,7 @@ STRATEGIES = {
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
     "rate": ours(AmnesiacHAT, compensation=partial(ScaledUpdatesPlugin, "rate")),
     "repair": ours(AmnesiacHAT, repair=partial(RepairPlugin, "sequential_adahat")),
-    "shared head": ours(AmnesiacHAT, with_shared_head),
+    "shared head": ours(AmnesiacHAT, wrap=with_shared_head),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
     "merging": ours(
         AmnesiacHAT,
@@ -80,11 +72,11 @@ STRATEGIES = {
         trajectory=lambda: TrajectoryPlugin(merge_permanent=True),
     ),
     "convolutions": ours(AmnesiacHAT, net=ConvNet),
-    "WSN": ours(WSN, SubnetModel),
-    "weight pools": ours(DisjointSubnets, DisjointModel),
-    "CLPU": ours(CLPUDERpp, SideNetworks),
-    "PALL": ours(PALL, SubnetModel),
-    "Independent": ours(Independent, NetworkPerTask),
+    "WSN": ours(WSN),
+    "weight pools": ours(DisjointSubnets),
+    "CLPU": ours(CLPUDERpp),
+    "PALL": ours(PALL),
+    "Independent": ours(Independent),
     "EWC": lambda: stock(EWC, ewc_lambda=1.0, epochs=1),
     "LwF": lambda: stock(LwF, alpha=1.0, temperature=2.0, epochs=1),
     "SI": lambda: stock(SynapticIntelligence, si_lambda=1.0, epochs=1),
@@ -263,7 +255,7 @@ def test_not_from_inside_a_training(tmp_path, monkeypatch):
         (ours(AmnesiacHAT, compensation="none"), "other plugins: this strategy lacks .*CounterfactualPlugin; build"),
         (ours(AmnesiacHAT, net=ConvNet), "another model"),
         (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
-        (ours(AmnesiacHAT, net=lambda: type(mlp())(64, hidden=(20,), features=16)), "has shape .24"),
+        (ours(AmnesiacHAT, hidden=(20,)), "has shape .24"),
     ],
     ids=["epochs", "optimizer", "seed", "sparsity", "pools", "plugins", "network", "strategy", "widths"],
 )
@@ -368,11 +360,13 @@ class Averaging(nn.Module):
 
 
 def test_what_the_criterion_remembers_is_saved(tmp_path):
-    make = ours(AmnesiacHAT, criterion=lambda: Averaging(), evaluator=quiet)
-    strategy = make()
+    def fresh():
+        return brief(criterion=Averaging(), evaluator=quiet)
+
+    strategy = fresh()
     go_on(strategy, 0, 1)
     strategy.save(tmp_path / "state")
-    loaded = make()
+    loaded = fresh()
     load_state(loaded, tmp_path / "state")
     assert loaded._criterion.calls == strategy._criterion.calls > 0
     assert torch.equal(loaded._criterion.mean, strategy._criterion.mean)

@@ -2,13 +2,14 @@
 
 import json
 import shutil
+from functools import partial
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import load, save
 from support.interruptions import comparable_state
-from support.strategies import DIGITS, amnesiac, quiet
+from support.strategies import DIGITS, brief, quiet
 from support.strategy_state import bits
 
 from avalanche_amnesia.audit import SigningError
@@ -20,8 +21,7 @@ KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n] * 32)) for n in (1,
 PEM = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def built():
-    return amnesiac(train_epochs=1, evaluator=quiet())
+built = partial(brief, evaluator=quiet)
 
 
 @pytest.fixture(scope="module")

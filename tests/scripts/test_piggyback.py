@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.small_runs import OPTIMIZERS, logits, same_state, split, state, train_all
+from support.small_runs import OPTIMIZERS, logits_of, split
+from support.strategies import learn
+from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -43,8 +45,8 @@ def piggyback(optimizer=OPTIMIZERS["adam decay"], **options):
 def test_learns_by_masks_alone():
     strategy, benchmark = piggyback(train_epochs=4), split(600)
     before = state(strategy.model.backbone)
-    train_all(strategy, benchmark)
-    for task, out in logits(strategy, benchmark, range(5)).items():
+    learn(strategy, benchmark.train_stream)
+    for task, out in logits_of(strategy, benchmark, range(5)).items():
         assert (out.argmax(1) == benchmark.test_stream[task].tensors[1]).float().mean() > 0.85
         assert 0.1 < strategy.model.binary_mask(task).float().mean() < 0.9
     assert same_state(state(strategy.model.backbone), before)
@@ -77,14 +79,14 @@ def test_earlier_tasks_keep_their_bits(optimizer):
     watch.first = state(strategy.model.backbone)
     for task, experience in enumerate(benchmark.train_stream[:3]):
         strategy.train(experience)
-        now = logits(strategy, benchmark, range(task + 1))
+        now = logits_of(strategy, benchmark, range(task + 1))
         assert all(torch.equal(now[earlier], kept[earlier]) for earlier in kept)
         kept = now
 
 
 def test_unlearning_is_exact_whichever_task_goes():
     benchmark = split()
-    strategy = train_all(piggyback(), benchmark, 3)
+    strategy = learn(piggyback(), benchmark.train_stream[:3])
     record = strategy.unlearn([1])
     assert record.plan.claim == "exact"
     assert record.plan.affected == ()
@@ -98,7 +100,7 @@ def test_unlearning_is_exact_whichever_task_goes():
 def test_a_request_in_the_middle_of_a_training_is_exact():
     request = UnlearningRequest((0,), at=2, when="iteration", iteration=4)
     benchmark = with_unlearning(split(), requests=[request])
-    strategy = train_all(piggyback(), benchmark, 3)
+    strategy = learn(piggyback(), benchmark.train_stream[:3])
     reference = piggyback()
     for task in (1, 2):
         reference.train(split().train_stream[task])

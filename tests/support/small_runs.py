@@ -1,15 +1,17 @@
 """Short runs on real digits, and what the tests read off them."""
 
-import copy
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.optimizers import can_begin_anew
 from avalanche_amnesia.training import HAT
-from support.strategies import with_plugins
+from support import strategies
+from support.strategies import logits
+from support.strategy_state import initial_values
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -50,44 +52,26 @@ def masked_mlp(*, seed: int = 0, dropout: float = 0.0) -> MaskedModel:
     return MaskedModel(MLP(64, hidden=(40,), features=30, dropout=dropout))
 
 
-def make(kind=HAT, *, optimizer="sgd", model=None, dropout: float = 0.0, **options):
-    model = masked_mlp(dropout=dropout) if model is None else model
-    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3, **with_plugins(options)}
-    factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-    return kind(model=model, optimizer=factory(model.parameters()), **options)
+def make(kind=HAT, *, optimizer="sgd", dropout: float = 0.0, **options):
+    """A strategy of short batches; ``options`` are those of :func:`support.strategies.make`."""
+    optimizer = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
+    net = partial(MLP, 64, hidden=(40,), features=30, dropout=dropout)
+    options = {"net": net, "train_mb_size": 16, "eval_mb_size": 64, "seed": 3, **options}
+    return strategies.make(kind, optimizer=optimizer, **options)
 
 
-@torch.no_grad()
-def logits(strategy, benchmark, tasks) -> dict[int, Tensor]:
+def logits_of(strategy, benchmark, tasks) -> dict[int, Tensor]:
     """Logits of the test data of each task, in evaluation mode."""
-    training = strategy.model.training
-    strategy.model.eval()
-    result = {task: strategy.model(benchmark.test_stream[task].tensors[0], task) for task in tasks}
-    strategy.model.train(training)
-    return result
-
-
-def state(model: nn.Module) -> dict[str, Tensor]:
-    return copy.deepcopy(dict(model.state_dict()))
-
-
-def same_state(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-
-
-def train_all(strategy, benchmark, n_tasks: int | None = None, **kwargs):
-    for experience in benchmark.train_stream[: n_tasks or len(benchmark.train_stream)]:
-        strategy.train(experience, **kwargs)
-    return strategy
+    return {task: logits(strategy, benchmark.test_stream[task]) for task in tasks}
 
 
 def assert_retained(strategy, benchmark, n_tasks: int | None = None, *, must_move: bool = True, **kwargs) -> None:
     """Train task after task; the logits of every earlier task must keep their bits, and something must be learned."""
     kept: dict[int, Tensor] = {}
     for task, experience in enumerate(benchmark.train_stream[: n_tasks or len(benchmark.train_stream)]):
-        start = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+        start = initial_values(strategy.model)
         strategy.train(experience, **kwargs)
-        now = logits(strategy, benchmark, range(task + 1))
+        now = logits_of(strategy, benchmark, range(task + 1))
         for earlier, expected in kept.items():
             assert torch.equal(now[earlier], expected), f"task {earlier} drifted by training task {task}"
         kept = now

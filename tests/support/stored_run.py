@@ -13,7 +13,7 @@ from avalanche_amnesia.evaluation import capacity_metrics
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, learn
 
 
 def run(folder: Path, out: Path) -> None:
@@ -29,8 +29,7 @@ def run(folder: Path, out: Path) -> None:
     trajectory = TrajectoryPlugin(path=folder.with_name(f"logs-{os.getpid()}"))
     through = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator, trajectory=trajectory))
     (out / "begun").touch()
-    for experience in DIGITS.train_stream[:3]:
-        through.train(experience)
+    learn(through, DIGITS.train_stream[:3])
     record = through.unlearn([1])
     through.train(DIGITS.train_stream[3])
     through.strategy.eval(DIGITS.test_stream)

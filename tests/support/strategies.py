@@ -1,18 +1,23 @@
-"""Strategies, streams and fingerprints that the tests of unlearning share."""
+"""The small strategies that tests make, train and look at."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
+from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.training import EVEN_BUDGET, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 
 DIGITS = SplitDigits(n_train=400, n_test=200)
@@ -42,9 +47,19 @@ class ConvNet(nn.Module):
         return torch.relu(self.third(torch.flatten(x, 1)))
 
 
-def quiet() -> EvaluationPlugin:
-    return EvaluationPlugin(loggers=[BaseLogger()])
+def quiet(*metrics: PluginMetric | Sequence[PluginMetric]) -> EvaluationPlugin:
+    """An evaluator that prints nothing."""
+    return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
 
+
+WRAPS = {
+    WSN: SubnetModel,
+    PALL: SubnetModel,
+    DisjointSubnets: DisjointModel,
+    Independent: NetworkPerTask,
+    CLPUDERpp: SideNetworks,
+}
+"""Model of a strategy's backbone where it is no MaskedModel."""
 
 PRICED = replace(EVEN_BUDGET, budget=None, sparsity_weight=0.5)
 """Masks under a regulariser, in place of AmnesiacHAT's budget."""
@@ -52,23 +67,82 @@ PRICED = replace(EVEN_BUDGET, budget=None, sparsity_weight=0.5)
 
 def with_plugins(options: dict[str, Any]) -> dict[str, Any]:
     """Options of a strategy, with its plugins made where functions that make them stand: each has its own."""
-    plugins = ("compensation", "repair", "trajectory", "unlearning")
+    plugins = ("compensation", "repair", "trajectory", "unlearning", "plugins", "evaluator")
     return {name: value() if name in plugins and callable(value) else value for name, value in options.items()}
 
 
-def amnesiac(*, net=mlp, optimizer="adam", **options: Any) -> AmnesiacHAT:
-    torch.manual_seed(0)
-    model = MaskedModel(net())
+def make(
+    kind: Any = AmnesiacHAT,
+    *,
+    hidden: Any = (24,),
+    features: int = 16,
+    net: Any = None,
+    wrap: Any = None,
+    model: Any = None,
+    optimizer: Any = "adam",
+    torch_seed: int = 0,
+    **options: Any,
+) -> Any:
+    """A strategy on a small network.
+
+    Args:
+        kind: class of the strategy.
+        hidden: widths of the backbone's hidden layers, an MLP's over the 64 pixels of a digit.
+        features: width of its last layer.
+        net: maker of another backbone.
+        wrap: maker of the model around the backbone, by default the one that the strategy needs.
+        model: in place of what ``net`` and ``wrap`` make.
+        optimizer: name in ``OPTIMIZERS``, or a function of the parameters.
+        torch_seed: of torch, from which the model's initial values come.
+        options: of the strategy.
+    """
+    if model is None:
+        torch.manual_seed(torch_seed)
+        backbone = MLP(64, hidden=hidden, features=features) if net is None else net()
+        model = (WRAPS.get(kind, MaskedModel) if wrap is None else wrap)(backbone)
+    factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **with_plugins(options)}
-    return AmnesiacHAT(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
+    return kind(model=model, optimizer=factory(model.parameters()), **options)
+
+
+def amnesiac(**options: Any) -> AmnesiacHAT:
+    """An AmnesiacHAT; ``options`` are those of :func:`make`."""
+    return make(AmnesiacHAT, **options)
+
+
+def brief(**options: Any) -> AmnesiacHAT:
+    """An AmnesiacHAT that trains each task for one epoch."""
+    return amnesiac(**{"train_epochs": 1, **options})
+
+
+T = TypeVar("T")
+
+
+def learn(strategy: T, stream: Any, **options: Any) -> T:
+    """Train a strategy on each experience of a stream, one ``train`` each, and return it."""
+    for experience in stream:
+        strategy.train(experience, **options)
+    return strategy
 
 
 def trained(n: int, stream: Any = DIGITS.train_stream, **options: Any) -> AmnesiacHAT:
-    """A strategy that has learned the first n tasks of a stream."""
-    strategy = amnesiac(**options)
-    for experience in stream[:n]:
-        strategy.train(experience)
-    return strategy
+    """An AmnesiacHAT that has learned the first n tasks of a stream."""
+    return learn(amnesiac(**options), stream[:n])
+
+
+@torch.no_grad()
+def logits(of: Any, experience: Any) -> Tensor:
+    """Logits of an experience's data, of a model or of a strategy's, in evaluation mode."""
+    model = getattr(of, "model", of)
+    training = model.training
+    found: Tensor = model.eval()(task_data(experience)[0], experience.task_label)
+    model.train(training)
+    return found
+
+
+def accuracy(of: Any, experience: Any) -> float:
+    """Share of an experience's data that a model, or a strategy's, classifies rightly."""
+    return float((logits(of, experience).argmax(1) == task_data(experience)[1]).double().mean())
 
 
 def stock(

@@ -1,6 +1,6 @@
 """State of a strategy and its model in forms that compare, and what must hold of it after an unlearning."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory
+from support.strategies import learn
 
 
 def unlearning_plugin(strategy: Any) -> UnlearningPlugin:
@@ -29,6 +30,27 @@ def trajectory(strategy: Any) -> Trajectory:
 def bits(model: nn.Module) -> dict[str, str]:
     """Hash of every tensor of a model; a dict compares without regard to order, see :func:`fingerprint`."""
     return {name: tensor_hash(value) for name, value in model.state_dict().items()}
+
+
+def hashes(model: nn.Module) -> list[tuple[str, str]]:
+    """As :func:`bits`, in the order of the state."""
+    return list(bits(model).items())
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's tensors, by name."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def values(module: nn.Module) -> dict[str, Tensor]:
+    """Copies of a module's parameters by name, those of finished tasks too."""
+    with whole(module):
+        return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def same_state(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Tell whether two states have the same names, and the same values under each."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def fingerprint(strategy: Any, *stores: Any) -> Any:
@@ -102,14 +124,13 @@ def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:
 
 
 def initial_values(model: MaskedModel) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+    return values(model.backbone)
 
 
 def assert_nothing_stray(strategy: Any, experiences: Iterable[Any], requests: Iterable[Sequence[int]]) -> None:
     """Train, then unlearn: after every request, what nobody owns has its initial bits."""
     initial = initial_values(strategy.model)
-    for experience in experiences:
-        strategy.train(experience)
+    learn(strategy, experiences)
     assert_requests_leave_nothing_stray(strategy, initial, requests)
 
 

@@ -42,6 +42,12 @@ def data(n: int = 24, classes: int = 2, first: int = 0) -> TensorDataset:
     return found
 
 
+def blank(n_tasks: int = 5) -> Any:
+    """Tasks of two samples of nothing, one class each: what is scheduled on them is all there is."""
+    x, y = torch.zeros(2 * n_tasks, 3), torch.arange(2 * n_tasks) % n_tasks
+    return task_benchmark((x, y), (x, y), [[task] for task in range(n_tasks)])
+
+
 def tasks(parts: Any = ((0, 1), (2, 3)), given: Any = None) -> Any:
     given = samples(classes=4) if given is None else given
     return task_benchmark(given, given, parts)

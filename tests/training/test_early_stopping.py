@@ -1,6 +1,7 @@
 """The host's early stopping goes back to the best weights of the training that it ends."""
 
 from copy import deepcopy
+from functools import partial
 
 import pytest
 import torch
@@ -11,21 +12,14 @@ from support.small_runs import make, permuted, split
 from torch.optim import Adam
 
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 
 KINDS = {
     "hat": lambda **options: make(HAT, **options),
     "amnesiac": lambda **options: make(AmnesiacHAT, **options),
     "pools": lambda **options: make(AmnesiacHAT, isolation=Pools(slots=3), **options),
-    "wsn": lambda **options: wsn(**options),
+    "wsn": lambda **options: make(WSN, optimizer=partial(Adam, lr=1e-2), **options),
 }
-
-
-def wsn(**options):
-    torch.manual_seed(0)
-    model = SubnetModel(MLP(64, hidden=(40,), features=30))
-    return WSN(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=16, eval_mb_size=64, **options)
 
 
 class Falls(EarlyStoppingPlugin):

@@ -6,11 +6,13 @@ from collections import OrderedDict
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
+from support.small_runs import logits_of, make, masked_mlp, permuted
+from support.strategies import learn
+from support.strategy_state import same_state, state
 from torch import nn
 from torch.optim import optimizer as optim
 
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ConstantRule
 from avalanche_amnesia.training.adjuster import Adjuster
@@ -38,11 +40,6 @@ def masked_conv() -> MaskedModel:
     return MaskedModel(SmallConv(), input_shape=(64,))
 
 
-def subnet() -> SubnetModel:
-    torch.manual_seed(0)
-    return SubnetModel(MLP(64, hidden=(40,), features=30))
-
-
 def resting_nowhere(optimizer):
     """Traits of an optimizer under which everything is put back behind its step."""
     return traits_of(optimizer)._replace(zero_rests=False, linear=False)
@@ -54,7 +51,7 @@ KINDS = {
     "amnesiac": lambda **o: make(AmnesiacHAT, **o),
     "pools": lambda **o: make(AmnesiacHAT, isolation="pools", **o),
     "adahat": lambda **o: make(AdaHAT, **o),
-    "wsn": lambda **o: make(WSN, model=subnet(), **o),
+    "wsn": lambda **o: make(WSN, **o),
 }
 
 
@@ -73,8 +70,8 @@ def ways(monkeypatch):
 
 
 def trained(make_strategy, benchmark, **options):
-    strategy = train_all(make_strategy(**options), benchmark)
-    return state(strategy.model), logits(strategy, benchmark, range(3))
+    strategy = learn(make_strategy(**options), benchmark.train_stream)
+    return state(strategy.model), logits_of(strategy, benchmark, range(3))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +163,7 @@ def test_what_is_done_around_a_step_is_seen(around, optimizer, ways, monkeypatch
         ways.clear()
         strategy = make(HAT, optimizer=optimizer)
         around(strategy)
-        trainings.append(state(train_all(strategy, benchmark).model))
+        trainings.append(state(learn(strategy, benchmark.train_stream).model))
         assert set(ways) == {way}
         optim._global_optimizer_pre_hooks.clear()
         monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
@@ -175,12 +172,12 @@ def test_what_is_done_around_a_step_is_seen(around, optimizer, ways, monkeypatch
 
 def test_moments_of_an_earlier_task_and_hooks_leave_the_slow_way(ways):
     benchmark = permuted(n_train=96)
-    train_all(make(HAT, optimizer="adam", reset_optimizer=False), benchmark)
+    learn(make(HAT, optimizer="adam", reset_optimizer=False), benchmark.train_stream)
     assert set(ways) == {"update"}
     ways.clear()
     strategy = make(HAT, optimizer="sgd")
     strategy.optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: None)
-    train_all(strategy, benchmark)
+    learn(strategy, benchmark.train_stream)
     assert set(ways) == {"update"}
 
 
@@ -188,7 +185,7 @@ def test_moments_of_an_earlier_task_and_hooks_leave_the_slow_way(ways):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_frozen_entry_that_would_not_rest_is_put_back(value, optimizer, ways):
     benchmark = permuted(n_train=96)
-    strategy = train_all(make(HAT, optimizer=optimizer), benchmark, 1)
+    strategy = learn(make(HAT, optimizer=optimizer), benchmark.train_stream[:1])
     weight = next(iter(strategy.model.backbone.parameters()))
     weight.data[:, 0] = value
     used = strategy.model.masks[0][next(iter(strategy.model.masks[0]))]
@@ -202,7 +199,7 @@ def test_a_frozen_entry_that_would_not_rest_is_put_back(value, optimizer, ways):
 @pytest.mark.parametrize("rule", [{"adjustment": ConstantRule(alpha=0.3)}, {"adjustment": "random"}])
 def test_a_share_between_frozen_and_free_is_left_to_gradients_where_a_step_is_linear(rule, ways):
     for optimizer in (*FAST, *SLOW):
-        train_all(make(HAT, optimizer=optimizer, **rule), permuted(n_train=32))
+        learn(make(HAT, optimizer=optimizer, **rule), permuted(n_train=32).train_stream)
         assert set(ways) == {"gradient" if optimizer == "sgd" else "update"}
         ways.clear()
 
@@ -218,7 +215,7 @@ def test_a_step_that_is_linear_no_longer_is_seen(ways, monkeypatch):
 
 def test_shares_take_no_room_where_units_have_them_in_common():
     model = masked_mlp()
-    strategy = train_all(make(HAT, model=model), permuted(n_train=96), 1)
+    strategy = learn(make(HAT, model=model), permuted(n_train=96).train_stream[:1])
     use = task_mask.TaskUse(strategy.model)
     first = next(iter(use.covered.values()))
     assert first.shape == (40, 64)

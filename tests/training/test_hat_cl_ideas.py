@@ -3,16 +3,18 @@
 import math
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.small_runs import logits, make, masked_mlp, permuted, same_state, state, train_all
+from support.small_runs import logits_of, make, permuted
+from support.strategies import learn
+from support.strategy_state import bits, same_state, state
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import References, network_capacity
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
@@ -68,7 +70,7 @@ def test_every_strategy_knows_how_many_tasks_its_stream_has(kind):
             train_mb_size=99,
             plugins=[watch],
         )
-        train_all(strategy, PermutedDigits(n_tasks, n_train=20, n_test=20))
+        learn(strategy, PermutedDigits(n_tasks, n_train=20, n_test=20).train_stream)
         assert len(watch.shares) == n_tasks
         assert all(low <= share <= high for share in watch.shares)
 
@@ -117,7 +119,7 @@ def test_only_locked_tasks_keep_the_bits_of_their_logits(kind, optimizer, locked
     kept, drifted = {}, set()
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
-        now = logits(strategy, benchmark, range(task + 1))
+        now = logits_of(strategy, benchmark, range(task + 1))
         drifted |= {earlier for earlier in kept if not torch.equal(now[earlier], kept[earlier])}
         kept = now
     assert drifted == {0, 1, 2} - set(locked)
@@ -167,7 +169,9 @@ def test_what_is_protected_against_a_loop_over_entries():
 
 @pytest.mark.parametrize("locked", [{0, 2}, {1}, {3}, set(), None])
 def test_importance_and_capacity_count_locked_tasks_alone(locked):
-    strategy = train_all(make(AdaHAT, model=small_mlp(), adjustment=AdaHATRule(locked=locked)), permuted(4), 3)
+    strategy = learn(
+        make(AdaHAT, model=small_mlp(), adjustment=AdaHATRule(locked=locked)), permuted(4).train_stream[:3]
+    )
     model = strategy.model
     counted = [task for task in range(3) if locked is None or task in locked]
     use = TaskUse(model, locked)
@@ -201,7 +205,7 @@ def test_the_price_of_units_counts_locked_tasks_alone():
             assert torch.equal(price == 0, in_use)
             seen.append((strategy.model.current_task, bool(in_use.any())))
 
-    train_all(make(adjustment=AdjustmentRule(locked=[1]), plugins=[Watch()], train_epochs=1), permuted(3))
+    learn(make(adjustment=AdjustmentRule(locked=[1]), plugins=[Watch()], train_epochs=1), permuted(3).train_stream)
     assert {task for task, _ in seen} == {0, 1, 2}
     assert all(any_use == (task == 2) for task, any_use in seen)
 
@@ -210,12 +214,12 @@ def test_all_tasks_locked_is_the_default_and_none_locked_is_no_protection():
     # A price would count units in use of unprotected tasks too.
     options = {"optimizer": "adam", "masks": HardAttention(sparsity_weight=0.0)}
     default, every = (
-        train_all(make(**options, **more), permuted())
+        learn(make(**options, **more), permuted().train_stream)
         for more in ({}, {"adjustment": AdjustmentRule(locked=iter(range(3)))})
     )
     assert same_state(state(default.model), state(every.model))
     none, open_to_all = (
-        train_all(make(**options, **more), permuted())
+        learn(make(**options, **more), permuted().train_stream)
         for more in ({"adjustment": AdjustmentRule(locked=())}, {"adjustment": "constant"})
     )
     assert same_state(state(none.model), state(open_to_all.model))
@@ -232,7 +236,7 @@ def test_locked_tasks_are_labels(kind, locked):
 def test_a_clamp_whose_cosh_overflows_is_refused():
     with pytest.raises(ValueError, match="compensation_clamp must be at most 88, got 100"):
         make(masks=HardAttention(compensation_clamp=100))
-    strategy = train_all(make(masks=HardAttention(compensation_clamp=88), train_epochs=1), permuted(1))
+    strategy = learn(make(masks=HardAttention(compensation_clamp=88), train_epochs=1), permuted(1).train_stream)
     assert bool(strategy.model.task_embedding(0).isfinite().all())
 
 
@@ -241,40 +245,35 @@ def test_a_clamp_whose_cosh_overflows_is_refused():
 STREAM = permuted(4, n_train=60)
 
 
-def amnesiac(**options) -> AmnesiacHAT:
-    return make(AmnesiacHAT, model=masked_mlp(), optimizer="adam", train_epochs=1, **options)
-
-
-def hashes(model) -> dict[str, str]:
-    return {name: tensor_hash(value) for name, value in model.state_dict().items()}
+amnesiac = partial(make, AmnesiacHAT, optimizer="adam", train_epochs=1)
 
 
 def test_unlearning_gives_overwritten_values_back_exactly():
-    strategy = train_all(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM, 2)
-    before = logits(strategy, STREAM, [0, 1])
+    strategy = learn(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM.train_stream[:2])
+    before = logits_of(strategy, STREAM, [0, 1])
     strategy.train(STREAM.train_stream[2])
-    overwritten = logits(strategy, STREAM, [0, 1])
+    overwritten = logits_of(strategy, STREAM, [0, 1])
     assert torch.equal(overwritten[0], before[0])
     assert not torch.equal(overwritten[1], before[1])
     record = strategy.unlearn([2])
     assert record.claim == "exact"
     assert record.affected == (1,)  # learned before the task that went, and not locked against it
-    again = logits(strategy, STREAM, [0, 1])
+    again = logits_of(strategy, STREAM, [0, 1])
     assert all(torch.equal(again[task], before[task]) for task in (0, 1))
     refs = References(lambda **kw: amnesiac(adjustment=AdjustmentRule(locked=[0]), **kw), STREAM)
-    assert hashes(strategy.model) == hashes(refs.reference([0, 1]))
+    assert bits(strategy.model) == bits(refs.reference([0, 1]))
     strategy.train(STREAM.train_stream[3])  # and on
-    assert hashes(strategy.model) == hashes(refs.reference([0, 1, 3]))
+    assert bits(strategy.model) == bits(refs.reference([0, 1, 3]))
 
 
 def test_a_task_that_a_later_one_overwrote_is_approximate():
     """It protected nothing, but the later task began from its values and read its units."""
-    strategy = train_all(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM, 3)
+    strategy = learn(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM.train_stream[:3])
     assert strategy.unlearn([1]).claim == "approximate"
     refs = References(lambda **kw: amnesiac(adjustment=AdjustmentRule(locked=[0]), **kw), STREAM)
-    assert hashes(strategy.model) != hashes(refs.reference([0, 2]))
+    assert bits(strategy.model) != bits(refs.reference([0, 2]))
     assert strategy.unlearn([2]).claim == "exact"
-    assert hashes(strategy.model) == hashes(refs.reference([0]))
+    assert bits(strategy.model) == bits(refs.reference([0]))
 
 
 @pytest.mark.parametrize("locked", [[], [0], [1, 3]], ids=str)
@@ -293,7 +292,7 @@ def test_random_sequences_are_called_exact_only_where_they_are(locked, rule, ini
                 claims.append(strategy.unlearn(gone).claim)
                 remaining = find_plugin(strategy, UnlearningPlugin).ledger.remaining
                 if claims[-1] == "exact":
-                    assert hashes(strategy.model) == hashes(refs.reference(remaining)), (seed, gone, remaining)
+                    assert bits(strategy.model) == bits(refs.reference(remaining)), (seed, gone, remaining)
             else:
                 strategy.train(STREAM.train_stream[chance.choice([t for t in range(4) if t not in remaining])])
     assert claims.count("exact") > 2

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from support.fault_injection import raiser
-from support.strategies import DIGITS, amnesiac
+from support.strategies import learn, trained
 from support.strategy_state import bits
 from torch import nn
 from torch.nn import functional as F
@@ -44,8 +44,7 @@ def learned(kind, wrap, n_tasks=2, **settings):
     model = wrap(MLP(64, hidden=(32,), features=16))
     masks = replace(MASKS.get(kind, HardAttention()), **settings)
     strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), masks=masks, **BUDGET)
-    for experience in PERMUTED.train_stream[:n_tasks]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:n_tasks])
     strategy.model.eval()
     return strategy
 
@@ -103,9 +102,7 @@ def test_what_can_not_be_fitted_stays_as_it_was_trained(monkeypatch):
 
 
 def test_unlearning_takes_a_fitted_head_and_the_others_keep_theirs():
-    strategy = amnesiac(compensation="none")
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, compensation="none")
     head = {name: value.clone() for name, value in strategy.model.state_dict().items() if name.startswith("heads.0.")}
     assert head
     assert strategy.unlearn([1]).claim == "exact"

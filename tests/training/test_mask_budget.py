@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from support.strategies import DIGITS, PRICED, amnesiac
+from support.strategies import DIGITS, PRICED, amnesiac, learn, make
 from support.strategy_state import bits
 from torch.optim import SGD, Adam
 
@@ -19,11 +20,9 @@ LONG = PermutedDigits(12, n_train=100, n_test=50)
 SIZES = [40, 30, 20]
 
 
-def made(kind=AmnesiacHAT, make_optimizer=lambda p: Adam(p, lr=3e-3), **options):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=SIZES[:-1], features=SIZES[-1]))
-    settings = {"train_epochs": 4, "train_mb_size": 20} | options
-    return kind(model=model, optimizer=make_optimizer(model.parameters()), **settings)
+made = partial(
+    make, hidden=SIZES[:-1], features=SIZES[-1], optimizer=partial(Adam, lr=3e-3), train_epochs=4, train_mb_size=20
+)
 
 
 def new_units(strategy, experience):
@@ -40,7 +39,7 @@ def new_units(strategy, experience):
 @pytest.mark.parametrize("make_optimizer", [lambda p: Adam(p, lr=3e-3), lambda p: SGD(p, lr=0.1, momentum=0.9)])
 @pytest.mark.parametrize("budget", [0.3, "even"])
 def test_a_task_opens_as_many_new_units_as_it_may(kind, make_optimizer, budget):
-    strategy = made(kind, make_optimizer, masks=replace(EVEN_BUDGET, budget=budget))
+    strategy = made(kind, optimizer=make_optimizer, masks=replace(EVEN_BUDGET, budget=budget))
     for position, experience in enumerate(LONG.train_stream[:4]):
         free, opened = new_units(strategy, experience)
         share = 2 / (13 - position) if budget == "even" else budget
@@ -60,9 +59,7 @@ def test_even_shares_last_to_the_end_of_a_stream_and_its_last_task_takes_the_res
 def test_what_an_unlearning_gives_back_goes_to_the_next_task():
     opened = []
     for requested in ([], [0, 1]):
-        strategy = made()
-        for experience in LONG.train_stream[:3]:
-            strategy.train(experience)
+        strategy = learn(made(), LONG.train_stream[:3])
         if requested:
             strategy.unlearn(requested)
         opened.append(new_units(strategy, LONG.train_stream[3])[1])
@@ -72,9 +69,7 @@ def test_what_an_unlearning_gives_back_goes_to_the_next_task():
 
 @pytest.mark.parametrize("reuse", [0.0, 0.5, 1.0])
 def test_of_units_in_use_a_task_reads_no_more_than_a_share(reuse):
-    strategy = made(masks=replace(EVEN_BUDGET, budget=0.2, reuse=reuse))
-    for experience in LONG.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(made(masks=replace(EVEN_BUDGET, budget=0.2, reuse=reuse)), LONG.train_stream[:2])
     first, second = (strategy.model.by_layer(strategy.model.binary_mask(task)) for task in (0, 1))
     both = [int((first[name] & second[name]).sum()) for name in first]
     assert all(n <= reuse * int(units.sum()) for n, units in zip(both, first.values(), strict=True))

@@ -6,7 +6,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from support.isolated_pools import NETS
 from support.meta_device import META, CopiesToMeta, step
-from support.strategies import DIGITS, OPTIMIZERS, quiet, with_plugins
+from support.strategies import DIGITS, OPTIMIZERS, learn, quiet, with_plugins
 from torch.optim import Adam
 
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -54,8 +54,7 @@ def copies(method, net, optimizer, *plugins):
         train_epochs=3,
         **with_plugins(options),
     )
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     return [early.copy, late.copy]
 
 
@@ -109,8 +108,7 @@ def test_shares_of_sparsities_that_stay_on_the_device_are_those_of_numbers(monke
             train_mb_size=40,
             adjustment=AdaHATRule(alpha=1.0),
         )
-        for experience in DIGITS.train_stream[:3]:
-            strategy.train(experience)
+        learn(strategy, DIGITS.train_stream[:3])
         return dict(model.named_parameters())
 
     numbers = weights()

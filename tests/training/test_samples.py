@@ -1,16 +1,19 @@
 """Samples that can't be trained on are named, by task, and nothing of the task stays; a rate that is too high, too."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from avalanche.training import Naive
-from support.small_runs import masked_mlp, same_state, state
+from support import strategies
+from support.small_runs import masked_mlp
+from support.strategy_state import same_state, state
 from torch import nn
 from torch.optim import SGD, Adam
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
@@ -25,21 +28,14 @@ from avalanche_amnesia.training.plugins import (
 )
 
 DIGITS = SplitDigits(n_train=300, n_test=100)
-KINDS = {
-    HAT: masked_mlp,
-    AdaHAT: masked_mlp,
-    AmnesiacHAT: masked_mlp,
-    WSN: lambda: SubnetModel(MLP(64, hidden=(40,), features=30)),
-    DisjointSubnets: lambda: DisjointModel(MLP(64, hidden=(40,), features=30)),
-    Independent: lambda: NetworkPerTask(MLP(64, hidden=(40,), features=30)),
-}
+KINDS = [HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, Independent]
+net = partial(MLP, 64, hidden=(40,), features=30)
 
 
 def make(kind, model=None, optimizer=Adam, **options):
     torch.manual_seed(0)
-    model = KINDS[kind]() if model is None else model
-    options = {"train_mb_size": 20, "train_epochs": 2, "seed": 3, **options}
-    return kind(model=model, optimizer=optimizer(model.parameters(), lr=1e-2), **options)
+    options = {"train_mb_size": 20, "seed": 3, **options}
+    return strategies.make(kind, net=net, model=model, optimizer=partial(optimizer, lr=1e-2), **options)
 
 
 class Lazy(TensorDataset):

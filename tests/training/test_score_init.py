@@ -1,13 +1,15 @@
 """Initial scores of WSN: their distributions, and that seed and task alone decide them."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from scipy import stats
-from support.small_runs import OPTIMIZERS, assert_retained, logits, split, train_all
+from support.small_runs import OPTIMIZERS, assert_retained, logits_of, split
+from support.strategies import learn, make
 
-from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.plugins import SubnetPlugin
 
@@ -31,11 +33,9 @@ notes: dict[int, dict[int, torch.Tensor]] = {}
 
 
 def wsn(plugin=None, **options):
-    torch.manual_seed(0)
-    model = SubnetModel(MLP(64, hidden=(100,), features=50), density=0.3)
-    strategy = WSN(
-        model=model, optimizer=OPTIMIZERS["adam"](model.parameters()), train_mb_size=16, train_epochs=1, **options
-    )
+    wrap = partial(SubnetModel, density=0.3)
+    options |= {"hidden": (100,), "features": 50, "optimizer": OPTIMIZERS["adam"]}
+    strategy = make(WSN, wrap=wrap, train_mb_size=16, train_epochs=1, **options)
     if plugin is not None:
         strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
     return strategy
@@ -44,9 +44,7 @@ def wsn(plugin=None, **options):
 def drawn(tasks, *, seed=3, **options):
     """Task → scores with which it began, layer by layer."""
     notes.clear()
-    strategy = wsn(Drawn(seed=seed, **options), seed=seed)
-    for task in tasks:
-        strategy.train(split().train_stream[task])
+    strategy = learn(wsn(Drawn(seed=seed, **options), seed=seed), [split().train_stream[task] for task in tasks])
     return {task: strategy.model.by_layer(scores) for task, scores in notes[seed].items()}
 
 
@@ -93,8 +91,10 @@ def test_kept_scores_are_drawn_once(init):
 def test_tasks_are_kept_to_the_bit_and_learned(init, score_lr):
     strategy = wsn(masks=ScoredWeights(score_init=init, score_lr=score_lr, scores="redraw"))
     assert_retained(strategy, split(), 3)
-    strategy = train_all(wsn(masks=ScoredWeights(score_init=init, score_lr=score_lr, scores="redraw")), split(1000), 3)
-    for task, out in logits(strategy, split(1000), range(3)).items():
+    strategy = learn(
+        wsn(masks=ScoredWeights(score_init=init, score_lr=score_lr, scores="redraw")), split(1000).train_stream[:3]
+    )
+    for task, out in logits_of(strategy, split(1000), range(3)).items():
         assert (out.argmax(1) == split(1000).test_stream[task].tensors[1]).float().mean() > 0.85
 
 

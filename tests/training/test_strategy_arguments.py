@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.logging import BaseLogger
 from avalanche.training import Naive
-from avalanche.training.plugins import EvaluationPlugin
-from support.small_runs import OPTIMIZERS, logits, make, masked_mlp, same_state, split, state
+from support.small_runs import OPTIMIZERS, logits_of, make, masked_mlp, split
+from support.strategies import learn, quiet
+from support.strategy_state import same_state, state
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, Muon, SparseAdam
 
@@ -28,10 +28,6 @@ KINDS = {
     Independent: lambda: NetworkPerTask(MLP(64, hidden=(40,), features=30)),
     CLPUDERpp: lambda: SideNetworks(MLP(64, hidden=(40,), features=30)),
 }
-
-
-def silent():
-    return EvaluationPlugin(loggers=[BaseLogger()])
 
 
 class OldAdagrad(Adagrad):
@@ -92,7 +88,7 @@ def test_an_optimizer_without_a_sibling_asks_for_the_embeddings(stock):
     model, stream = masked_mlp(), split().train_stream
     optimizer = Stepless(model.parameters(), 1)
     strategy = (
-        Naive(model=model, optimizer=optimizer, plugins=[HATPlugin()], evaluator=silent())
+        Naive(model=model, optimizer=optimizer, plugins=[HATPlugin()], evaluator=quiet())
         if stock
         else HAT(model=model, optimizer=optimizer, train_mb_size=32)
     )
@@ -145,8 +141,7 @@ def test_several_parameter_groups_train_what_one_does(kind):
         held = [{"params": parameters[:1]}, {"params": parameters[1:]}] if groups else parameters
         options = {} if kind in (HAT, PALL) else {"unlearning": UnlearningPlugin(deadline=5)}
         strategy = kind(model=model, optimizer=Adam(held, lr=1e-2), train_mb_size=32, plugins=list(plugins), **options)
-        for experience in stream[:3]:
-            strategy.train(experience)
+        learn(strategy, stream[:3])
         if kind is not HAT:
             strategy.unlearn([1])
         strategy.train(stream[3])
@@ -247,7 +242,7 @@ def test_plugins_check_their_seeds(seed):
 def stock_of(model, **options):
     plugins = [SeedingPlugin(0), TrajectoryPlugin(), UnlearningPlugin()]
     optimizer = SGD(model.parameters(), lr=0.1)
-    return Naive(model=model, optimizer=optimizer, plugins=plugins, evaluator=silent(), **options)
+    return Naive(model=model, optimizer=optimizer, plugins=plugins, evaluator=quiet(), **options)
 
 
 @pytest.mark.parametrize("options", [{"train_mb_size": 0}, {"train_epochs": 0}])
@@ -316,7 +311,7 @@ def test_every_optimizer_of_the_other_tests_passes():
     for name, optimizer in OPTIMIZERS.items():
         strategy = make(optimizer=optimizer, train_epochs=1)
         strategy.train(split().train_stream[0])
-        assert bool(logits(strategy, split(), [0])[0].isfinite().all()), name
+        assert bool(logits_of(strategy, split(), [0])[0].isfinite().all()), name
 
 
 @pytest.mark.parametrize(("given", "size"), [({}, 40), ({"eval_mb_size": 8}, 8), ({"eval_mb_size": None}, 40)])

@@ -3,8 +3,8 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.small_runs import logits
-from support.strategies import with_plugins
+from support.small_runs import logits_of
+from support.strategies import learn, with_plugins
 from torch import nn
 
 from avalanche_amnesia import optimizers
@@ -62,8 +62,7 @@ def watched(kind, optimizer, dtype=torch.float32, **options):
         plugins=[FeedIn(), watch],
         **with_plugins(options),
     )
-    for experience in PERMUTED.train_stream:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream)
     assert watch.steps == 26
     return watch.found
 
@@ -221,11 +220,11 @@ def test_subnormal_weights_of_an_earlier_task_keep_their_bits_at_every_step():
     owned = model.graph.parameter_use(model.masks[0])["layers.0.weight"].expand(48, 64) > 0
     weight = model.backbone.get_parameter("layers.0.weight").data
     weight[owned] = torch.where(torch.rand(int(owned.sum())) < 0.5, TINY / 4, weight[owned])
-    before, expected = weight[owned], logits(strategy, PERMUTED, [0])
+    before, expected = weight[owned], logits_of(strategy, PERMUTED, [0])
 
     def check():
         assert bool(same_bits(weight[owned], before).all())
 
     every_step.check = check
     strategy.train(PERMUTED.train_stream[1])
-    assert torch.equal(logits(strategy, PERMUTED, [0])[0], expected[0])
+    assert torch.equal(logits_of(strategy, PERMUTED, [0])[0], expected[0])

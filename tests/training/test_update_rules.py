@@ -4,7 +4,9 @@ import copy
 
 import pytest
 import torch
-from support.small_runs import assert_retained, logits, make, masked_mlp, permuted, same_state, state, train_all
+from support.small_runs import assert_retained, logits_of, make, masked_mlp, permuted
+from support.strategies import learn
+from support.strategy_state import same_state, state
 
 from avalanche_amnesia.evaluation import network_capacity
 from avalanche_amnesia.models import MaskedModel
@@ -77,20 +79,21 @@ def test_adahat_rate_against_an_element_loop(importance, no_reg, n_tasks):
 def test_no_sum_is_the_published_ablation_and_flat_sum_ours():
     """The published one damps every parameter of every task, the first one too, by r/(t + r)."""
     benchmark = permuted()
-    plain = train_all(make(HAT), benchmark, 1)
+    plain = learn(make(HAT), benchmark.train_stream[:1])
     flat, no_sum = (
-        train_all(make(AdaHAT, adjustment=AdaHATRule(alpha=1e-30, importance=name)), benchmark)
+        learn(make(AdaHAT, adjustment=AdaHATRule(alpha=1e-30, importance=name)), benchmark.train_stream)
         for name in ("flat", "number")
     )
     assert same_state(
-        state(train_all(make(AdaHAT, adjustment=AdaHATRule(importance="flat")), benchmark, 1).model), state(plain.model)
+        state(learn(make(AdaHAT, adjustment=AdaHATRule(importance="flat")), benchmark.train_stream[:1]).model),
+        state(plain.model),
     )
     initial = dict(masked_mlp().backbone.named_parameters())
     for name, value in no_sum.model.backbone.named_parameters():
         assert torch.equal(value, initial[name])
     assert any(not torch.equal(p, initial[name]) for name, p in flat.model.backbone.named_parameters())
     strategy = make(AdaHAT, adjustment=AdaHATRule(importance="number", alpha=0.05))
-    train_all(strategy, benchmark, 2)
+    learn(strategy, benchmark.train_stream[:2])
     rate = 0.05 / 0.1
     assert network_capacity(strategy) == pytest.approx(rate / (3 + rate), abs=1e-6)
 
@@ -136,14 +139,14 @@ def test_max_protects_tasks_to_the_bit_and_what_neither_end_uses_still_learns(ru
 
 def test_max_leaves_entries_alone_that_min_would_let_move():
     benchmark = permuted()
-    strategy = train_all(make(HAT, adjustment=AdjustmentRule(between="max")), benchmark, 1)
+    strategy = learn(make(HAT, adjustment=AdjustmentRule(between="max")), benchmark.train_stream[:1])
     before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
     either = {n: naive_held(strategy.model, n, lambda m, _: float(m > 0), max) > 0 for n in before}
     both = {n: naive_held(strategy.model, n, lambda m, _: float(m > 0)) > 0 for n in before}
     strategy.train(benchmark.train_stream[1])
     moved = {name: p.detach() != before[name] for name, p in strategy.model.backbone.named_parameters()}
     assert not any(bool((moved[name] & either[name]).any()) for name in moved)
-    plain = train_all(make(HAT), benchmark, 2)
+    plain = learn(make(HAT), benchmark.train_stream[:2])
     assert any(
         bool(((p.detach() != before[n]) & either[n] & ~both[n]).any())
         for n, p in plain.model.backbone.named_parameters()
@@ -326,7 +329,7 @@ def test_commit(adjustment, optimizer):
 def test_constant_one_is_no_protection_at_all():
     """Every step of the second task moves parameters in use as if there were no first task."""
     strategy, benchmark = make(adjustment=ConstantRule(alpha=1.0), optimizer="adam"), permuted()
-    train_all(strategy, benchmark, 1)
+    learn(strategy, benchmark.train_stream[:1])
     before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
     first = strategy.model.graph.parameter_use(strategy.model.masks[0])
     strategy.train(benchmark.train_stream[1])
@@ -338,11 +341,13 @@ def test_constant_one_is_no_protection_at_all():
 
 def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
     benchmark = permuted()
-    hat = train_all(make(HAT), benchmark)
-    tiny, large = (train_all(make(AdaHAT, adjustment=AdaHATRule(alpha=alpha)), benchmark) for alpha in (1e-30, 1.0))
-    expected = logits(hat, benchmark, range(3))
-    assert all(torch.equal(logits(tiny, benchmark, range(3))[t], expected[t]) for t in range(3))
-    assert not torch.equal(logits(large, benchmark, range(3))[0], expected[0])
+    hat = learn(make(HAT), benchmark.train_stream)
+    tiny, large = (
+        learn(make(AdaHAT, adjustment=AdaHATRule(alpha=alpha)), benchmark.train_stream) for alpha in (1e-30, 1.0)
+    )
+    expected = logits_of(hat, benchmark, range(3))
+    assert all(torch.equal(logits_of(tiny, benchmark, range(3))[t], expected[t]) for t in range(3))
+    assert not torch.equal(logits_of(large, benchmark, range(3))[0], expected[0])
 
 
 @pytest.mark.parametrize(
@@ -357,5 +362,5 @@ def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
 )
 def test_the_first_task_meets_no_adjustment(options):
     benchmark = permuted()
-    a, b = train_all(make(AdaHAT, **options), benchmark, 1), train_all(make(HAT), benchmark, 1)
+    a, b = learn(make(AdaHAT, **options), benchmark.train_stream[:1]), learn(make(HAT), benchmark.train_stream[:1])
     assert same_state(state(a.model), state(b.model))

@@ -7,13 +7,13 @@ import weakref
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, amnesiac, mlp, trained
+from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, make, mlp, trained
 from support.strategy_state import bits, trajectory
-from torch.optim import SGD, Adam
+from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.task_store import TaskModules, whole
 from avalanche_amnesia.training import HAT, WSN
 
@@ -38,13 +38,11 @@ class Watch(SupervisedPlugin):
 
 
 def hat(plugin):
-    model = MaskedModel(MLP(64, hidden=(24,), features=16, norm="layer"))
-    return HAT(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40, plugins=[plugin])
+    return make(HAT, net=lambda: MLP(64, hidden=(24,), features=16, norm="layer"), train_epochs=1, plugins=[plugin])
 
 
 def wsn(plugin):
-    model = SubnetModel(mlp())
-    return WSN(model=model, optimizer=SGD(model.parameters(), lr=0.1), train_mb_size=40, plugins=[plugin])
+    return make(WSN, optimizer="sgd", train_epochs=1, plugins=[plugin])
 
 
 def with_groups(plugin):
@@ -103,9 +101,7 @@ def test_an_interrupted_task_leaves_the_groups_as_they_were():
         raise InterruptedError
 
     watch = Watch()
-    strategy = with_groups(watch)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(with_groups(watch), DIGITS.train_stream[:2])
     before = names(strategy)
     watch.act = fail
     with pytest.raises(InterruptedError):

@@ -2,11 +2,14 @@
 
 import copy
 import itertools
+from functools import partial
 
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
-from support.small_runs import OPTIMIZERS, assert_retained, logits, permuted, same_state, split, state, train_all
+from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
+from support.strategies import learn
+from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
@@ -34,10 +37,7 @@ def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
     return SubnetModel(net(), **{"density": 0.3, **options})
 
 
-def wsn(*, optimizer="adam", model=None, **options):
-    model = subnet() if model is None else model
-    options = {"train_mb_size": 16, "train_epochs": 2, "eval_mb_size": 64, "seed": 3, **options}
-    return WSN(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), **options)
+wsn = partial(make, WSN, wrap=partial(SubnetModel, density=0.3), optimizer="adam")
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "fused sgd"])
@@ -59,8 +59,8 @@ def test_earlier_tasks_keep_their_bits_in_a_conv_net_with_normalisation(norm):
 
 def test_learns():
     benchmark = split(1000)
-    strategy = train_all(wsn(train_epochs=8), benchmark)
-    for task, out in logits(strategy, benchmark, range(5)).items():
+    strategy = learn(wsn(train_epochs=8), benchmark.train_stream)
+    for task, out in logits_of(strategy, benchmark, range(5)).items():
         assert (out.argmax(1) == benchmark.test_stream[task].tensors[1]).float().mean() > 0.9
 
 
@@ -91,15 +91,15 @@ def overlaps(strategy):
 
 
 def test_kept_scores_make_masks_alike_and_redrawn_ones_do_not():
-    kept = overlaps(train_all(wsn(), split()))
-    redrawn = overlaps(train_all(wsn(masks=ScoredWeights(scores="redraw")), split()))
+    kept = overlaps(learn(wsn(), split().train_stream))
+    redrawn = overlaps(learn(wsn(masks=ScoredWeights(scores="redraw")), split().train_stream))
     assert min(kept) > 0.7
     assert max(redrawn) < 0.5  # 0.3 by chance
 
 
 def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
     model = subnet(lambda: MLP(64, hidden=(100,), features=100), density=0.5)
-    strategy = train_all(wsn(model=model, train_mb_size=10, train_epochs=5, seed=0), permuted(5, 1437))
+    strategy = learn(wsn(model=model, train_mb_size=10, train_epochs=5, seed=0), permuted(5, 1437).train_stream)
     assert 0.5 < strategy.model.mask_bits() <= 0.85
     loaded = subnet(lambda: MLP(64, hidden=(100,), features=100), density=0.5)
     loaded.load_compressed_state(model.compressed_state())
@@ -117,7 +117,7 @@ def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
 )
 def test_the_same_run_gives_the_same_bits_whatever_was_evaluated_between(options):
     benchmark = split()
-    one = train_all(wsn(**options), benchmark, 2)
+    one = learn(wsn(**options), benchmark.train_stream[:2])
     other = wsn(**options)
     for experience in benchmark.train_stream[:2]:
         torch.rand(3)
@@ -264,7 +264,7 @@ def test_an_interrupted_task_is_undone(keep):
     assert same_state(before, state(strategy.model))
     strategy.plugins = [ours if p is interrupting else p for p in strategy.plugins]
     strategy.train(benchmark.train_stream[1])
-    again = train_all(wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep)), benchmark, 2)
+    again = learn(wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:2])
     assert same_state(state(strategy.model), state(again.model))
 
 
@@ -279,7 +279,7 @@ def test_a_diverged_task_is_undone():
 
 
 def test_nothing_of_a_task_stays_in_the_plugin():
-    strategy = train_all(wsn(masks=ScoredWeights(keep="best")), split(), 2)
+    strategy = learn(wsn(masks=ScoredWeights(keep="best")), split().train_stream[:2])
     plugin = find_plugin(strategy, SubnetPlugin)
     assert not [name for name in vars(plugin) if name.startswith("_")]
     assert plugin.training is None

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fault_injection import after_call, raiser
 from support.log_directory import contents, files, with_three_tasks
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import bits, fingerprint, frozen, trajectory, unlearning_plugin
 from support.trajectory_oracle import EVENTS, SHAPES, assert_same, drawn
 
@@ -135,8 +135,7 @@ STEPS = [
 def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, dtype):
     plugin = TrajectoryPlugin(path=tmp_path, dtype=dtype)
     strategy = amnesiac(trajectory=plugin, adjustment="adahat", train_epochs=1, optimizer="sgd")
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:3])
     before, on_disk = fingerprint(strategy), contents(Trajectory(path=tmp_path))
     steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # the same codes are the same file
     for (owner, name), behind in itertools.product(steps, (False, True)):
@@ -162,8 +161,7 @@ def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, 
 def test_the_place_of_the_logs_makes_no_difference(tmp_path):
     runs = [amnesiac(trajectory=TrajectoryPlugin(path=path)) for path in (None, tmp_path)]
     for strategy in runs:
-        for experience in DIGITS.train_stream[:3]:
-            strategy.train(experience)
+        learn(strategy, DIGITS.train_stream[:3])
         strategy.unlearn([1])
     assert bits(runs[0].model) == bits(runs[1].model)
     assert contents(trajectory(runs[0])) == contents(trajectory(runs[1]))

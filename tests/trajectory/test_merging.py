@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import bits, trajectory, unlearning_plugin
 from support.trajectory_oracle import SHAPES, drawn, states
 
@@ -114,8 +114,7 @@ def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
         for merge in (True, False)
     ]
     for strategy in runs:
-        for experience in DIGITS.train_stream[:5]:
-            strategy.train(experience)
+        learn(strategy, DIGITS.train_stream[:5])
         assert unlearning_plugin(strategy).ledger.permanent == {0, 1, 2}
     sizes = [sizes_of_logs(strategy) for strategy in runs]
     assert list(sizes[0]) == [0, 1, 2, 3, 4]

@@ -9,6 +9,7 @@ import transformers
 from safetensors.torch import load_file
 from support.hugging_face_networks import BACKBONES, SIZES, TokenFeatures, bert, first, tokens
 from support.soundness_oracle import assert_sound, features, some_mask
+from support.strategies import accuracy, learn
 
 from avalanche_amnesia.contrib.streams import MarkovSentences
 from avalanche_amnesia.models import MaskedModel
@@ -117,13 +118,6 @@ def task_features(strategy, stream, task):
     return strategy.model.features(stream[task].tensors[0], task)
 
 
-@torch.no_grad()
-def accuracy(strategy, stream, task) -> float:
-    strategy.model.eval()
-    x, y = stream[task].tensors
-    return float((strategy.model(x, task).argmax(1) == y).double().mean())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
 def test_three_tasks_of_sentences(kind):
@@ -133,7 +127,7 @@ def test_three_tasks_of_sentences(kind):
     kept = []
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
-        assert accuracy(strategy, benchmark.test_stream, task) > 0.8  # half would be chance
+        assert accuracy(strategy, benchmark.test_stream[task]) > 0.8  # half would be chance
         kept.append(task_features(strategy, benchmark.test_stream, task))
         for earlier, expected in enumerate(kept):
             found = task_features(strategy, benchmark.test_stream, earlier)
@@ -143,8 +137,8 @@ def test_three_tasks_of_sentences(kind):
     strategy.unlearn([1])
     assert strategy.model.tasks == (0, 2)
     assert torch.equal(task_features(strategy, benchmark.test_stream, 0), kept[0])
-    assert accuracy(strategy, benchmark.test_stream, 0) > 0.8
-    assert accuracy(strategy, benchmark.test_stream, 2) > 0.7
+    assert accuracy(strategy, benchmark.test_stream[0]) > 0.8
+    assert accuracy(strategy, benchmark.test_stream[2]) > 0.7
 
 
 @pytest.mark.slow
@@ -167,8 +161,7 @@ def test_unlearning_everything_gives_the_weights_of_the_file_back(tmp_path):
     for name, value in state.items():
         assert parameters[f"model.{name}"] is loaded.get_parameter(name)
         assert torch.equal(parameters[f"model.{name}"], value)
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream)
     moved = [name for name, value in state.items() if not torch.equal(parameters[f"model.{name}"], value)]
     assert "embeddings.word_embeddings.weight" in moved
     strategy.unlearn([0, 1, 2])

@@ -4,20 +4,13 @@ import random
 
 import pytest
 import torch
-from support.strategies import DIGITS, ConvNet, amnesiac, mlp, trained
+from support.strategies import DIGITS, ConvNet, amnesiac, learn, logits, mlp, trained
 from support.strategy_state import bits, initial_values, owned, stray, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation import network_capacity
 from avalanche_amnesia.training.update_rules import AdaHATRule, ConstantRule, TaskUse
-
-
-def logits(strategy, task):
-    strategy.model.eval()
-    with torch.no_grad():
-        return strategy.model(DIGITS.test_stream[task].tensors[0], task)
-
 
 CASES = [
     pytest.param(mlp, "hat", "adam", {}, id="hat"),
@@ -90,11 +83,11 @@ def test_capacity_is_that_of_a_model_with_the_remaining_masks_alone(adjustment):
 
 def test_tasks_before_the_one_that_goes_keep_their_logits_bit_for_bit():
     strategy = trained(4)
-    before = {task: logits(strategy, task) for task in range(4)}
+    before = {task: logits(strategy, DIGITS.test_stream[task]) for task in range(4)}
     record = strategy.unlearn([2])
-    assert torch.equal(logits(strategy, 0), before[0])
-    assert torch.equal(logits(strategy, 1), before[1])
-    assert record.affected == ((3,) if not torch.equal(logits(strategy, 3), before[3]) else ())
+    assert torch.equal(logits(strategy, DIGITS.test_stream[0]), before[0])
+    assert torch.equal(logits(strategy, DIGITS.test_stream[1]), before[1])
+    assert record.affected == ((3,) if not torch.equal(logits(strategy, DIGITS.test_stream[3]), before[3]) else ())
 
 
 def test_a_small_net_shares_and_the_dense_arithmetic_holds():
@@ -152,8 +145,7 @@ def test_requests_in_the_stream_equal_requests_by_hand():
     by_hand = trained(3)
     by_hand.unlearn([1])
     by_hand.unlearn([0])
-    for experience in DIGITS.train_stream[3:]:
-        by_hand.train(experience)
+    learn(by_hand, DIGITS.train_stream[3:])
     assert list(bits(by_stream.model).items()) == list(bits(by_hand.model).items())
     events = [record.plan.event for record in unlearning_plugin(by_stream).records]
     assert events == ["after task 2", "before task 3"]

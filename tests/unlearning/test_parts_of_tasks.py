@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -17,23 +18,23 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.log_directory import files
-from support.small_runs import OPTIMIZERS, make, same_state, split, state
-from support.strategies import ConvNet
-from support.strategy_state import fingerprint, unlearning_plugin
+from support.small_runs import OPTIMIZERS, make, split
+from support.strategies import ConvNet, learn
+from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
 from torch.utils.data import TensorDataset
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning, without_samples
 from avalanche_amnesia.benchmarks.requests import rearranged
-from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent
 from avalanche_amnesia.contrib.metrics import forgotten_samples_metrics
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import HAT, AmnesiacHAT
 from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
@@ -43,33 +44,22 @@ IDS = (0, 3, 7, 30)
 NETS = {"mlp": lambda: MLP(64, hidden=(24,), features=16), "conv": ConvNet}
 
 
-def disjoint(net="mlp", **options):
-    torch.manual_seed(0)
-    return _built(DisjointSubnets, DisjointModel(NETS[net]()), options)
+def disjoint(net="mlp", kind=DisjointSubnets, **options):
+    return make(kind, net=NETS[net], optimizer="adam", **{"train_epochs": 1, **options})
 
 
 def pooled(net="mlp", **options):
-    torch.manual_seed(0)
-    return make(AmnesiacHAT, model=MaskedModel(NETS[net]()), train_epochs=1, **{"isolation": Pools(5), **options})
+    return make(AmnesiacHAT, net=NETS[net], train_epochs=1, **{"isolation": Pools(5), **options})
 
 
-def apart(net="mlp", **options):
-    torch.manual_seed(0)
-    return _built(Independent, NetworkPerTask(NETS[net]()), options)
-
-
-def _built(kind, model, options):
-    options = {"train_mb_size": 16, "train_epochs": 1, "eval_mb_size": 64, "seed": 3} | options
-    return kind(model=model, optimizer=OPTIMIZERS["adam"](model.parameters()), **options)
+apart = partial(disjoint, kind=Independent)
 
 
 METHODS = {"weights": disjoint, "units": pooled, "apart": apart}
 
 
 def trained(strategy, benchmark=STREAM, tasks=range(3), **options):
-    for task in tasks:
-        strategy.train(benchmark.train_stream[task], **options)
-    return strategy
+    return learn(strategy, [benchmark.train_stream[task] for task in tasks], **options)
 
 
 def of_class(task, label):
@@ -340,7 +330,7 @@ def test_a_training_that_fails_leaves_the_state_before():
 
 def test_other_methods_refuse_by_name():
     torch.manual_seed(0)
-    side = _built(CLPUDERpp, SideNetworks(NETS["mlp"]()), {})
+    side = disjoint(kind=CLPUDERpp)
     for strategy in (make(AmnesiacHAT), make(HAT, plugins=[TrajectoryPlugin(), UnlearningPlugin()]), side):
         trained(strategy, tasks=[0])
         before = fingerprint(strategy)

@@ -1,12 +1,13 @@
 """Claims: whatever could make the state another one than the reference's is a reason, in words."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import LRSchedulerPlugin
-from support.strategies import DIGITS, OPTIMIZERS, amnesiac
+from support.strategies import DIGITS, OPTIMIZERS, amnesiac, brief, learn, trained
 from support.strategy_state import unlearning_plugin
 from torch import nn
 from torch.optim import SGD
@@ -17,22 +18,15 @@ from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.training import EVEN_BUDGET
 from avalanche_amnesia.unlearning.claims import TamperedError
 
-
-def pools(**options):
-    return amnesiac(isolation="pools", train_epochs=1, **options)
+pools = partial(brief, isolation="pools")
 
 
 def learned(tasks=(0, 1, 2), **options):
-    strategy = pools(**options)
-    for task in tasks:
-        strategy.train(DIGITS.train_stream[task])
-    return strategy
+    return learn(pools(**options), [DIGITS.train_stream[task] for task in tasks])
 
 
 def test_a_training_beside_the_task_is_the_reason():
-    strategy = amnesiac(train_epochs=1)
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    strategy = trained(2, train_epochs=1)
     plan = strategy.plan_unlearning([0])
     assert plan.reasons == ("task 1 was trained beside task 0",)
     record = strategy.unlearn([0])
@@ -138,8 +132,7 @@ def test_unlearned_in_the_middle_of_a_training_that_was_given_up_it_is_as_it_was
     """Changes of a request in the middle stay, and are nobody else's writing."""
     strategy = amnesiac(isolation=Pools(), train_epochs=1, plugins=[Interrupts()])
     benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 1)])
-    for task in (0, 1):
-        strategy.train(benchmark.train_stream[task])
+    learn(strategy, benchmark.train_stream[:2])
     with pytest.raises(KeyboardInterrupt):
         strategy.train(benchmark.train_stream[2])
     strategy.abort_training()
@@ -178,8 +171,7 @@ def test_a_plugin_that_says_it_is_repeatable_costs_nothing():
 def test_a_plugin_that_may_keep_state_is_named():
     strategy = pools()
     strategy.plugins.append(LRSchedulerPlugin(StepLR(strategy.optimizer, 1)))
-    for task in (0, 1):
-        strategy.train(DIGITS.train_stream[task])
+    learn(strategy, DIGITS.train_stream[:2])
     reasons = strategy.unlearn([0], allow_unknown=True).reasons
     assert any(reason.startswith("plugin LRSchedulerPlugin may keep state; set ") for reason in reasons)
 

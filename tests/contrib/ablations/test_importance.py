@@ -2,16 +2,16 @@
 
 import pytest
 import torch
+from support.strategies import make
 from torch.nn.functional import cross_entropy
-from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.streams import SmallConvNet
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AdaHATRule, AmnesiacHAT, TaskStrategy, load_state
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.training import AdaHATRule, TaskStrategy, load_state
 from avalanche_amnesia.training.update_rules import TaskUse
 
 MEASURES = [input_gradient, output_contribution]
@@ -20,13 +20,8 @@ SAMPLES = task_data(STREAM[0])
 
 
 def strategy(importance, **options) -> TaskStrategy:
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(24, 20), features=12))
     rule = AdaHATRule(importance=importance)
-    optimizer = Adam(model.parameters(), lr=1e-2)
-    return AmnesiacHAT(
-        model=model, optimizer=optimizer, adjustment=rule, train_mb_size=20, train_epochs=3, seed=1, **options
-    )
+    return make(hidden=(24, 20), features=12, adjustment=rule, train_mb_size=20, train_epochs=3, seed=1, **options)
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,16 @@
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import assert_nothing_stray, bits, fingerprint, mark, trajectory, unlearning_plugin
+from support.strategies import DIGITS, amnesiac, learn, stock
+from support.strategy_state import (
+    assert_nothing_stray,
+    bits,
+    fingerprint,
+    mark,
+    trajectory,
+    unlearning_plugin,
+    values,
+)
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
@@ -23,13 +31,7 @@ def learned(n_tasks=3, by="rate", adjustment="adahat", **options):
     """A strategy with scaled updates; None: deletion alone."""
     compensation = "none" if by is None else ScaledUpdatesPlugin(by)
     strategy = amnesiac(**{"train_epochs": 1, "compensation": compensation, "adjustment": adjustment, **options})
-    for experience in list(PERMUTED.train_stream)[:n_tasks]:
-        strategy.train(experience)
-    return strategy
-
-
-def backbone(strategy):
-    return {name: value.detach().clone() for name, value in strategy.model.backbone.named_parameters()}
+    return learn(strategy, list(PERMUTED.train_stream)[:n_tasks])
 
 
 @pytest.mark.parametrize("compensation", NAMES)
@@ -38,7 +40,7 @@ def test_nothing_changes_where_nothing_was_damped(compensation, adjustment):
     """HAT moves nothing that is in use; a constant rate of 1 damps nothing, and α is 1 with it."""
     plain, ours = (learned(by=by, adjustment=adjustment) for by in (None, compensation))
     assert plain.unlearn([0]).plan.entries == ours.unlearn([0]).plan.entries
-    a, b = backbone(plain), backbone(ours)
+    a, b = values(plain.model.backbone), values(ours.model.backbone)
     tolerance = 0 if adjustment == "hat" else 1e-6
     assert all(torch.allclose(a[name], b[name], rtol=0, atol=tolerance) for name in a)
     if adjustment == "hat":
@@ -51,14 +53,14 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
     rule = find_plugin(strategy, HATPlugin).rule
     before, trained = (
         trajectory(plain).values_before(1, dict(plain.model.named_parameters())),
-        backbone(plain),
+        values(plain.model.backbone),
     )
     region, moved = first_used(strategy.model, 0, []), trajectory(strategy).moved(1)
     plain.unlearn([0])
     assert strategy.unlearn([0]).plan.compensated == (1,)
-    unscaled = backbone(plain)
+    unscaled = values(plain.model.backbone)
     scaled = 0
-    for name, value in backbone(strategy).items():
+    for name, value in values(strategy.model.backbone).items():
         where = region[name] & moved[f"backbone.{name}"]
         update = trained[name].double() - before[f"backbone.{name}"].double()
         rate = (1 - rule.held(use, name, 0.0)).double()
@@ -73,21 +75,21 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
 def test_draft_multiplies_by_alpha(alpha, factor):
     strategy, plain = learned(2, compensation=ScaledUpdatesPlugin("draft", alpha=alpha)), learned(2, None)
     before = trajectory(plain).values_before(1, dict(plain.model.named_parameters()))
-    trained, region, moved = backbone(plain), first_used(plain.model, 0, []), trajectory(plain).moved(1)
+    trained, region, moved = values(plain.model.backbone), first_used(plain.model, 0, []), trajectory(plain).moved(1)
     plain.unlearn([0])
     strategy.unlearn([0])
-    for name, unscaled in backbone(plain).items():
+    for name, unscaled in values(plain.model.backbone).items():
         where = region[name] & moved[f"backbone.{name}"]
         update = (trained[name].double() - before[f"backbone.{name}"].double())[where]
         wanted = unscaled[where].double() + (factor - 1) * update
-        assert torch.allclose(backbone(strategy)[name][where].double(), wanted, rtol=0, atol=1e-6)
+        assert torch.allclose(values(strategy.model.backbone)[name][where].double(), wanted, rtol=0, atol=1e-6)
 
 
 def test_only_the_first_remaining_task_is_scaled():
     strategy = learned(4)
     revisions = find_plugin(strategy, ScaledUpdatesPlugin).revise(strategy.model, trajectory(strategy), [0])
     assert 1 in revisions
-    for name in backbone(strategy):
+    for name in values(strategy.model.backbone):
         where = [
             of_task[f"backbone.{name}"].where.int() for of_task in revisions.values() if f"backbone.{name}" in of_task
         ]
@@ -121,7 +123,7 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(compensation, requests):
     for strategy in (plain, marked):
         for request in requests:
             strategy.unlearn(request)
-    a, b = backbone(plain), backbone(marked)
+    a, b = values(plain.model.backbone), values(marked.model.backbone)
     assert all(torch.allclose(a[name], b[name], rtol=0, atol=2e-4) for name in a)
 
 
@@ -139,7 +141,7 @@ def test_all_or_nothing(monkeypatch):
 def test_the_papers_alpha_and_two_compensations_at_once():
     strategy = learned(2, adjustment=AdaHATRule(alpha=PAPER_ALPHA))
     strategy.unlearn([0])
-    assert all(bool(value.isfinite().all()) for value in backbone(strategy).values())
+    assert all(bool(value.isfinite().all()) for value in values(strategy.model.backbone).values())
     both = learned(2, plugins=[ScaledUpdatesPlugin("draft")])
     before = fingerprint(both)
     with pytest.raises(ValueError, match="two compensations revise what task 1 wrote"):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive, Replay
-from support.strategies import amnesiac, quiet, stock
-from support.strategy_state import bits, stray, trajectory, unlearning_plugin
+from support.strategies import WRAPS, accuracy, amnesiac, learn, logits, make, quiet, stock
+from support.strategy_state import bits, stray, trajectory, unlearning_plugin, values
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
@@ -15,48 +15,23 @@ from avalanche_amnesia.contrib.baselines import (
     CLPUPlugin,
     DarkReplayPlugin,
     Independent,
-    NetworkPerTask,
     PALLPlugin,
     SideNetworks,
 )
 from avalanche_amnesia.evaluation import References, jsd_metrics
-from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 STREAM = PermutedDigits(4, n_train=300, n_test=150)
-WRAPS = {Independent: NetworkPerTask, CLPUDERpp: SideNetworks, PALL: SubnetModel}
+TEST = STREAM.test_stream
+RIVALS = [Independent, CLPUDERpp, PALL]
 
 
 def rival(kind, **options):
-    torch.manual_seed(0)
-    model = WRAPS[kind](MLP(64, hidden=(48,), features=32))
-    options = {"train_mb_size": 25, "train_epochs": 4, "eval_mb_size": 200, "evaluator": quiet(), **options}
     options |= {"score_lr": 1e-2} if kind is PALL else {}
-    return kind(model=model, optimizer=Adam(model.parameters(), lr=1e-2), **options)
-
-
-def train(strategy, benchmark=STREAM, n=4):
-    for experience in benchmark.train_stream[:n]:
-        strategy.train(experience)
-    return strategy
-
-
-@torch.no_grad()
-def accuracy(strategy, task) -> float:
-    x, y = STREAM.test_stream[task].tensors
-    strategy.model.eval()
-    return float((strategy.model(x, task).argmax(1) == y).float().mean())
-
-
-@torch.no_grad()
-def logits(strategy, task):
-    strategy.model.eval()
-    return strategy.model(STREAM.test_stream[task].tensors[0], task)
-
-
-def weights(strategy):
-    return {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+    options = {"train_mb_size": 25, "train_epochs": 4, "evaluator": quiet(), **options}
+    return make(kind, hidden=(48,), features=32, **options)
 
 
 class Fails(SupervisedPlugin):
@@ -76,7 +51,7 @@ class Fails(SupervisedPlugin):
 @pytest.mark.parametrize("when", ["after", "before"])
 def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when):
     benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, when)], permanent=[0])
-    strategy = train(rival(kind), benchmark)
+    strategy = learn(rival(kind), benchmark.train_stream)
     record = unlearning_plugin(strategy).records[0]
     assert record.claim == "exact"
     assert all(name.startswith(("heads.1.", "networks.1.")) for name in record.plan.removed)
@@ -95,7 +70,7 @@ def test_unlearned_clpu_is_as_far_from_a_reference_as_references_are_from_each_o
         strategy = rival(CLPUDERpp)
         strategy.evaluator.metrics.extend(jsd_metrics(references, probes=["own"]))
         unlearning_plugin(strategy).obey = obey
-        train(strategy, benchmark, 3)
+        learn(strategy, benchmark.train_stream[:3])
         results = strategy.eval(benchmark.test_stream)
         distance[obey] = results["JSD_own/eval_phase/test_stream"]
         floor = results["JSD_own_floor_order/eval_phase/test_stream"]
@@ -104,12 +79,12 @@ def test_unlearned_clpu_is_as_far_from_a_reference_as_references_are_from_each_o
 
 
 def test_clpu_merges_what_becomes_permanent():
-    strategy = train(rival(CLPUDERpp, memory_per_task=80), with_unlearning(STREAM, {}, permanent=[0]))
-    before = [accuracy(strategy, task) for task in range(4)]
+    strategy = learn(rival(CLPUDERpp, memory_per_task=80), with_unlearning(STREAM, {}, permanent=[0]).train_stream)
+    before = [accuracy(strategy, TEST[task]) for task in range(4)]
     side = {id(p) for p in strategy.model.network(2).parameters()}
     strategy.mark_permanent([2])
     assert strategy.model.main_tasks == (0, 2)
-    after = [accuracy(strategy, task) for task in range(4)]
+    after = [accuracy(strategy, TEST[task]) for task in range(4)]
     assert after[1] == before[1]
     assert after[3] == before[3]
     assert after[0] > before[0] - 0.1
@@ -123,12 +98,12 @@ def test_clpu_merges_at_the_deadline_and_the_first_as_it_is():
     strategy = rival(CLPUDERpp, train_epochs=1)
     stream = with_unlearning(STREAM, {}, deadline=2).train_stream
     strategy.train(stream[0])
-    expected = logits(strategy, 0)
+    expected = logits(strategy, TEST[0])
     strategy.train(stream[1])
     assert strategy.model.main_tasks == ()
     strategy.train(stream[2])
     assert strategy.model.main_tasks == (0,)
-    assert torch.equal(logits(strategy, 0), expected)
+    assert torch.equal(logits(strategy, TEST[0]), expected)
     assert strategy.model.merged_late
 
 
@@ -136,25 +111,25 @@ def test_clpu_merges_at_the_deadline_and_the_first_as_it_is():
 
 
 def test_pall_resets_what_the_task_trained_and_fine_tunes_what_others_read():
-    initial = weights(rival(PALL))
+    initial = values(rival(PALL).model)
     results = {}
     for steps in (0, 100):
-        strategy = train(rival(PALL, repair_steps=steps))
+        strategy = learn(rival(PALL, repair_steps=steps), STREAM.train_stream)
         model = strategy.model
         trained = {name: where.clone() for name, where in trajectory(strategy).moved(1).items()}
-        untouched = weights(strategy)
-        kept = logits(strategy, 0)
+        untouched = values(strategy.model)
+        kept = logits(strategy, TEST[0])
         record = strategy.unlearn([1])
         assert record.claim == "approximate"
         assert record.affected == (2, 3)
-        assert torch.equal(logits(strategy, 0), kept)
+        assert torch.equal(logits(strategy, TEST[0]), kept)
         others = {name: torch.zeros_like(where) for name, where in trained.items()}
         for mask in model.masks.values():
             for name, use in model.graph.parameter_use(mask).items():
                 others[f"backbone.{name}"] |= use > 0
         shared = 0
         for name, where in trained.items():
-            now = weights(strategy)[name]
+            now = values(strategy.model)[name]
             alone = where & ~others[name]
             assert bool(alone.any())
             assert torch.equal(now[alone], initial[name][alone])
@@ -163,32 +138,32 @@ def test_pall_resets_what_the_task_trained_and_fine_tunes_what_others_read():
             shared += int(read.sum())
             assert bool((now[read] == initial[name][read]).all()) == (steps == 0)
         assert shared > 100
-        results[steps] = min(accuracy(strategy, 2), accuracy(strategy, 3))
+        results[steps] = min(accuracy(strategy, TEST[2]), accuracy(strategy, TEST[3]))
     assert results[100] > results[0] + 0.02, results
 
 
 def test_pall_undoes_a_repair_with_every_task_whose_samples_it_used():
-    initial = weights(rival(PALL))
-    strategy = train(rival(PALL))
+    initial = values(rival(PALL).model)
+    strategy = learn(rival(PALL), STREAM.train_stream)
     strategy.unlearn([1])
     (repair,) = trajectory(strategy).repairs
     touched = trajectory(strategy).moved(repair)
     assert trajectory(strategy).repairs[repair] == {2, 3}
     strategy.unlearn([3])
     assert {2} == set().union(*trajectory(strategy).repairs.values())
-    now = weights(strategy)
+    now = values(strategy.model)
     use = strategy.model.graph.parameter_use(strategy.model.masks[2])
     for name, where in touched.items():  # what task 2 does not read is as if it had never been repaired
         free = where & ~(use[name.removeprefix("backbone.")] > 0)
         assert torch.equal(now[name][free], initial[name][free])
     strategy.unlearn([0, 2])
-    assert all(torch.equal(value, initial[name]) for name, value in weights(strategy).items())
+    assert all(torch.equal(value, initial[name]) for name, value in values(strategy.model).items())
     assert not find_plugin(strategy, PALLPlugin).memory.samples
     assert not trajectory(strategy).logs
 
 
 def test_pall_unlearns_the_last_task_exactly():
-    strategy = train(rival(PALL), n=3)
+    strategy = learn(rival(PALL), STREAM.train_stream[:3])
     assert strategy.unlearn([2]).claim == "exact"
     reference = References(lambda **options: rival(PALL, **options), STREAM).reference([0, 1])
     assert bits(strategy.model) == bits(reference)
@@ -196,18 +171,18 @@ def test_pall_unlearns_the_last_task_exactly():
 
 def test_pall_repairs_in_the_middle_of_a_task():
     stream = with_unlearning(STREAM, [UnlearningRequest((0,), 2, "iteration", 5)])
-    strategy = train(rival(PALL), stream, 3)
+    strategy = learn(rival(PALL), stream.train_stream[:3])
     (repair,) = trajectory(strategy).repairs
-    initial, now = weights(rival(PALL)), weights(strategy)
+    initial, now = values(rival(PALL).model), values(strategy.model)
     moved = sum(int((now[n] != initial[n])[where].sum()) for n, where in trajectory(strategy).moved(repair).items())
     assert moved > 50
-    assert min(accuracy(strategy, 1), accuracy(strategy, 2)) > 0.5
+    assert min(accuracy(strategy, TEST[1]), accuracy(strategy, TEST[2])) > 0.5
 
 
-@pytest.mark.parametrize("kind", WRAPS)
+@pytest.mark.parametrize("kind", RIVALS)
 def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
     fails = Fails()
-    strategy = train(rival(kind, train_epochs=1, plugins=[fails]), n=3)
+    strategy = learn(rival(kind, train_epochs=1, plugins=[fails]), STREAM.train_stream[:3])
     before = bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining
     plugin = find_plugin(strategy, PALLPlugin if kind is PALL else CLPUPlugin)
     samples = None if plugin is None else plugin.memory.samples
@@ -224,28 +199,28 @@ def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
 
 
 def test_hat_cl_returns_exclusive_entries_and_changes_no_other_task():
-    strategy = train(amnesiac(unlearning=UnlearningPlugin(deletion="exclusive"), train_epochs=8))
-    initial = weights(amnesiac())
-    kept = {task: logits(strategy, task) for task in (0, 2, 3)}
+    strategy = learn(amnesiac(unlearning=UnlearningPlugin(deletion="exclusive"), train_epochs=8), STREAM.train_stream)
+    initial = values(amnesiac().model)
+    kept = {task: logits(strategy, TEST[task]) for task in (0, 2, 3)}
     record = strategy.unlearn([1])
     assert record.affected == ()
     assert record.plan.shared
-    assert all(torch.equal(logits(strategy, task), before) for task, before in kept.items())
+    assert all(torch.equal(logits(strategy, TEST[task]), before) for task, before in kept.items())
     backbone = {name.removeprefix("backbone."): value for name, value in initial.items() if "backbone" in name}
     assert not stray(strategy.model, backbone)
     strategy.unlearn([0, 2, 3])
-    assert all(torch.equal(value, initial[name]) for name, value in weights(strategy).items())
+    assert all(torch.equal(value, initial[name]) for name, value in values(strategy.model).items())
 
 
 @pytest.mark.parametrize(("make", "options"), [(Naive, {}), (EWC, {"ewc_lambda": 1.0}), (Replay, {"mem_size": 40})])
 def test_the_control_drops_heads_and_leaves_every_shared_entry(make, options):
     strategy = stock(make, unlearning=UnlearningPlugin(obey="head"), epochs=1, **options)
-    train(strategy, n=2)
-    before = weights(strategy)
+    learn(strategy, STREAM.train_stream[:2])
+    before = values(strategy.model)
     record = unlearning_plugin(strategy).unlearn(strategy, [0])
     assert record.plan.entries == {}
     assert record.claim == "approximate"
-    now = weights(strategy)
+    now = values(strategy.model)
     assert {name for name in before if name not in now} == {"heads.0.weight", "heads.0.bias"}
     assert all(torch.equal(value, before[name]) for name, value in now.items())
     strategy.train(STREAM.train_stream[2])  # it goes on
@@ -261,10 +236,10 @@ def test_a_control_is_named():
 
 
 def test_dark_replay_remembers_and_is_purged():
-    plain = train(stock(epochs=4))
+    plain = learn(stock(epochs=4), STREAM.train_stream)
     replays = DarkReplayPlugin(memory_per_task=40)
-    strategy = train(stock(epochs=4, plugins=[replays]))
-    assert accuracy(strategy, 0) > accuracy(plain, 0) + 0.1
+    strategy = learn(stock(epochs=4, plugins=[replays]), STREAM.train_stream)
+    assert accuracy(strategy, TEST[0]) > accuracy(plain, TEST[0]) + 0.1
     kept = replays.memory.samples[2]
     record = unlearning_plugin(strategy).unlearn(strategy, [0, 1])
     assert any("80 samples" in line for line in record.purged)
@@ -280,7 +255,7 @@ def test_a_memory_that_is_not_allowed_is_named(options):
         DarkReplayPlugin(**options)
 
 
-@pytest.mark.parametrize("kind", WRAPS)
+@pytest.mark.parametrize("kind", RIVALS)
 def test_a_rival_names_the_model_that_it_needs(kind):
     model = MLP(64, hidden=(8,), features=8)
     with pytest.raises(TypeError, match=WRAPS[kind].__name__):
@@ -288,9 +263,9 @@ def test_a_rival_names_the_model_that_it_needs(kind):
 
 
 def test_networks_of_mixed_batches_and_saved_states():
-    strategy = train(rival(CLPUDERpp, train_epochs=1), with_unlearning(STREAM, {}, permanent=[0]), 3)
+    strategy = learn(rival(CLPUDERpp, train_epochs=1), with_unlearning(STREAM, {}, permanent=[0]).train_stream[:3])
     model = strategy.model.eval()
-    x, labels = STREAM.test_stream[0].tensors[0][:7], torch.tensor([2, 0, 1, 0, 2, 1, 1])
+    x, labels = TEST[0].tensors[0][:7], torch.tensor([2, 0, 1, 0, 2, 1, 1])
     with torch.no_grad():
         mixed = model(x, labels)
         for row, task in enumerate(labels.tolist()):

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.measured_runs import MAKERS, PERMUTED, TEST, hashes, make
-from support.strategies import DIGITS
+from support.measured_runs import MAKERS, PERMUTED, TEST, make
+from support.strategies import DIGITS, learn
+from support.strategy_state import hashes
 from torch import nn
 
 from avalanche_amnesia.contrib.metrics import detection_limit, dose_response, put_back, rank_sum_p, update_of
@@ -22,9 +23,7 @@ from avalanche_amnesia.trajectory import TrajectoryError
 @pytest.mark.parametrize("kind", MAKERS)
 def test_all_of_an_update_put_back_is_the_state_before_and_none_of_it_the_state_after(kind):
     torch.set_num_threads(1)
-    strategy = MAKERS[kind]()
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(MAKERS[kind](), DIGITS.train_stream[:3])
     backbone = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if n.startswith("backbone")}
     untouched = hashes(strategy.model)
     update = update_of(strategy, 1)
@@ -82,9 +81,7 @@ def test_readings_are_those_of_the_shares():
 
 
 def test_an_old_head_reads_more_the_more_of_a_task_is_put_back():
-    strategy = make(train_epochs=15)
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(make(train_epochs=15), PERMUTED.train_stream[:3])
     probe, update, (x, y) = take_probe(strategy.model, 1), update_of(strategy, 1), TEST[1].tensors
 
     def old_head(model):

@@ -4,14 +4,13 @@ import math
 
 import pytest
 import torch
+from support.strategies import make
 from torch.nn.functional import cross_entropy
-from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.metrics import likelihood_ratio_attack, likelihood_ratio_audit, margins
 from avalanche_amnesia.evaluation import take_probe
-from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, DisjointSubnets
+from avalanche_amnesia.training import DisjointSubnets
 
 STREAM = PermutedDigits(3, n_train=150, n_test=50)
 
@@ -60,18 +59,13 @@ def test_what_can_not_be_attacked_is_refused(suspected, never, words):
 
 
 def disjoint(seed, **options):
-    torch.manual_seed(seed)
-    model = DisjointModel(MLP(64, hidden=(32,), features=16))
-    return DisjointSubnets(
-        model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=15, seed=seed, **options
-    )
+    options = {"train_mb_size": 15, "train_epochs": 1, **options}
+    return make(DisjointSubnets, hidden=(32,), torch_seed=seed, seed=seed, **options)
 
 
 def shared(seed, **options):
-    torch.manual_seed(seed)
-    model = MaskedModel(MLP(64, hidden=(48,), features=32))
-    optimizer = Adam(model.parameters(), lr=1e-2)
-    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=15, train_epochs=4, seed=seed, **options)
+    options = {"train_mb_size": 15, "train_epochs": 4, **options}
+    return make(hidden=(48,), features=32, torch_seed=seed, seed=seed, **options)
 
 
 def test_margins_are_log_odds_of_the_true_class():

@@ -7,8 +7,8 @@ from avalanche.evaluation.metrics import loss_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.measured_runs import make_ewc, make_wsn
-from support.small_runs import make, permuted, train_all
-from support.strategies import DIGITS
+from support.small_runs import make, permuted
+from support.strategies import DIGITS, learn
 
 from avalanche_amnesia.contrib.metrics import StepCapacity, step_capacity_metrics
 from avalanche_amnesia.evaluation import capacity_metrics, network_capacity
@@ -84,7 +84,7 @@ def history(strategy, task):
 @pytest.mark.parametrize("case", CASES)
 def test_every_step_against_a_loop(case):
     kind, options, naive = CASES[case]
-    strategy = train_all(measured(kind, plugins=[naive], **options), permuted(3))
+    strategy = learn(measured(kind, plugins=[naive], **options), permuted(3).train_stream)
     for task in range(3):
         steps, values = history(strategy, task)
         assert len(values) == 10
@@ -97,8 +97,8 @@ def test_every_step_against_a_loop(case):
 
 
 def test_random_rates_are_those_that_were_drawn():
-    strategy = train_all(measured(HAT, adjustment="random"), permuted(2))
-    free = network_capacity(train_all(make(HAT, train_epochs=1), permuted(2), 1))
+    strategy = learn(measured(HAT, adjustment="random"), permuted(2).train_stream)
+    free = network_capacity(learn(make(HAT, train_epochs=1), permuted(2).train_stream[:1]))
     values = history(strategy, 1)[1]
     assert len(set(values)) == 10
     assert values == pytest.approx([(1 + free) / 2] * 10, abs=0.02)
@@ -115,9 +115,7 @@ def test_a_step_of_the_next_task_is_what_capacity_foretold_without_sparsity():
 def test_weights_masked_by_themselves_have_it_and_strategies_without_masks_do_not():
     for maker, there in ((make_wsn, True), (make_ewc, False)):
         evaluator = EvaluationPlugin(StepCapacity(), loss_metrics(minibatch=True), loggers=[BaseLogger()])
-        strategy = maker(evaluator=evaluator)
-        for experience in DIGITS.train_stream[:2]:
-            strategy.train(experience)
+        strategy = learn(maker(evaluator=evaluator), DIGITS.train_stream[:2])
         named = strategy.evaluator.get_all_metrics()
         assert (NAME.format(1) in named) == there
         if there:

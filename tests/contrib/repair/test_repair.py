@@ -3,9 +3,9 @@
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.repaired_strategies import MODES, PERMUTED, accuracy, logits, own_names, plugin_of, trained, values
-from support.strategies import PRICED, amnesiac, stock
-from support.strategy_state import bits, fingerprint, unlearning_plugin
+from support.repaired_strategies import MODES, PERMUTED, TEST, own_names, plugin_of, trained
+from support.strategies import PRICED, accuracy, amnesiac, logits, stock
+from support.strategy_state import bits, fingerprint, unlearning_plugin, values
 from torch import nn
 
 from avalanche_amnesia.benchmarks.data import task_data
@@ -20,18 +20,18 @@ from avalanche_amnesia.training.plugins import DivergedError
 @pytest.mark.parametrize("mode", MODES)
 def test_nothing_outside_the_overlap_moves_by_a_bit(optimizer, mode):
     plain, ours = trained(optimizer=optimizer), trained(mode, optimizer=optimizer)
-    before = values(plain)
-    assert all(same_bits(before[name], value).all() for name, value in values(ours).items())
+    before = values(plain.model)
+    assert all(same_bits(before[name], value).all() for name, value in values(ours.model).items())
     plain.unlearn([1])
-    untouched = logits(plain, 0)
+    untouched = logits(plain, TEST[0])
     record = ours.unlearn([1])
     assert record.plan.repaired == record.affected == (2, 3)
-    assert same_bits(logits(ours, 0), untouched).all()
+    assert same_bits(logits(ours, TEST[0]), untouched).all()
     model = ours.model
     use, of_others = (model.graph.parameter_use(*(model.masks[t] for t in tasks)) for tasks in ((2, 3), (0,)))
-    after, own = values(ours), own_names(ours, (2, 3))
+    after, own = values(ours.model), own_names(ours, (2, 3))
     moved_at_all = 0
-    for name, value in values(plain).items():
+    for name, value in values(plain.model).items():
         moved = ~same_bits(value, after[name])
         assert record.repair.entries.get(name, 0) == int(moved.sum())
         if name in own or not bool(moved.any()):
@@ -51,7 +51,7 @@ def test_earlier_tasks_that_got_their_entries_back_keep_them(mode):
     record = ours.unlearn([1])
     assert record.plan.repaired == (2, 3)
     assert sum(record.repair.entries.values()) > 0
-    assert same_bits(logits(ours, 0), logits(plain, 0)).all()
+    assert same_bits(logits(ours, TEST[0]), logits(plain, TEST[0])).all()
 
 
 def batch_normed():
@@ -70,8 +70,8 @@ def test_norms_of_affected_tasks_are_repaired_and_those_of_others_are_left():
     of_affected = tuple(f"{kind}.{task}." for kind in ("heads", "own") for task in affected)
     assert all(name.startswith(("backbone.", *of_affected)) for name in moved)
     assert any(name.endswith("running_mean") for name in moved)
-    assert same_bits(logits(ours, 0), logits(plain, 0)).all()
-    assert sum(accuracy(ours, t) for t in affected) > sum(accuracy(plain, t) for t in affected) + 0.1
+    assert same_bits(logits(ours, TEST[0]), logits(plain, TEST[0])).all()
+    assert sum(accuracy(ours, TEST[t]) for t in affected) > sum(accuracy(plain, TEST[t]) for t in affected) + 0.1
     columns = ours.model.by_layer(ours.model.binary_mask(3))["4"]  # decay does not move what the task never reads
     closed = (~columns).repeat_interleave(4)
     assert bool(closed.any())
@@ -86,7 +86,7 @@ def test_affected_tasks_gain_on_data_that_the_repair_never_saw(mode):
     assert record.repair.samples == {2: 50, 3: 50}
     assert record.repair.steps == (50 if mode == "joint" else 100)
     assert '"repair": {' in record.to_json()
-    assert sum(accuracy(ours, t) for t in affected) > sum(accuracy(plain, t) for t in affected) + 0.1
+    assert sum(accuracy(ours, TEST[t]) for t in affected) > sum(accuracy(plain, TEST[t]) for t in affected) + 0.1
 
 
 def test_beside_counterfactual_heads_it_keeps_what_they_gained():
@@ -98,7 +98,7 @@ def test_beside_counterfactual_heads_it_keeps_what_they_gained():
     heads, both = (trained(repair, **options) for repair in (None, "joint"))
     affected = heads.unlearn([1]).affected
     assert both.unlearn([1]).plan.compensated == affected
-    assert sum(accuracy(both, t) for t in affected) > sum(accuracy(heads, t) for t in affected) - 0.02
+    assert sum(accuracy(both, TEST[t]) for t in affected) > sum(accuracy(heads, TEST[t]) for t in affected) - 0.02
     older = plugin_of(trained("joint", **options)).memory.samples[2]
     stored = plugin_of(both).memory.samples[2]  # what saw task 1 gave way to the logits of the head that did not
     assert torch.equal(stored.x, older.x)
@@ -114,7 +114,7 @@ def test_sequentially_each_task_holds_what_the_former_read(monkeypatch):
 
         def watch(self, model, *args, train=train, seen=seen, strategy=strategy):
             train(self, model, *args)
-            seen.append(logits(strategy, 1))
+            seen.append(logits(strategy, TEST[1]))
 
         with monkeypatch.context() as patch:
             patch.setattr(RepairPlugin, "_train", watch)

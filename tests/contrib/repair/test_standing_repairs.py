@@ -6,9 +6,9 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin
-from support.repaired_strategies import MODES, PERMUTED, plugin_of, trained, values
-from support.strategies import amnesiac
-from support.strategy_state import bits, initial_values, stray, trajectory, unlearning_plugin
+from support.repaired_strategies import MODES, PERMUTED, plugin_of, trained
+from support.strategies import amnesiac, learn
+from support.strategy_state import bits, initial_values, stray, trajectory, unlearning_plugin, values
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
@@ -68,16 +68,15 @@ def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustme
     options = {"train_epochs": 3, "adjustment": adjustment, "compensation": compensation}
     strategy, plain = (amnesiac(repair=repair, **options) for repair in (RepairPlugin, None))
     for s in (strategy, plain):
-        for experience in benchmark.train_stream:
-            s.train(experience)
+        learn(s, benchmark.train_stream)
     (record,) = unlearning_plugin(strategy).records
     assert record.plan.repaired == (1, 2)
     assert not {name for name in trajectory(strategy).logs[3] if name.startswith("heads.")}
     strategy.unlearn([3])  # takes the repair out, and brings no older head back
     plain.unlearn([3])
-    stored = trajectory(strategy).remove((), values(strategy))
-    without = values(strategy) | dict(stored.values)
-    assert all(same_bits(value, without[name]).all() for name, value in values(plain).items() if "heads" in name)
+    stored = trajectory(strategy).remove((), values(strategy.model))
+    without = values(strategy.model) | dict(stored.values)
+    assert all(same_bits(value, without[name]).all() for name, value in values(plain.model).items() if "heads" in name)
     strategy.unlearn([1, 2])
     initial = initial_values(amnesiac().model)
     assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
@@ -90,15 +89,11 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
                 raise KeyboardInterrupt
 
     benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 2, "iteration", 5)])
-    strategy = amnesiac(train_epochs=2, repair=Stops())
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(amnesiac(train_epochs=2, repair=Stops()), benchmark.train_stream[:2])
     with pytest.raises(KeyboardInterrupt):
         strategy.train(benchmark.train_stream[2])
     strategy.abort_training()
-    between = amnesiac(train_epochs=2, repair=RepairPlugin("joint"))
-    for experience in PERMUTED.train_stream[:2]:
-        between.train(experience)
+    between = learn(amnesiac(train_epochs=2, repair=RepairPlugin("joint")), PERMUTED.train_stream[:2])
     between.unlearn([0])
     assert bits(strategy.model) == bits(between.model)
 
@@ -112,8 +107,7 @@ def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_th
                 raise MemoryError("injected")
 
     strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), plugins=[fails := Fails()])
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:3])
     strategy.unlearn([0])
     before, logs, fails.on = bits(strategy.model), trajectory(strategy).logs, True
     with pytest.raises(MemoryError, match="injected"):
@@ -125,9 +119,7 @@ def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_th
 
 
 def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
-    strategy = amnesiac(train_epochs=4, repair=RepairPlugin("joint"))
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(amnesiac(train_epochs=4, repair=RepairPlugin("joint")), PERMUTED.train_stream[:3])
     strategy.unlearn([0])
     strategy.mark_permanent([1])
     strategy.train(PERMUTED.train_stream[3])
@@ -137,15 +129,14 @@ def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
 
 def test_anchors_of_tasks_trained_on_a_repair_lose_it_too():
     strategy = amnesiac(train_epochs=2, compensation="none", repair=RepairPlugin("joint"), plugins=[EWCPlugin(0.1)])
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:3])
     assert strategy.unlearn([0]).plan.repaired == (1, 2)
     repaired = trajectory(strategy).moved(-1)
     strategy.train(PERMUTED.train_stream[3])
     anchor = find_plugin(strategy, EWCPlugin).saved_params[3]
     before = {name: anchor[name].data.clone() for name in repaired if name.startswith("backbone.")}
     strategy.unlearn([1])
-    now = values(strategy)
+    now = values(strategy.model)
     without_repair = now | dict(trajectory(strategy).remove((), now).values)
     anchor = find_plugin(strategy, EWCPlugin).saved_params[3]
     assert any(not torch.equal(value, anchor[name].data) for name, value in before.items())
@@ -235,8 +226,7 @@ def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path
     strategy.train(PERMUTED.train_stream[1])
     strategy.unlearn([0])
     strategy.mark_permanent([1])
-    for experience in PERMUTED.train_stream[2:]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[2:])
     assert strategy.unlearn([2]).plan.repaired
     assert sorted(plugin_of(strategy).memory.samples) == [1, 3]
     assert Trajectory(path=tmp_path).repairs == {-1: None}

@@ -10,7 +10,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, LwF, Naive, Replay
 from safetensors.torch import save_file
 from support.stock_hosts import HOSTS, host
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -36,8 +36,7 @@ class Case:
     def __init__(self, make, experiences):
         self.stash = Stash()
         self.strategy = make(self.stash)
-        for experience in experiences[:3]:
-            self.strategy.train(experience)
+        learn(self.strategy, experiences[:3])
         plugin, model = unlearning_plugin(self.strategy), self.strategy.model
         self.state = {name: value.detach().clone() for name, value in model.state_dict().items()}
         self.mask = model.binary_mask(1) if hasattr(model, "binary_mask") else None
@@ -92,8 +91,7 @@ def test_a_clean_strategy_has_no_residue_now_and_after_more_training(case):
 @pytest.mark.parametrize("name", [*HOSTS, "amnesiac"])
 def test_no_host_keeps_residue_that_an_audit_finds(name):
     strategy = amnesiac(train_epochs=1) if name == "amnesiac" else host(name, unlearning=unlearning())
-    for experience in STREAM.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, STREAM.train_stream[:3])
     evidence = take_evidence(strategy, [1], [STREAM.train_stream[1]])
     record = unlearning_plugin(strategy).unlearn(strategy, [1])
     for known in (None, evidence):
@@ -178,8 +176,7 @@ def test_without_the_purge_the_audit_finds_what_hosts_keep(monkeypatch):
         strategy = stock(
             make, epochs=1, unlearning=UnlearningPlugin(allow_unknown=True, fingerprint=take_fingerprint), **options
         )
-        for experience in STREAM.train_stream[:3]:
-            strategy.train(experience)
+        learn(strategy, STREAM.train_stream[:3])
         report = audit(strategy, unlearning_plugin(strategy).unlearn(strategy, [1]))
         assert any(f.kind == kind and where in f.path for f in report.findings), report.table()
 

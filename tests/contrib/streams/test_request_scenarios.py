@@ -1,12 +1,12 @@
 """Request scenarios: every schedule is one that a stream accepts, by its rule, and some task always remains."""
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.strategies import DIGITS, amnesiac
+from support import tiny
+from support.strategies import DIGITS, brief, learn
 
-from avalanche_amnesia.benchmarks import UnlearningRequest, task_benchmark
+from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.streams import scenarios
@@ -19,13 +19,8 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 
-def small(n_tasks):
-    x, y = torch.zeros(2 * n_tasks, 3), torch.arange(2 * n_tasks) % n_tasks
-    return task_benchmark((x, y), (x, y), [[task] for task in range(n_tasks)])
-
-
 def remaining_after(scenario, n_tasks):
-    return [remaining for _, remaining in tasks_after_each(scenario.on(small(n_tasks)).train_stream)]
+    return [remaining for _, remaining in tasks_after_each(scenario.on(tiny.blank(n_tasks)).train_stream)]
 
 
 @settings(deadline=None)
@@ -36,7 +31,7 @@ def test_every_scenario_is_accepted_and_leaves_a_task_at_any_time(n_tasks):
         remaining = remaining_after(scenario, n_tasks)
         assert all(remaining), name
         assert bool(scenario.requested) == (name not in ("none", "listed"))
-        carried = [r for e in scenario.on(small(n_tasks)).train_stream for r in e.requests]
+        carried = [r for e in scenario.on(tiny.blank(n_tasks)).train_stream for r in e.requests]
         assert {task for request in carried for task in request.tasks} == scenario.requested
 
 
@@ -58,15 +53,15 @@ def test_listed_requests_are_what_was_listed():
     assert (scenario.requests, scenario.permanent) == ({1: [0], 3: [2]}, (3,))
     assert remaining_after(scenario, 4)[-1] == (1, 3)
     with pytest.raises(RequestError, match="permanent"):
-        scenarios.listed(4, {3: [0]}, permanent=[0]).on(small(4))
+        scenarios.listed(4, {3: [0]}, permanent=[0]).on(tiny.blank(4))
 
 
 def test_listed_requests_may_name_samples_and_classes():
     scenario = scenarios.listed(4, {1: [0], 3: {"task": 2, "samples": [4, 1]}})
     part = UnlearningRequest(task=2, samples=[1, 4], at=3)
-    assert [e.requests for e in scenario.on(small(4)).train_stream][3] == (part,)
+    assert [e.requests for e in scenario.on(tiny.blank(4)).train_stream][3] == (part,)
     several = scenarios.listed(4, [{"task": 2, "classes": [0], "at": 3}, {"tasks": [0], "at": 3, "when": "before"}])
-    assert [r.when for r in several.on(small(4)).train_stream[3].requests] == ["before", "after"]
+    assert [r.when for r in several.on(tiny.blank(4)).train_stream[3].requests] == ["before", "after"]
 
 
 @pytest.mark.parametrize(
@@ -113,9 +108,9 @@ def test_each_goes_by_its_rule():
 def test_deadline_requests_come_at_the_last_moment():
     late = scenarios.deadline(6, tasks=2)
     one_later = Scenario({at + 1: tasks for at, tasks in late.requests.items()}, deadline=2)
-    late.on(small(7))
+    late.on(tiny.blank(7))
     with pytest.raises(RequestError, match="deadline has expired"):
-        one_later.on(small(7))
+        one_later.on(tiny.blank(7))
 
 
 def test_random_requests_depend_on_seed_and_rate_alone():
@@ -135,7 +130,7 @@ def test_random_requests_depend_on_seed_and_rate_alone():
         (lambda: scenarios.bursts(5, size=3, every=3), "every must be an int of at least 4"),
         (lambda: scenarios.deadline(3, tasks=3), "n_tasks must be an int of at least 4"),
         (lambda: scenarios.relearn(3, tasks=[2], after=1), "trained by then"),
-        (lambda: Scenario(order=(0, 3)).on(small(3)), "positions 0 to 2"),
+        (lambda: Scenario(order=(0, 3)).on(tiny.blank(3)), "positions 0 to 2"),
     ],
 )
 def test_values_that_are_not_allowed(make, message):
@@ -143,26 +138,22 @@ def test_values_that_are_not_allowed(make, message):
         make()
 
 
-def make(**options):
-    return amnesiac(train_epochs=1, **options)
-
-
 def test_a_task_that_comes_again_is_learned_again_and_compared_with_the_model_that_learned_it_last(tmp_path):
     benchmark = scenarios.relearn(5).on(DIGITS)
     assert [e.task_label for e in without_requests(benchmark).train_stream] == list(range(5))
-    measure_run("again", make, benchmark, tmp_path, noise_floor=())
+    measure_run("again", brief, benchmark, tmp_path, noise_floor=())
     *_, before, last = read_run(tmp_path).moments
     assert [seen.remaining for seen in (before, last)] == [(1, 2, 3, 4), (1, 2, 3, 4, 0)]
     assert set(last.accuracy) == {0, 1, 2, 3, 4}
     assert last.accuracy[0] > 0.8
-    reference = References(make, benchmark).reference([1, 2, 3, 4, 0])
+    reference = References(brief, benchmark).reference([1, 2, 3, 4, 0])
     x, y = DIGITS.test_stream[0].tensors
     expected = (reference(x, 0).argmax(1) == y).double().mean().item()
     assert last.number("Accuracy_reference", 0) == pytest.approx(expected)
 
 
 def test_a_stream_that_comes_again_is_planned(tmp_path):
-    plan = plan_runs(make, scenarios.relearn(5).on(DIGITS), RunStore(tmp_path))
+    plan = plan_runs(brief, scenarios.relearn(5).on(DIGITS), RunStore(tmp_path))
     assert [runs.trainings for runs in plan.runs] == [6, 14, 10]  # paths of 2 to 5, and of 1 to 4 tasks
     assert [runs.to_compute for runs in plan.runs] == [
         6,
@@ -172,9 +163,7 @@ def test_a_stream_that_comes_again_is_planned(tmp_path):
 
 
 def test_a_request_in_the_middle_of_a_task_is_obeyed_there():
-    strategy = make()
-    for experience in scenarios.mid_task(4, iteration=1).on(DIGITS).train_stream:
-        strategy.train(experience)
+    strategy = learn(brief(), scenarios.mid_task(4, iteration=1).on(DIGITS).train_stream)
     records = unlearning_of(strategy).records
     assert [record.plan.tasks for record in records] == [(0,), (2,)]
     assert strategy.model.tasks == (1, 3, 4)

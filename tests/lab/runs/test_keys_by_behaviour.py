@@ -10,20 +10,16 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, brief, learn, stock
+from support.strategy_state import bits
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
 
-from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
-
-
-def make(**options):
-    return amnesiac(**{"train_epochs": 1, **options})
 
 
 def key_of(strategy, *experiences) -> str:
@@ -33,18 +29,14 @@ def key_of(strategy, *experiences) -> str:
 
 @functools.cache
 def trained_alone():
-    strategy = make()
+    strategy = brief()
     strategy.train(DIGITS.train_stream[0])
     return strategy
 
 
 @functools.cache
 def plain_key() -> str:
-    return key_of(make())
-
-
-def bits(strategy) -> dict[str, str]:
-    return state_hashes(strategy.model.state_dict())
+    return key_of(brief())
 
 
 def halved(gradient):
@@ -123,9 +115,7 @@ CHANGES = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
-    run = RunStore(folder).run(make())
-    for task in (0, 1):
-        run.train(DIGITS.train_stream[task])
+    learn(RunStore(folder).run(brief()), DIGITS.train_stream[:2])
     return folder
 
 
@@ -138,7 +128,7 @@ def store(trained, tmp_path):
 def test_the_same_script_trains_nothing_and_is_not_warned(store):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        run = store.run(make())
+        run = store.run(brief())
         for task in (0, 1):
             run.train(DIGITS.train_stream[task])
             run.strategy.eval(DIGITS.test_stream[: task + 1])
@@ -147,14 +137,14 @@ def test_the_same_script_trains_nothing_and_is_not_warned(store):
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_is_changed_before_the_run_is_in_its_key(change):
-    strategy = make()
+    strategy = brief()
     change(strategy)
     assert key_of(strategy) != plain_key()
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_is_changed_between_steps_leaves_the_store(change, store):
-    run, plain, nodes = store.run(make()), copy.deepcopy(trained_alone()), {node.key for node in store.nodes()}
+    run, plain, nodes = store.run(brief()), copy.deepcopy(trained_alone()), {node.key for node in store.nodes()}
     run.train(DIGITS.train_stream[0])
     change(run.strategy)
     change(plain)
@@ -163,13 +153,13 @@ def test_what_is_changed_between_steps_leaves_the_store(change, store):
         for task in (1, 2):
             run.train(DIGITS.train_stream[task])
             plain.train(DIGITS.train_stream[task])
-    assert bits(run.strategy) == bits(plain)
+    assert bits(run.strategy.model) == bits(plain.model)
     assert sum("somebody changed" in str(warning.message) for warning in told) == 1
     assert {node.key for node in store.nodes()} == nodes
 
 
 def test_the_warning_names_what_changed(store):
-    run = store.run(make())
+    run = store.run(brief())
     other_rate(run.strategy)
     with pytest.warns(UserWarning, match=r"somebody changed optimizer\.param_groups\[0\]\.lr$"):
         run.train(DIGITS.train_stream[0])
@@ -234,7 +224,7 @@ def sampling(weight):
 
 
 def of_class(kind):
-    strategy = make()
+    strategy = brief()
     strategy.__class__ = kind
     strategy.plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, InMemoryLoaderPlugin)]
     return strategy
@@ -260,7 +250,7 @@ def accumulating(strategy):
 
 
 def from_other_weights():
-    strategy = make()
+    strategy = brief()
     with torch.no_grad():
         for parameter in strategy.model.backbone.parameters():
             parameter.neg_()
@@ -268,27 +258,27 @@ def from_other_weights():
 
 
 SCRIPTS = {
-    "later change of the loss": (lambda: make(criterion=later_louder(50)), lambda: make(criterion=later_louder(60))),
-    "number of a plugin": (lambda: make(plugins=[ShrinksByEpoch(1.0)]), lambda: make(plugins=[ShrinksByEpoch(0.9)])),
+    "later change of the loss": (lambda: brief(criterion=later_louder(50)), lambda: brief(criterion=later_louder(60))),
+    "number of a plugin": (lambda: brief(plugins=[ShrinksByEpoch(1.0)]), lambda: brief(plugins=[ShrinksByEpoch(0.9)])),
     "sampler": (lambda: of_class(sampling(1.0)), lambda: of_class(sampling(5.0))),
-    "activation": (lambda: make(net=Net), lambda: make(net=lambda: Net(torch.tanh))),
-    "network in evaluations": (lambda: make(net=Net), lambda: make(net=lambda: Net(evaluated=2))),
+    "activation": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(torch.tanh))),
+    "network in evaluations": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(evaluated=2))),
     "method of the strategy": (lambda: of_class(louder_steps(1.0)), lambda: of_class(louder_steps(1.5))),
-    "precision": (make, lambda: in_half_precision(make())),
-    "gradients of several steps": (make, lambda: accumulating(make())),
-    "initial weights": (make, from_other_weights),
+    "precision": (brief, lambda: in_half_precision(brief())),
+    "gradients of several steps": (brief, lambda: accumulating(brief())),
+    "initial weights": (brief, from_other_weights),
 }
 
 
 @pytest.mark.parametrize(("one", "other"), SCRIPTS.values(), ids=SCRIPTS)
 def test_scripts_that_train_otherwise_share_nothing(one, other):
-    key = plain_key() if one is make else key_of(one())
+    key = plain_key() if one is brief else key_of(one())
     assert key == key_of(one()) != key_of(other())
 
 
 @pytest.mark.parametrize(
     "build",
-    [lambda: make(criterion=over_a_global), lambda: make(plugins=[ShrinksByEpoch(1.0)])],
+    [lambda: brief(criterion=over_a_global), lambda: brief(plugins=[ShrinksByEpoch(1.0)])],
     ids=["loss", "plugin"],
 )
 def test_a_global_counts(build, monkeypatch):
@@ -306,7 +296,7 @@ def test_so_does_a_patched_class_of_somebody_else(kind, method, monkeypatch):
         return original(self, *args) if first is None else first * 2
 
     monkeypatch.setattr(kind, method, twice)
-    assert key_of(make()) != plain_key()
+    assert key_of(brief()) != plain_key()
 
 
 class Evaluates(ShrinksByEpoch):
@@ -325,7 +315,7 @@ def other_activation(strategy):
 
 
 CHANGES_OF_ITS_OWN = {
-    "number of a plugin": (lambda: make(plugins=[ShrinksByEpoch(1.0), Evaluates(1.0)]), slower_shrinking),
+    "number of a plugin": (lambda: brief(plugins=[ShrinksByEpoch(1.0), Evaluates(1.0)]), slower_shrinking),
     "activation": (lambda: stock(model=MultiHeadModel(Net()), epochs=1), other_activation),
 }
 
@@ -359,7 +349,7 @@ class Shrinks(SupervisedPlugin):
 def of_script(doc="One.", comment="", rate=0.9):
     content = {"SupervisedPlugin": SupervisedPlugin, "__name__": "a_script"}
     exec(SCRIPT.format(doc=doc, comment=comment, rate=rate), content)
-    return make(plugins=[content["Shrinks"]()])
+    return brief(plugins=[content["Shrinks"]()])
 
 
 def test_words_of_a_script_do_not_count():
@@ -375,7 +365,7 @@ def two_threads():
 
 
 def test_the_number_of_threads_does_not_count_where_it_changes_nothing(two_threads):
-    assert key_of(make()) == plain_key()
+    assert key_of(brief()) == plain_key()
 
 
 # Data --------------------------------------------------------------------------------------------------------------
@@ -457,7 +447,7 @@ DATA = {
 
 
 def keys_of_data(before) -> dict[str, str]:
-    run = RunStore().run(make())
+    run = RunStore().run(brief())
     return {name: run.keys_of([*before, data()])[-1] for name, data in {**DATA, "plain": of}.items()}
 
 
@@ -485,9 +475,7 @@ REMEMBERING = {"generator": lambda: of(Drawn(1)), "counter": lambda: of(data=Cou
 @pytest.mark.parametrize("data", REMEMBERING.values(), ids=REMEMBERING)
 @pytest.mark.parametrize("before", [(), (1,)], ids=["first task", "a later one"])
 def test_data_with_a_memory_are_trained_by_every_run_itself(data, before, tmp_path):
-    run = RunStore(tmp_path).run(make())
-    for task in before:
-        run.train(DIGITS.train_stream[task])
+    run = learn(RunStore(tmp_path).run(brief()), [DIGITS.train_stream[task] for task in before])
     with pytest.warns(UserWarning, match="not stored: the training is not repeatable: its data"):
         run.train(data())
     assert run.computed == len(before) + 1
@@ -495,14 +483,14 @@ def test_data_with_a_memory_are_trained_by_every_run_itself(data, before, tmp_pa
 
 
 def test_data_that_remember_what_acts_later_are_no_longer_shared_once_they_were_trained(tmp_path):
-    run = RunStore(tmp_path).run(make())
+    run = RunStore(tmp_path).run(brief())
     with pytest.warns(UserWarning, match=r"not repeatable: it changed LaterLouder\.calls in its data set"):
         run.train(of(LaterLouder(10_000)))
     assert not RunStore(tmp_path).nodes()
 
 
 def test_looking_at_the_data_draws_nothing():
-    experience, run = of(drawn := Drawn(1)), RunStore().run(make())
+    experience, run = of(drawn := Drawn(1)), RunStore().run(brief())
     before, state = torch.get_rng_state(), drawn.generator.get_state()
     with pytest.warns(UserWarning, match="not repeatable"):
         run.keys_of([experience])
@@ -511,4 +499,4 @@ def test_looking_at_the_data_draws_nothing():
 
 
 def test_another_order_is_another_key():
-    assert key_of(make(seed=3)) != plain_key()
+    assert key_of(brief(seed=3)) != plain_key()

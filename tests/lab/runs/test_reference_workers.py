@@ -11,7 +11,7 @@ import pytest
 from avalanche.training import AGEM
 from support.forked import run_script
 from support.forked_interpreters import forked_interpreters
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, brief, stock
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.requests import tasks_after_each
@@ -23,14 +23,10 @@ BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [1]})
 RUN = int(os.environ.setdefault("PROCESS_OF_THIS_TEST", str(os.getpid())))
 
 
-def make(**options):
-    return amnesiac(train_epochs=1, **options)
-
-
 def make_here_alone(**options):
     if os.getpid() != RUN:
         raise RuntimeError("no data on this machine")
-    return make(**options)
+    return brief(**options)
 
 
 def with_a_worker(maker):
@@ -60,7 +56,7 @@ def test_tasks_after_each():
 
 @pytest.mark.slow
 def test_what_metrics_ask_for_is_there_and_is_what_the_run_would_have_trained():
-    alone, references = References(make, BENCHMARK), begun(with_a_worker(make))
+    alone, references = References(brief, BENCHMARK), begun(with_a_worker(brief))
     assert references.workers.failure() is None
     paths = [remaining for trained, remaining in tasks_after_each(BENCHMARK.train_stream) if trained != remaining]
     asked = [(path, variant) for path in paths for variant in ("same", "order")]
@@ -85,7 +81,7 @@ def test_a_failed_worker_is_told_and_the_run_trains_by_itself():
 
 def test_workers_need_a_store_that_they_share_with_the_run():
     with pytest.raises(ReferencesError, match=r"store=RunStore\(\)"):
-        References(make, BENCHMARK, workers=ReferenceWorkers(1))
+        References(brief, BENCHMARK, workers=ReferenceWorkers(1))
     with pytest.raises(ValueError, match="n must be an int of at least 1"):
         ReferenceWorkers(0)
 
@@ -103,7 +99,7 @@ def test_where_states_can_t_be_saved_there_are_no_workers():
 
 def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
     store = RunStore()
-    run = store.run(make())
+    run = store.run(brief())
     run.train(DIGITS.train_stream[0])
     copy = pickle.loads(pickle.dumps(store))
     assert [node.key for node in copy.nodes()] == [run.key]
@@ -112,7 +108,7 @@ def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
 
 
 def test_loaded_references_start_no_workers():
-    references = with_a_worker(make)
+    references = with_a_worker(brief)
     jsd_metrics(references)
     loaded = pickle.loads(pickle.dumps(references))
     loaded.check(BENCHMARK.train_stream[0])

@@ -8,6 +8,7 @@ import tempfile
 import time
 import types
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,8 @@ import torch
 from avalanche.training import AGEM
 from support import stored_run
 from support.forked import Forked, forked
-from support.strategies import DIGITS, PRICED, amnesiac, mlp, stock
+from support.strategies import DIGITS, PRICED, brief, learn, mlp, stock
+from support.strategy_state import bits
 from torch import nn
 from torch.optim import Adam
 
@@ -35,47 +37,34 @@ PUBLISHED = dict(zip(AFTER, (1, 2, 5, 6, 7, 10, 11, 12, 15, 16, 17, 20), strict=
 """Task after which (from 1) → task to unlearn, of the published schedule of 20 tasks."""
 
 
-def make(**options):
-    return amnesiac(**{"train_epochs": 1, **options})
-
-
-def model_of(strategy) -> dict[str, str]:
-    return state_hashes(strategy.model.state_dict())
-
-
 def through(run, tasks, unlearned=()):
-    for task in tasks:
-        run.train(DIGITS.train_stream[task])
+    learn(run, [DIGITS.train_stream[task] for task in tasks])
     for task in unlearned:
         run.unlearn([task])
     return run
 
 
 def test_what_is_there_is_not_computed_again(tmp_path):
-    plain = make()
-    for task in (0, 1, 2):
-        plain.train(DIGITS.train_stream[task])
+    plain = learn(brief(), DIGITS.train_stream[:3])
     record = plain.unlearn([1])
-    first = through(RunStore(tmp_path).run(make()), (0, 1, 2), [1])
-    second = through(RunStore(tmp_path).run(make()), (0, 1, 2))
+    first = through(RunStore(tmp_path).run(brief()), (0, 1, 2), [1])
+    second = through(RunStore(tmp_path).run(brief()), (0, 1, 2))
     assert second.unlearn([1]).after == record.after
     assert (first.computed, second.computed) == (4, 0)
     assert first.key == second.key
-    assert model_of(first.strategy) == model_of(second.strategy) == model_of(plain)
-    assert through(RunStore(tmp_path).run(make()), (0, 1, 3)).computed == 1
+    assert bits(first.strategy.model) == bits(second.strategy.model) == bits(plain.model)
+    assert through(RunStore(tmp_path).run(brief()), (0, 1, 3)).computed == 1
 
 
 def test_a_plain_strategy_goes_on_from_a_state_that_was_there(tmp_path):
-    through(RunStore(tmp_path).run(make()), (0, 1))
-    run = through(RunStore(tmp_path).run(make()), (0, 1))
-    plain = make()
-    for task in (0, 1):
-        plain.train(DIGITS.train_stream[task])
+    through(RunStore(tmp_path).run(brief()), (0, 1))
+    run = through(RunStore(tmp_path).run(brief()), (0, 1))
+    plain = learn(brief(), DIGITS.train_stream[:2])
     for strategy in (run.strategy, plain):
         strategy.train(DIGITS.train_stream[2])
         strategy.unlearn([0])
     assert run.computed == 0
-    assert model_of(run.strategy) == model_of(plain)
+    assert bits(run.strategy.model) == bits(plain.model)
 
 
 # Keys --------------------------------------------------------------------------------------------------------------
@@ -97,13 +86,6 @@ class Louder(Wider):
         return self.inner(x) * self.scale * 2
 
 
-def built(**options):
-    torch.manual_seed(options.pop("torch_seed", 0))
-    model = MaskedModel(options.pop("net", mlp)())
-    adam = {"lr": 1e-2, **options.pop("adam", {})}
-    return AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), **adam), **{"train_epochs": 1, **options})
-
-
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -111,8 +93,8 @@ def built(**options):
         ({}, {"train_mb_size": 7}),
         ({}, {"seed": 1}),
         ({}, {"torch_seed": 1}),
-        ({}, {"adam": {"lr": 2e-2}}),
-        ({}, {"adam": {"betas": (0.8, 0.999)}}),
+        ({}, {"optimizer": partial(Adam, lr=2e-2)}),
+        ({}, {"optimizer": partial(Adam, lr=1e-2, betas=(0.8, 0.999))}),
         ({}, {"masks": replace(PRICED, sparsity_weight=0.1)}),
         ({}, {"isolation": "pools"}),
         ({"isolation": "pools"}, {"isolation": Pools(slots=3)}),
@@ -131,8 +113,8 @@ def built(**options):
 )
 def test_any_changed_setting_changes_the_key(one, other, tmp_path):
     store = RunStore(tmp_path)
-    assert store.run(built(**one)).key == store.run(built(**one)).key
-    assert store.run(built(**one)).key != store.run(built(**other)).key
+    assert store.run(brief(**one)).key == store.run(brief(**one)).key
+    assert store.run(brief(**one)).key != store.run(brief(**other)).key
 
 
 def weighted(scale):
@@ -189,19 +171,19 @@ CONTENT = {"SCALE": 1.0, "part": lambda v: v, "TABLE": {"a": 1}, "settings": arg
 )
 def test_so_does_whatever_a_function_of_the_script_uses(one, other, tmp_path):
     store = RunStore(tmp_path)
-    keys = [store.run(built(criterion=criterion)).key for criterion in (one, one, other)]
+    keys = [store.run(brief(criterion=criterion)).key for criterion in (one, one, other)]
     assert keys[0] == keys[1] != keys[2]
 
 
 def test_so_does_an_attribute_of_a_plugin_s_class(tmp_path):
     store = RunStore(tmp_path)
-    keys = [store.run(built(plugins=[kind(3)])).key for kind in (Gain, Gain, MoreGain)]
+    keys = [store.run(brief(plugins=[kind(3)])).key for kind in (Gain, Gain, MoreGain)]
     assert keys[0] == keys[1] != keys[2]
 
 
 def test_what_only_evaluates_does_not(tmp_path):
     store = RunStore(tmp_path)
-    assert store.run(built(eval_mb_size=3)).key == store.run(built(eval_mb_size=5)).key
+    assert store.run(brief(eval_mb_size=3)).key == store.run(brief(eval_mb_size=5)).key
 
 
 @pytest.mark.parametrize(
@@ -216,7 +198,7 @@ def test_what_only_evaluates_does_not(tmp_path):
     ids=["fewer samples", "other classes", "permanent", "deadline", "a request"],
 )
 def test_so_does_any_change_of_the_data_and_of_the_requests(other, tmp_path):
-    run = RunStore(tmp_path).run(make())
+    run = RunStore(tmp_path).run(brief())
     keys = set()
     for benchmark in (DIGITS, with_unlearning(DIGITS), other):
         run.restart()
@@ -254,9 +236,9 @@ def test_the_published_schedule_s_references_cost_twelve_trainings():
 
 
 def test_references_of_another_process_are_there(tmp_path):
-    first = References(make, DIGITS, store=RunStore(tmp_path))
-    second = References(make, DIGITS, store=RunStore(tmp_path))
-    alone = References(make, DIGITS)
+    first = References(brief, DIGITS, store=RunStore(tmp_path))
+    second = References(brief, DIGITS, store=RunStore(tmp_path))
+    alone = References(brief, DIGITS)
     for path in ([0, 1], [1], [1, 2], [0, 2]):
         models = [references.reference(path) for references in (first, second, alone)]
         hashes = [state_hashes(model.state_dict()) for model in models]
@@ -266,7 +248,7 @@ def test_references_of_another_process_are_there(tmp_path):
 
 
 def test_another_order_and_another_seed_are_other_runs(tmp_path):
-    references = References(make, DIGITS, store=RunStore(tmp_path))
+    references = References(brief, DIGITS, store=RunStore(tmp_path))
     models = [references.reference([0], variant) for variant in ("same", "order", "seed")]
     assert len({json.dumps(state_hashes(model.state_dict())) for model in models}) == 3
     assert references.trainings == 3
@@ -276,38 +258,38 @@ def test_another_order_and_another_seed_are_other_runs(tmp_path):
 
 
 def test_a_bounded_store_forgets_what_was_not_used_for_longest_and_computes_it_again(tmp_path):
-    unbounded = through(RunStore().run(make()), (0, 1, 2, 3))
+    unbounded = through(RunStore().run(brief()), (0, 1, 2, 3))
     store = RunStore(tmp_path, keep=100_000)
-    run = through(store.run(make()), (0, 1, 2, 3))
+    run = through(store.run(brief()), (0, 1, 2, 3))
     assert store.nbytes() <= 100_000
     assert len(store.nodes()) < 4
-    again = through(store.run(make()), (0, 1, 2, 3))
-    assert model_of(run.strategy) == model_of(again.strategy) == model_of(unbounded.strategy)
-    beginning = through(store.run(make()), (0,))
-    assert model_of(beginning.strategy) == model_of(through(RunStore().run(make()), (0,)).strategy)
+    again = through(store.run(brief()), (0, 1, 2, 3))
+    assert bits(run.strategy.model) == bits(again.strategy.model) == bits(unbounded.strategy.model)
+    beginning = through(store.run(brief()), (0,))
+    assert bits(beginning.strategy.model) == bits(through(RunStore().run(brief()), (0,)).strategy.model)
 
 
 def test_a_task_that_is_pruned_leaves_no_state_that_knows_it(tmp_path):
     store = RunStore(tmp_path)
-    through(store.run(make()), (0, 1, 2), [1])
-    through(store.run(make()), (0, 2))
+    through(store.run(brief()), (0, 1, 2), [1])
+    through(store.run(brief()), (0, 2))
     freed = store.prune(tasks=[1])
     assert freed > 0
     assert {node.trained for node in store.nodes()} == {(0,), (0, 2)}
     blobs = {file.name for file in (tmp_path / "blobs").iterdir()}
-    through(store.run(make()), (0, 2))
+    through(store.run(brief()), (0, 2))
     assert {file.name for file in (tmp_path / "blobs").iterdir()} == blobs
     assert store.prune(keep=0) > 0
     assert not list((tmp_path / "blobs").iterdir())
 
 
 def test_seconds_of_a_state_that_another_process_has_deleted(tmp_path):
-    through(RunStore(tmp_path).run(make()), (0, 1))
-    run = through(RunStore(tmp_path).run(make()), (0, 1))
+    through(RunStore(tmp_path).run(brief()), (0, 1))
+    run = through(RunStore(tmp_path).run(brief()), (0, 1))
     RunStore(tmp_path).prune(0)
     assert run.seconds() > 0
     assert run.computed == 2
-    taken = through(RunStore(tmp_path).run(make()), (0, 1))
+    taken = through(RunStore(tmp_path).run(brief()), (0, 1))
     assert taken.strategy.model.tasks == (0, 1)
     RunStore(tmp_path).prune(0)
     assert taken.seconds() > 0
@@ -323,12 +305,12 @@ def pruned_often(path, done):
 
 def test_beside_a_process_that_prunes_all_states_are_what_they_would_be(tmp_path):
     paths = ((0, 1), (0, 2), (1, 0))
-    models = [model_of(through(RunStore().run(make()), path).strategy) for path in paths]
+    models = [bits(through(RunStore().run(brief()), path).strategy.model) for path in paths]
     beside = forked(pruned_often, tmp_path / "store", tmp_path / "done")
     store = RunStore(tmp_path / "store")
     for path, model in zip(paths, models, strict=True):
-        run = through(store.run(make()), path)
-        assert model_of(run.strategy) == model
+        run = through(store.run(brief()), path)
+        assert bits(run.strategy.model) == model
         assert run.seconds() > 0
         assert store.nbytes() >= 0
     assert beside.is_alive()
@@ -339,8 +321,8 @@ def test_beside_a_process_that_prunes_all_states_are_what_they_would_be(tmp_path
 
 def test_what_may_go_has_to_be_said_and_both_bounds_hold(tmp_path):
     store = RunStore(tmp_path)
-    through(store.run(make()), (0, 1, 2))
-    through(store.run(make()), (1, 3))
+    through(store.run(brief()), (0, 1, 2))
+    through(store.run(brief()), (1, 3))
     with pytest.raises(ValueError, match="say what may go"):
         store.prune()
     assert len(store.nodes()) == 5
@@ -351,12 +333,12 @@ def test_what_may_go_has_to_be_said_and_both_bounds_hold(tmp_path):
     newest = store.nodes()[0].key
     store.prune(0, spare=[newest])
     assert [node.key for node in store.nodes()] == [newest]
-    assert model_of(through(store.run(make()), (1, 3)).strategy)
+    assert bits(through(store.run(brief()), (1, 3)).strategy.model)
 
 
 @pytest.mark.parametrize("damage", ["state", "tensors", "a byte of the tensors"])
 def test_a_damaged_state_is_computed_again(damage, tmp_path):
-    whole = through(RunStore(tmp_path).run(make()), (0, 1))
+    whole = through(RunStore(tmp_path).run(brief()), (0, 1))
     if damage == "state":
         file = tmp_path / "nodes" / whole.key / "state.json"
         file.write_text(file.read_text()[:-10])
@@ -364,22 +346,22 @@ def test_a_damaged_state_is_computed_again(damage, tmp_path):
         for file in (tmp_path / "blobs").iterdir():
             content = file.read_bytes()
             file.write_bytes(content[:-1] if damage == "tensors" else content[:-1] + bytes([content[-1] ^ 1]))
-    again = through(RunStore(tmp_path).run(make()), (0, 1))
+    again = through(RunStore(tmp_path).run(brief()), (0, 1))
     with pytest.warns(UserWarning, match="computed again"):
-        assert model_of(again.strategy) == model_of(whole.strategy)
+        assert bits(again.strategy.model) == bits(whole.strategy.model)
     assert again.computed > 0
-    third = through(RunStore(tmp_path).run(make()), (0, 1))
-    assert model_of(third.strategy) == model_of(whole.strategy)
+    third = through(RunStore(tmp_path).run(brief()), (0, 1))
+    assert bits(third.strategy.model) == bits(whole.strategy.model)
     assert third.computed == 0
 
 
 def test_a_step_that_fails_leaves_the_run_where_it_was(tmp_path):
-    run = through(RunStore(tmp_path).run(make()), (0, 1))
-    key, before = run.key, model_of(run.strategy)
+    run = through(RunStore(tmp_path).run(brief()), (0, 1))
+    key, before = run.key, bits(run.strategy.model)
     with pytest.raises(RequestError):
         run.unlearn([3])
     assert run.key == key
-    assert model_of(run.strategy) == before
+    assert bits(run.strategy.model) == before
     assert through(run, (2,)).trained == (0, 1, 2)
 
 
@@ -399,8 +381,7 @@ def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
     strategy = stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     with pytest.warns(UserWarning, match="not stored: AGEMPlugin"):
         run = RunStore(tmp_path).run(strategy)
-    for task in (0, 1):
-        run.train(DIGITS.train_stream[task])
+    learn(run, DIGITS.train_stream[:2])
     assert run.computed == 2
     with pytest.raises(StateError, match="can't go back"):
         run.restart()

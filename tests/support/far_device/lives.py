@@ -32,7 +32,7 @@ from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from support.far_device import register
 from support.stock_hosts import HOSTS, host
-from support.strategies import DIGITS, quiet, with_plugins
+from support.strategies import DIGITS, learn, quiet, with_plugins
 
 REQUESTS = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 3), UnlearningRequest((1,), 3, "after")])
 
@@ -64,9 +64,7 @@ def life(kind, *, requests=True, **options):
     """Tasks, requests between and in the middle of them, a saved state, an audit."""
 
     def lived(device):
-        strategy = made(kind, device, **options)
-        for experience in (REQUESTS if requests else DIGITS).train_stream[:4]:
-            strategy.train(experience)
+        strategy = learn(made(kind, device, **options), (REQUESTS if requests else DIGITS).train_stream[:4])
         strategy.eval(DIGITS.test_stream)
         if requests:
             with tempfile.TemporaryDirectory() as folder:
@@ -84,9 +82,7 @@ def life(kind, *, requests=True, **options):
 
 def stock(name):
     def lived(device):
-        strategy = host(name, device=torch.device(device))
-        for experience in DIGITS.train_stream[:3]:
-            strategy.train(experience)
+        strategy = learn(host(name, device=torch.device(device)), DIGITS.train_stream[:3])
         plugin = find_plugin(strategy, UnlearningPlugin)
         plugin.unlearn(strategy, [1])
         strategy.train(DIGITS.train_stream[3])

@@ -11,7 +11,7 @@ from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.isolated_pools import NETS
-from support.strategies import DIGITS, OPTIMIZERS, amnesiac, mlp
+from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, mlp, trained
 from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 from torch.utils.data import Dataset
@@ -182,9 +182,7 @@ HOOKS = [
 @pytest.mark.parametrize("isolation", ["none", "pools"])
 @pytest.mark.parametrize("data", DATA)
 def test_data_with_a_memory_of_its_own_is_told(data, isolation):
-    strategy = amnesiac(isolation=isolation)
-    for experience in DATA[data]().train_stream:
-        strategy.train(experience)
+    strategy = learn(amnesiac(isolation=isolation), DATA[data]().train_stream)
     (reason,) = strategy.plan_unlearning([1]).reasons
     assert reason.startswith("the training is not repeatable: its data")
 
@@ -193,8 +191,7 @@ def test_data_with_a_memory_of_its_own_is_told(data, isolation):
 def test_whatever_remembers_in_a_step_is_told(hook):
     strategy = amnesiac(isolation="pools")
     hook(strategy)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     reasons = strategy.plan_unlearning([1]).reasons
     assert [reason for reason in reasons if reason.startswith("the training is not repeatable: ")], reasons
     assert [reason for reason in reasons if " differed after step 1" in reason], reasons
@@ -215,8 +212,7 @@ def test_what_a_strategy_of_the_user_s_remembers_is_told_and_sees_one_training()
     for trial in (True, False):
         strategy = amnesiac(isolation="pools", unlearning=UnlearningPlugin(trial=trial))
         strategy.__class__ = CountsItsLosses
-        for experience in DIGITS.train_stream[:2]:
-            strategy.train(experience)
+        learn(strategy, DIGITS.train_stream[:2])
         found.append((bits(strategy.model), strategy.calls))
         (reason,) = strategy.plan_unlearning([1]).reasons
         assert reason.startswith("the training is not repeatable: the loss" if trial else "trial=False")
@@ -244,8 +240,7 @@ CLEAN = {
 @pytest.mark.parametrize("data", CLEAN)
 def test_of_a_clean_training_nothing_is_told(net, data):
     strategy = amnesiac(net=NETS[net], isolation="pools", plugins=[Clips()], train_epochs=1)
-    for experience in CLEAN[data]().train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, CLEAN[data]().train_stream[:2])
     assert strategy.unlearn([0]).claim == "exact"
 
 
@@ -358,9 +353,7 @@ def test_what_remembers_in_a_step_sees_one_training(hook):
 
 
 def test_without_a_rehearsal_nothing_is_called_exact():
-    strategy = amnesiac(isolation="pools", unlearning=UnlearningPlugin(trial=False))
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, isolation="pools", unlearning=UnlearningPlugin(trial=False))
     (reason,) = strategy.plan_unlearning([0]).reasons
     assert "trial=False" in reason
     assert strategy.unlearn([0]).claim == "approximate"
@@ -414,7 +407,6 @@ def test_a_training_that_needs_a_user_s_plugin_is_not_claimed_and_trains():
     weighs = Weighs()
     strategy = amnesiac(isolation="pools", plugins=[weighs], train_epochs=1)
     strategy._criterion = lambda logits, y: weighs.weight * nn.functional.cross_entropy(logits, y)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:2])
     (reason,) = strategy.plan_unlearning([1]).reasons
     assert reason.startswith("the training could not be rehearsed without plugins of others: TypeError")

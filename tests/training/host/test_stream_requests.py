@@ -3,7 +3,7 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, fingerprint, initial_values, stray, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
@@ -45,8 +45,7 @@ def run(requests, *, benchmark=DIGITS, n=5, diary=None, make=amnesiac, **options
     strategy = make(**options)
     schedule = options.pop("schedule", {})
     stream = with_unlearning(benchmark, requests, **schedule).train_stream
-    for experience in stream[:n]:
-        strategy.train(experience)
+    learn(strategy, stream[:n])
     return strategy, diary
 
 
@@ -107,9 +106,7 @@ def test_the_last_iteration_comes_and_the_one_behind_it_does_not():
 
 def test_permanent_and_deadline_come_from_the_stream():
     stream = with_unlearning(DIGITS, {}, permanent=[1], deadline=2).train_stream
-    strategy = amnesiac(train_epochs=1)
-    for experience in stream[:4]:
-        strategy.train(experience)
+    strategy = learn(amnesiac(train_epochs=1), stream[:4])
     for task, why in (
         (1, "declared permanent"),
         (0, r"deadline has expired \(2 further tasks"),
@@ -139,8 +136,7 @@ def test_permanent_and_deadline_come_from_the_stream():
 
 def test_a_deadline_of_ones_own_beats_the_streams():
     strategy = amnesiac(train_epochs=1, unlearning=UnlearningPlugin(deadline=1))
-    for experience in with_unlearning(DIGITS, {}, deadline=4).train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, with_unlearning(DIGITS, {}, deadline=4).train_stream[:2])
     assert unlearning_plugin(strategy).ledger.permanent == {0}
 
 
@@ -229,8 +225,7 @@ def test_what_the_forgotten_task_had_frozen_is_free_for_the_task_in_training():
     strategy = amnesiac(train_epochs=2)
     initial = initial_values(strategy.model)
     stream = with_unlearning(DIGITS, [UnlearningRequest((0, 1), 2, "iteration", 0)]).train_stream
-    for experience in stream[:3]:
-        strategy.train(experience)
+    learn(strategy, stream[:3])
     assert stray(strategy.model, initial) == []
     assert tuple(strategy.model.masks) == (2,)
     assert unlearning_plugin(strategy).records[0].claim == "approximate"
@@ -272,9 +267,7 @@ class Asks(SupervisedPlugin):
 )
 def test_a_plugin_that_asks_in_the_middle_of_a_training_is_told_how(event):
     asks = Asks(event)
-    strategy = amnesiac(plugins=[asks], train_epochs=1)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, plugins=[asks], train_epochs=1)
     assert "task 1 is in training" in asks.error
     assert "when='iteration'" in asks.error
     assert unlearning_plugin(strategy).ledger.remaining == (0, 1)
@@ -300,9 +293,7 @@ def test_after_an_interruption_an_unlearning_needs_the_training_given_up(finish)
         strategy.abort_training()
     else:
         strategy.train(DIGITS.train_stream[2])
-        other = amnesiac(plugins=[Diary()], train_epochs=1)
-        for task in (0, 2):
-            other.train(DIGITS.train_stream[task])
+        other = learn(amnesiac(plugins=[Diary()], train_epochs=1), [DIGITS.train_stream[task] for task in (0, 2)])
         assert bits(strategy.model) == bits(other.model)
         strategy.unlearn([2])
     strategy.unlearn([0])
@@ -315,9 +306,7 @@ def test_an_interrupted_task_can_be_trained_again_though_its_requests_were_obeye
     requests = [UnlearningRequest((0,), 2, "before"), UnlearningRequest((1,), 2, "iteration", 1)]
     diary = Diary(breaks_at=(2, 3))
     stream = with_unlearning(DIGITS, requests).train_stream
-    strategy = make(plugins=[diary])
-    for experience in stream[:2]:
-        strategy.train(experience)
+    strategy = learn(make(plugins=[diary]), stream[:2])
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream[2])
     assert unlearning_plugin(strategy).ledger.unlearned == (0, 1)

@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, ConvNet, amnesiac, stock
+from support.strategies import DIGITS, ConvNet, accuracy, amnesiac, learn, stock
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 from torch import nn
 
@@ -23,21 +23,11 @@ PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 
 
 def learned(benchmark=PERMUTED, **options):
-    strategy = amnesiac(train_epochs=4, **options)
-    for experience in benchmark.train_stream:
-        strategy.train(experience)
-    return strategy
+    return learn(amnesiac(train_epochs=4, **options), benchmark.train_stream)
 
 
 def heads_of(strategy):
     return find_plugin(strategy, CounterfactualPlugin)
-
-
-def accuracy(strategy, task, benchmark=PERMUTED):
-    x, y = task_data(benchmark.test_stream[task])
-    strategy.model.eval()
-    with torch.no_grad():
-        return float((strategy.model(x, task).argmax(1) == y).double().mean())
 
 
 def test_every_set_of_up_to_three_tasks_has_a_head_of_its_own():
@@ -71,7 +61,7 @@ def test_of_more_tasks_all_sets_of_several_share_one_head():
     plain.unlearn([0, 2])
     assert together.unlearn([0, 2]).plan.compensated == (1, 3, 4)
     stream = PermutedDigits(5, n_train=600, n_test=300)
-    assert accuracy(together, 4, stream) > accuracy(plain, 4, stream) + 0.03
+    assert accuracy(together, stream.test_stream[4]) > accuracy(plain, stream.test_stream[4]) + 0.03
     one_by_one.unlearn([0])
     assert set(heads_of(one_by_one).heads[4]) == {SEVERAL}
     one_by_one.unlearn([2])
@@ -108,8 +98,8 @@ def test_affected_tasks_gain_and_backbone_and_other_tasks_are_the_same(gone):
     assert {name for name in a if a[name] != b[name]} == {
         f"heads.{task}.{part}" for task in record.affected for part in ("weight", "bias")
     }
-    before = sum(accuracy(plain, task) for task in record.affected)
-    after = sum(accuracy(ours, task) for task in record.affected)
+    before = sum(accuracy(plain, PERMUTED.test_stream[task]) for task in record.affected)
+    after = sum(accuracy(ours, PERMUTED.test_stream[task]) for task in record.affected)
     assert after > before + 0.01 * len(record.affected), (before, after)
 
 
@@ -137,12 +127,9 @@ def test_no_head_stays_that_saw_a_task_which_is_gone():
 
 
 def test_heads_for_sets_that_cannot_go_are_dropped():
-    strategy = amnesiac(train_epochs=1, unlearning=UnlearningPlugin(deadline=2))
-    for experience in PERMUTED.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(amnesiac(train_epochs=1, unlearning=UnlearningPlugin(deadline=2)), PERMUTED.train_stream[:2])
     strategy.mark_permanent([1])
-    for experience in PERMUTED.train_stream[2:]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[2:])
     plugin = heads_of(strategy)  # task 0 has expired, task 1 was declared
     assert plugin.sources == {0: set(), 1: set(), 2: set(), 3: {2}}
     assert [set(heads) for heads in plugin.heads.values()] == [set(), set(), set(), {frozenset({2})}]
@@ -155,7 +142,7 @@ def test_a_task_that_is_learned_again_starts_afresh():
     plugin = heads_of(strategy)
     assert plugin.sources[1] == {0, 2, 3}
     assert strategy.unlearn([0]).plan.compensated == (2, 3, 1)
-    assert accuracy(strategy, 1) > 0.3  # chance is .1
+    assert accuracy(strategy, PERMUTED.test_stream[1]) > 0.3  # chance is .1
 
 
 def test_an_error_in_the_middle_puts_heads_and_backbone_back(monkeypatch):
@@ -207,8 +194,7 @@ def test_samples_take_no_more_memory_than_they_may(monkeypatch):
             super().__init__(model, task, x, seen)
 
     monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:3])
     assert used == [100, 100]
     assert strategy.unlearn([0]).plan.compensated == (1, 2)
 
@@ -224,8 +210,7 @@ def test_heads_are_fitted_to_samples_of_which_the_tasks_own_is_not_sure(monkeypa
             super().__init__(model, task, x, seen)
 
     monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
-    for experience in PERMUTED.train_stream[:2]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:2])
     x, y = task_data(PERMUTED.train_stream[1])
     strategy.model.eval()
     with torch.no_grad():
@@ -260,4 +245,4 @@ def test_running_statistics_are_those_without_the_task():
     assert not torch.equal(*(s.model.own["1"]["1"].running_mean for s in (plain, ours)))
     assert torch.equal(*(s.model.own["1"]["1"].weight for s in (plain, ours)))
     for task in ours.model.masks:
-        assert accuracy(ours, task, DIGITS) > accuracy(plain, task, DIGITS) - 0.05
+        assert accuracy(ours, DIGITS.test_stream[task]) > accuracy(plain, DIGITS.test_stream[task]) - 0.05

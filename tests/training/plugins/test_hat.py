@@ -2,7 +2,8 @@
 
 import pytest
 from avalanche.core import SupervisedPlugin
-from support.small_runs import make, permuted, train_all
+from support.small_runs import make, permuted
+from support.strategies import learn
 
 from avalanche_amnesia.training import HardAttention
 from avalanche_amnesia.training.host import find_plugin
@@ -23,7 +24,7 @@ def test_no_layer_falls_below_its_minimum_of_open_units(min_units):
         train_epochs=4,
         plugins=[Watch()],
     )
-    train_all(strategy, permuted())
+    learn(strategy, permuted().train_stream)
     for masks in strategy.model.masks.values():
         for mask in masks.values():
             assert int(mask.sum()) >= min(min_units, len(mask))
@@ -35,12 +36,12 @@ def test_no_layer_falls_below_its_minimum_of_open_units(min_units):
 def test_a_stronger_price_opens_fewer_units():
     sizes = []
     for weight in (0.0, 3.0):
-        strategy = train_all(make(masks=HardAttention(sparsity_weight=weight), train_epochs=4), permuted(), 1)
+        strategy = learn(make(masks=HardAttention(sparsity_weight=weight), train_epochs=4), permuted().train_stream[:1])
         sizes.append(int(strategy.model.cumulative_mask().sum()))
     assert sizes[1] < sizes[0]
 
 
 def test_embeddings_stay_within_their_bounds():
-    strategy = train_all(make(masks=HardAttention(embedding_lr=5.0, embedding_clamp=2.0)), permuted(), 2)
+    strategy = learn(make(masks=HardAttention(embedding_lr=5.0, embedding_clamp=2.0)), permuted().train_stream[:2])
     assert all(float(strategy.model.task_embedding(task).abs().max()) <= 2 for task in (0, 1))
     assert find_plugin(strategy, HATPlugin).snapshot is None

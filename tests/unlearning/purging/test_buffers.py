@@ -10,7 +10,7 @@ from avalanche.benchmarks import class_incremental_benchmark, task_incremental_b
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ReservoirSamplingBuffer
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import unlearning_plugin
 from torch.utils.data import TensorDataset
 
@@ -66,9 +66,7 @@ def found(pieces, where):
 @pytest.mark.parametrize("kind", STRATEGIES)
 def test_no_sample_of_a_forgotten_task_is_left(kind, stream):
     experiences = STREAMS[stream]().train_stream[:3]
-    strategy = STRATEGIES[kind]()
-    for experience in experiences:
-        strategy.train(experience)
+    strategy = learn(STRATEGIES[kind](), experiences)
     assert found(forms(experiences[1]), held(strategy)) > 0
     unlearning_plugin(strategy).unlearn(strategy, [1])
     left = held(strategy)
@@ -85,8 +83,7 @@ def test_no_sample_of_a_forgotten_task_is_left(kind, stream):
 def test_tasks_that_share_their_images_leave_only_those_that_are_held():
     strategy = stock(plugins=[ReplayPlugin(mem_size=30)], epochs=1)
     experiences = PermutedDigits(3, n_train=400, n_test=100).train_stream
-    for experience in experiences:
-        strategy.train(experience)
+    learn(strategy, experiences)
     unlearning_plugin(strategy).unlearn(strategy, [1])
     left = held(strategy)
     assert found([x.numpy().tobytes() for x in experiences[1].tensors[0]], left) == 0
@@ -96,9 +93,7 @@ def test_tasks_that_share_their_images_leave_only_those_that_are_held():
 
 def test_a_purged_buffer_replays_what_it_replayed():
     """The samples of the other tasks are the same, in the same order."""
-    strategy = stock(plugins=[replay := ReplayPlugin(mem_size=30)], epochs=1)
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(stock(plugins=[replay := ReplayPlugin(mem_size=30)], epochs=1), DIGITS.train_stream[:3])
 
     def samples():
         items = replay.storage_policy.buffer.eval()
@@ -120,8 +115,7 @@ def test_a_hosts_own_tensors_are_let_go_of_too():
     }
     by_class = class_incremental_benchmark(sets, num_experiences=3, class_order=list(range(6)))
     strategy = stock(plugins=[ReplayPlugin(mem_size=30)], epochs=1)
-    for experience in with_unlearning(task_incremental_benchmark(by_class), {2: [1]}).train_stream:
-        strategy.train(experience)
+    learn(strategy, with_unlearning(task_incremental_benchmark(by_class), {2: [1]}).train_stream)
     left = held(strategy)
     assert found([sample.numpy().tobytes() for sample in parts[1][0]], left) == 0
     assert 0 < found([sample.numpy().tobytes() for sample in parts[0][0]], left) <= 30

@@ -5,7 +5,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive
 from avalanche.training.plugins import LRSchedulerPlugin
-from support.strategies import DIGITS, stock
+from support.strategies import DIGITS, learn, stock
 from support.strategy_state import fingerprint, unlearning_plugin
 from torch import nn
 
@@ -128,9 +128,7 @@ def test_a_registered_purger_is_called_for_its_class_and_subclasses(monkeypatch)
         seen.append((type(plugin).__name__, context))
         return "Mine: cleaned"
 
-    strategy = stock(plugins=[Subclass()], epochs=1)
-    for experience in DIGITS.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(stock(plugins=[Subclass()], epochs=1), DIGITS.train_stream[:3])
     record = unlearning_plugin(strategy).unlearn(strategy, [1])
     ((name, context),) = seen
     assert name == "Subclass"

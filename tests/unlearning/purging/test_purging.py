@@ -5,7 +5,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from support.stock_hosts import HOSTS, host, keeper
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, learn, trained
 from support.strategy_state import fingerprint, frozen, unlearning_plugin
 from torch import Tensor
 
@@ -58,9 +58,7 @@ WITH_ANCHOR = {"ewc", "ewc online", "mas", "si", "lwf", "lfl"}
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_the_coefficient_of_a_forgotten_update_is_zero_wherever_state_is_kept(name):
-    strategy = host(name, plugins=(Marks(), DeadInput()), epochs=2)
-    for experience in STREAM.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(host(name, plugins=(Marks(), DeadInput()), epochs=2), STREAM.train_stream[:3])
     if name in WITH_ANCHOR:
         assert marked(strategy, name)  # the check can see one
     assert first_weights(strategy)[:, 0].abs().max() > MARK / 2
@@ -79,8 +77,7 @@ def test_training_goes_on_after_any_request(name):
         UnlearningRequest((1,), 2, "iteration", 3),
         UnlearningRequest((2, 3), 3),
     ]
-    for experience in with_unlearning(STREAM, requests).train_stream:
-        strategy.train(experience)
+    learn(strategy, with_unlearning(STREAM, requests).train_stream)
     assert unlearning_plugin(strategy).ledger.remaining == (4,)
     assert [len(record.plan.purges) for record in unlearning_plugin(strategy).records] == [1, 1, 1]
     assert all(parameter.isfinite().all() for parameter in strategy.model.parameters())
@@ -88,9 +85,7 @@ def test_training_goes_on_after_any_request(name):
 
 @pytest.mark.parametrize("name", ["replay", "gem", "agem", "der", "er-ace"])
 def test_no_forgotten_sample_is_left_in_memory(name):
-    strategy = host(name)
-    for experience in STREAM.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(host(name), STREAM.train_stream[:3])
     images = [x.flatten(1) for x, _ in (e.tensors for e in STREAM.train_stream[:3])]
 
     def held():
@@ -113,9 +108,7 @@ def test_no_forgotten_sample_is_left_in_memory(name):
 
 
 def test_logits_of_samples_from_before_the_forgotten_task_stay():
-    strategy = host("der")
-    for experience in STREAM.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(host("der"), STREAM.train_stream[:3])
 
     def logits():
         buffer = strategy.storage_policy.buffer
@@ -136,9 +129,7 @@ def test_logits_of_samples_from_before_the_forgotten_task_stay():
 
 
 def test_synaptic_intelligence_learns_beside_masks_and_keeps_no_mask_in_the_making():
-    strategy = amnesiac(plugins=[SynapticIntelligencePlugin(1.0)], train_epochs=1)
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
+    strategy = trained(2, plugins=[SynapticIntelligencePlugin(1.0)], train_epochs=1)
     plugin = find_plugin(strategy, SynapticIntelligencePlugin)
     assert "embedding" in plugin.ewc_data[0]
     strategy.unlearn([1])
@@ -161,9 +152,7 @@ class Fails(SupervisedPlugin):
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_failure_brings_the_state_of_every_host_back(name):
     fails = Fails()
-    strategy = host(name, plugins=(fails,))
-    for experience in STREAM.train_stream[:3]:
-        strategy.train(experience)
+    strategy = learn(host(name, plugins=(fails,)), STREAM.train_stream[:3])
     kept = keeper(strategy, name)
 
     def state():
