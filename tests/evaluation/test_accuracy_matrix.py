@@ -7,7 +7,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from support.strategies import DIGITS, amnesiac, learn
+from support.strategies import DIGITS, amnesiac, learn, quiet
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.evaluation import (
@@ -86,9 +86,7 @@ class Interrupter(SupervisedPlugin):
 def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
     (metric,) = metrics = accuracy_matrix_metrics()
     interrupter = Interrupter()
-    strategy = amnesiac(
-        train_epochs=1, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]), plugins=[interrupter]
-    )
+    strategy = amnesiac(train_epochs=1, evaluator=quiet(metrics), plugins=[interrupter])
     learn(strategy, DIGITS.train_stream[:2])
     strategy.eval(DIGITS.test_stream)
     interrupter.armed = True
@@ -109,7 +107,7 @@ def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
 @pytest.mark.parametrize("eval_every", [0, 1])
 def test_evaluations_of_a_training_make_no_row_twice(eval_every):
     (metric,) = metrics = accuracy_matrix_metrics()
-    strategy = amnesiac(evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]), eval_every=eval_every)
+    strategy = amnesiac(evaluator=quiet(metrics), eval_every=eval_every)
     for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)  # evaluates the training data
         assert len(metric.rows) == experience.task_label
@@ -120,7 +118,7 @@ def test_evaluations_of_a_training_make_no_row_twice(eval_every):
 def test_the_table_has_a_row_per_evaluation_and_leaves_out_what_is_gone():
     benchmark = with_unlearning(DIGITS, {1: [0]})
     (metric,) = metrics = accuracy_matrix_metrics()
-    strategy = amnesiac(train_epochs=1, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
+    strategy = amnesiac(train_epochs=1, evaluator=quiet(metrics))
     for experience in benchmark.train_stream[:2]:
         strategy.train(experience)
         results = strategy.eval(benchmark.test_stream)

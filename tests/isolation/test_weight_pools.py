@@ -9,13 +9,11 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import NormNet
 from support.small_runs import make, split
-from support.strategies import ConvNet, learn
+from support.strategies import ConvNet, learn, quiet
 from support.strategy_state import same_state, state, unlearning_plugin
 from torch import Tensor, nn
 
@@ -227,7 +225,7 @@ def test_references_and_divergences_are_those_of_an_exact_method():
         return disjoint(optimizer=lambda p: torch.optim.Adam(p, lr=1e-2), **kwargs)
 
     references = References(make, REQUESTS)
-    strategy = make(evaluator=EvaluationPlugin(jsd_metrics(references), loggers=[BaseLogger()]))
+    strategy = make(evaluator=quiet(jsd_metrics(references)))
     learn(strategy, REQUESTS.train_stream)
     values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
     divergences = {name: value for name, value in values.items() if "_tasks/" not in name}

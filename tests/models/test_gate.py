@@ -1,12 +1,13 @@
 """Units that a training step leaves out: all but those whose gates are 0, and none that could learn."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.strategies import with_plugins
+from support.strategies import learn, make
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -97,20 +98,16 @@ STRATEGIES = {
 }
 
 
-def learn(kind, options, optimizer):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(40,), features=30))
-    strategy = kind(
-        model=model, optimizer=optimizer(model), train_mb_size=32, train_epochs=3, seed=1, **with_plugins(options)
+def trained(kind, options, optimizer):
+    strategy = make(
+        kind, hidden=(40,), features=30, optimizer=optimizer, train_mb_size=32, train_epochs=3, seed=1, **options
     )
-    for experience in PermutedDigits(3, n_train=320).train_stream:
-        strategy.train(experience)
-    return strategy
+    return learn(strategy, PermutedDigits(3, n_train=320).train_stream)
 
 
 @pytest.mark.parametrize(
     "optimizer",
-    [lambda m: torch.optim.SGD(m.parameters(), lr=0.05), lambda m: torch.optim.Adam(m.parameters(), lr=1e-3)],
+    [partial(torch.optim.SGD, lr=0.05), partial(torch.optim.Adam, lr=1e-3)],
     ids=["sgd", "adam"],
 )
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -118,12 +115,12 @@ def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, 
     """The same masks, and the same weights but for the order in which numbers are added."""
     kind, options = STRATEGIES[name]
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.0)
-    whole = learn(kind, options, optimizer)
+    whole = trained(kind, options, optimizer)
     monkeypatch.setattr(masking, "WORTH_IT", 0)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
     used, real = [], masking.OpenEntries
     monkeypatch.setattr(unit_graph, "OpenEntries", lambda *parts: used.append(1) or real(*parts))
-    found = learn(kind, options, optimizer)
+    found = trained(kind, options, optimizer)
     assert len(used) > 3
     for task in whole.model.masked_tasks:
         assert torch.equal(found.model.binary_mask(task), whole.model.binary_mask(task))

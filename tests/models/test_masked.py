@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
 from support.small_networks import NETWORKS
-from support.strategies import learn
+from support.strategies import learn, quiet
+from support.strategy_state import state
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
@@ -203,7 +202,7 @@ def test_a_state_saved_in_the_middle_of_a_task_is_refused_whole():
         built.add_head(0, 2)
         built.start_task(0, torch.randn(built.n_units))
         built.finish_task()
-    before = copy.deepcopy(dict(other.state_dict()))
+    before = state(other)
     model.add_head(1, 2)
     model.start_task(1, torch.randn(model.n_units))
     with pytest.raises(ValueError, match="middle of a task"):
@@ -254,7 +253,7 @@ def test_stock_strategies_may_evaluate_the_whole_stream_at_any_time(eval_every):
     torch.manual_seed(0)
     model = MultiHeadModel(MLP(64, hidden=(16,), features=8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    evaluator = EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()])
+    evaluator = quiet(accuracy_metrics(experience=True))
     strategy = Naive(model=model, optimizer=optimizer, train_mb_size=64, evaluator=evaluator, eval_every=eval_every)
     strategy.train(benchmark.train_stream[0])
     results = strategy.eval(benchmark.test_stream)

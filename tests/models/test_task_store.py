@@ -3,12 +3,13 @@
 import copy
 import io
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
 from avalanche.training.supervised import Naive
 from support.interruptions import Interrupted, interrupted_at, lines_of
-from support.strategies import DIGITS, learn, mlp
+from support.strategies import DIGITS, learn, make
 from support.strategy_state import bits
 from torch import nn
 from torch.optim import SGD
@@ -20,21 +21,16 @@ from avalanche_amnesia.training import HAT, WSN
 X = DIGITS.test_stream[0].tensors[0][:8]
 
 
-def norms():
-    return MLP(64, hidden=(16,), features=12, norm="batch")
-
-
+NORMS = partial(MLP, 64, hidden=(16,), features=12, norm="batch")
 STRATEGIES = {
-    "masked": lambda: (HAT, MaskedModel(norms())),
-    "shared head": lambda: (HAT, MaskedModel(mlp(), shared_head=2)),
-    "subnet": lambda: (WSN, SubnetModel(norms())),
+    "masked": {"kind": HAT, "net": NORMS},
+    "shared head": {"kind": HAT, "wrap": partial(MaskedModel, shared_head=2)},
+    "subnet": {"kind": WSN, "net": NORMS},
 }
 
 
 def trained(name, tasks=3):
-    torch.manual_seed(0)
-    kind, model = STRATEGIES[name]()
-    strategy = kind(model=model, optimizer=SGD(model.parameters(), lr=0.05, momentum=0.9), train_mb_size=50)
+    strategy = make(**STRATEGIES[name], optimizer=partial(SGD, lr=0.05, momentum=0.9), train_mb_size=50, train_epochs=1)
     return learn(strategy, DIGITS.train_stream[:tasks])
 
 
@@ -101,7 +97,7 @@ def test_torch_sees_nothing_of_a_finished_task(name):
 def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
     model = trained(name).model.eval()
     expected = model(X)
-    _, fresh = STRATEGIES[name]()
+    fresh = trained(name, 0).model
     fresh.load_state_dict(model.state_dict())
     stream = io.BytesIO()
     torch.save(model, stream)
@@ -125,7 +121,7 @@ def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
 def test_a_state_in_which_a_task_has_no_mask_lets_it_learn(name):
     strategy = trained(name, 2)
     model = strategy.model
-    _, unmasked = STRATEGIES[name]()
+    unmasked = trained(name, 0).model
     optimizer = SGD(unmasked.parameters(), lr=0.05)
     naive = Naive(model=unmasked, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), train_mb_size=50)
     naive.train(DIGITS.train_stream[0])

@@ -11,7 +11,7 @@ from support.low_rank import LowRank, RankNet
 from support.small_runs import assert_retained, logits_of, make
 from support.soundness_oracle import Net, assert_sound, batch, some_mask
 from support.strategies import DIGITS, learn
-from support.strategy_state import trajectory
+from support.strategy_state import state, trajectory
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
@@ -265,7 +265,7 @@ def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_change
     strategy = make(HAT, model=model, optimizer="adam")
     strategy.train(DIGITS.train_stream[0])
     base = model.backbone.get_submodule("1").base.requires_grad_(True)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = state(model)
     with pytest.raises(
         ModelError, match=r"'1\.base\.bias', '1\.base\.weight'.* had no gradients when the model was made"
     ):

@@ -8,7 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.network_families import FAMILIES, stream
-from support.strategy_state import initial_values
+from support.strategy_state import initial_values, state
 from torchvision import models as zoo
 
 from avalanche_amnesia.models import MaskedModel
@@ -183,7 +183,7 @@ def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer
             assert own[earlier].keys() == model.task_parts(earlier).state_dict().keys()
             for key, value in model.task_parts(earlier).state_dict().items():
                 assert torch.equal(value, own[earlier][key])
-        own[task] = {key: value.clone() for key, value in model.task_parts(task).state_dict().items()}
+        own[task] = state(model.task_parts(task))
     strategy.unlearn([0, 1, 2])
     for parameter, value in initial_values(model).items():
         assert torch.equal(value, initial[parameter]), parameter

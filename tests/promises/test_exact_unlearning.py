@@ -6,12 +6,10 @@ from functools import partial
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
-from support.strategies import DIGITS, OPTIMIZERS, PRICED, learn
+from support.strategies import DIGITS, OPTIMIZERS, PRICED, learn, quiet
 from support.strategy_state import bits, unlearning_plugin
 from support.thoroughness import examples
 from torch import Tensor, nn
@@ -130,7 +128,7 @@ def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
     benchmark = with_unlearning(DIGITS, {1: [0], 3: [1, 3]}, permanent=[2])
     refs = references(benchmark)
     metrics = [jsd_metrics(refs, probes=("own", "remaining")), unlearned_accuracy_metrics(benchmark, refs)]
-    strategy = pools(evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    strategy = pools(evaluator=quiet(*metrics))
     for experience in benchmark.train_stream:
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)

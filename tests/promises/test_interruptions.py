@@ -7,9 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.logging import BaseLogger
 from avalanche.training import DER, EWC, LwF, Naive, Replay
-from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import (
     Interrupted,
     at_the_end_of,
@@ -19,7 +17,7 @@ from support.interruptions import (
     interrupted_at,
     lines_of,
 )
-from support.strategies import learn, make
+from support.strategies import learn, make, quiet
 from support.thoroughness import examples
 from torch import nn
 from torch.optim import SGD
@@ -78,7 +76,7 @@ def stock(kind, *, model=MultiHeadModel, plugins=list, **options):
             optimizer=SGD(network.parameters(), lr=0.1, momentum=0.9),
             criterion=nn.CrossEntropyLoss(),
             plugins=[SeedingPlugin(0), *plugins(), TrajectoryPlugin(), UnlearningPlugin()],
-            evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
+            evaluator=quiet(),
             **OPTIONS,
             **options,
         )

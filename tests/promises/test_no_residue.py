@@ -6,10 +6,11 @@ from functools import partial
 import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support import strategies
 from support.residue_oracle import tensors_within
+from support.strategies import quiet
+from support.strategy_state import state
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
@@ -50,7 +51,7 @@ def test_a_copy_of_the_model_holds_no_gate_of_a_finished_task():
 
 def test_results_do_not_repeat_the_last_accuracy_of_a_forgotten_task():
     benchmark = with_unlearning(SplitDigits(), {1: [0]})
-    strategy = amnesiac(evaluator=EvaluationPlugin(accuracy_metrics(experience=True), loggers=[BaseLogger()]))
+    strategy = amnesiac(evaluator=quiet(accuracy_metrics(experience=True)))
     name = "Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000"
     strategy.train(benchmark.train_stream[0])
     assert name in strategy.eval(benchmark.test_stream)
@@ -65,7 +66,7 @@ def test_a_request_that_became_illegal_is_refused_before_the_training():
     strategy = amnesiac()
     strategy.train(benchmark.train_stream[0])
     strategy.mark_permanent([0])
-    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    before = state(strategy.model)
     with pytest.raises(RequestError, match="after task 1: task 0 can't be unlearned: it was declared permanent"):
         strategy.train(benchmark.train_stream[1])
     after = strategy.model.state_dict()

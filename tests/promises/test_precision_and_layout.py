@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.strategies import DIGITS, OPTIMIZERS, learn
+from support.strategies import DIGITS, learn, make
 from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 
@@ -45,9 +45,7 @@ def made(kind, how, **options):
     model = (SubnetModel if kind is WSN else MaskedModel)(Net())
     if how == "channels last":
         model = model.to(memory_format=torch.channels_last)
-    kind = in_bfloat16(kind) if how == "bfloat16" else kind
-    options = {"train_mb_size": 40, "train_epochs": 2, **options}
-    return kind(model=model, optimizer=OPTIMIZERS["adam"](model.parameters()), **options)
+    return make(in_bfloat16(kind) if how == "bfloat16" else kind, model=model, **options)
 
 
 HOWS = ["bfloat16", "channels last"]

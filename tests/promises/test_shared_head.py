@@ -9,7 +9,7 @@ from avalanche.core import SupervisedPlugin
 from support import strategies
 from support.small_runs import logits_of
 from support.strategies import accuracy, learn, mlp, quiet
-from support.strategy_state import bits, trajectory
+from support.strategy_state import bits, state, trajectory, values
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, UnlearningRequest, with_unlearning
@@ -82,7 +82,7 @@ def test_remaining_tasks_keep_their_accuracy(stream, adjustment):
 
 def test_every_column_has_one_writer_and_goes_with_it():
     strategy, stream = make(), STREAMS["permuted"]
-    initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+    initial = values(strategy.model)
     learn(strategy, stream.train_stream)
     was = columns(strategy.model, 1) & columns(strategy.model, 2) & ~columns(strategy.model, 0)
     strategy.unlearn([1])  # tasks 2 and 3 get refitted columns, some of which were task 1's
@@ -103,7 +103,7 @@ def test_every_column_has_one_writer_and_goes_with_it():
 
 def test_on_disk_with_coded_updates_it_leaves_the_initial_bits(tmp_path):
     strategy = make(train_epochs=2, trajectory=TrajectoryPlugin(path=tmp_path, dtype=torch.int8))
-    initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+    initial = values(strategy.model)
     learn(strategy, STREAMS["permuted"].train_stream)
     assert strategy.unlearn([1]).plan.compensated == (2, 3)
     assert sorted(map(sorted, Trajectory(path=tmp_path).repairs.values())) == [[2], [3]]
@@ -116,7 +116,7 @@ def test_on_disk_with_coded_updates_it_leaves_the_initial_bits(tmp_path):
 def test_in_the_middle_of_a_task_and_as_a_whole_or_not_at_all():
     stream = with_unlearning(STREAMS["rotated"], [UnlearningRequest((0,), 3, "iteration", 7)])
     strategy = make()
-    initial = {name: p.detach().clone() for name, p in strategy.model.named_parameters()}
+    initial = values(strategy.model)
     learn(strategy, stream.train_stream)
     after = accuracies(strategy, STREAMS["rotated"], (1, 2, 3))
     assert min(after.values()) > 0.6, after
@@ -168,7 +168,7 @@ def test_adahat_holds_the_head_and_not_the_backbone():
     strategy, stream = make(AdaHAT, train_epochs=2), STREAMS["permuted"]
     learn(strategy, stream.train_stream[:1])
     model = strategy.model
-    before = copy.deepcopy(model.state_dict())
+    before = state(model)
     used = model.graph.parameter_use(model.masks[0])
     strategy.train(stream.train_stream[1])
     both = columns(model, 0) & columns(model, 1)

@@ -10,7 +10,7 @@ from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
 from support.strategies import DIGITS, learn, quiet, stock
-from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin, values
 from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
@@ -116,7 +116,7 @@ def test_a_request_for_the_task_just_trained_leaves_nothing_of_it(method, model)
     strategy = stock(make, model=MODELS[model](), epochs=1, **options)
     stream = with_unlearning(DIGITS, {1: [1]}).train_stream
     strategy.train(stream[0])
-    before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+    before = values(strategy.model)
     strategy.train(stream[1])
     after = dict(strategy.model.named_parameters())
     assert set(after) == set(before)
@@ -140,7 +140,7 @@ def test_a_request_for_the_task_just_trained_leaves_nothing_of_it(method, model)
 def test_everything_can_be_unlearned_and_training_goes_on(method):
     make, options = METHODS[method]
     strategy = stock(make, epochs=1, **options)
-    initial = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+    initial = values(strategy.model)
     learn(strategy, DIGITS.train_stream[:3])
     record = unlearning_plugin(strategy).unlearn(strategy, [1, 0, 2])
     assert all(torch.equal(p, initial[n]) for n, p in strategy.model.named_parameters())
@@ -155,10 +155,10 @@ def test_everything_can_be_unlearned_and_training_goes_on(method):
 
 def test_anchors_lose_the_update_and_earlier_ones_do_not():
     strategy = stock(EWC, epochs=1, ewc_lambda=1.0)
-    states = [{n: p.detach().clone() for n, p in strategy.model.named_parameters()}]
+    states = [values(strategy.model)]
     for experience in DIGITS.train_stream[:4]:
         strategy.train(experience)
-        states.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
+        states.append(values(strategy.model))
     ewc = find_plugin(strategy, EWCPlugin)
     importances = {c: {n: v.data.clone() for n, v in of.items()} for c, of in ewc.importances.items()}
     unlearning_plugin(strategy).unlearn(strategy, [1])

@@ -6,11 +6,10 @@ import weakref
 
 import pytest
 import torch
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, ReplayPlugin
+from avalanche.training.plugins import EWCPlugin, ReplayPlugin
 from avalanche.training.supervised import Naive
-from support.strategies import learn
-from support.strategy_state import same_state
+from support.strategies import learn, quiet
+from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
@@ -78,7 +77,7 @@ def amnesiac(model, **options):
 
 
 def own(model, task):
-    return {name: value.clone() for name, value in model.task_parts(task).state_dict().items()}
+    return state(model.task_parts(task))
 
 
 def of_backbone(model):
@@ -207,7 +206,7 @@ def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
             assert same_state({n: v.clone() for n, v in model.task_parts(earlier).named_buffers()}, values)
         statistics[task] = {name: value.clone() for name, value in model.task_parts(task).named_buffers()}
         if task == 1:
-            everything = {n: v.clone() for n, v in model.state_dict().items()}
+            everything = state(model)
     unlearning = find_plugin(strategy, UnlearningPlugin)
     unlearning.unlearn(strategy, [2])
     assert same_state(dict(model.state_dict()), everything)
@@ -348,7 +347,7 @@ def test_what_a_mask_closes_reaches_no_feature(kind, training):
     generator = torch.Generator().manual_seed(1)
     mask = (torch.rand(model.n_units, generator=generator) > 0.4).float()
     parts = model.fresh_parts().train(training)
-    start = {name: value.clone() for name, value in parts.state_dict().items()}
+    start = state(parts)
     expected = model.masked_features(batch(), mask, parts)
     assert expected.abs().sum() > 0
     parts.load_state_dict(start)
@@ -391,7 +390,7 @@ def test_references_and_probes_carry_the_task_s_own_norms():
 
     references = References(make, benchmark)
     metrics = jsd_metrics(references)
-    strategy = make(evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    strategy = make(evaluator=quiet(*metrics))
     exact, seen = 0, set()
     for experience in benchmark.train_stream:
         strategy.train(experience)

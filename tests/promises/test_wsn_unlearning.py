@@ -12,7 +12,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.residue_oracle import tensors_within
 from support.strategies import DIGITS, learn, logits, make, mlp
-from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
+from support.strategy_state import bits, fingerprint, state, trajectory, unlearning_plugin
 from support.wandb_files import read_offline_run
 from torch import nn
 
@@ -313,7 +313,7 @@ def test_the_own_probe_looks_through_the_task_s_own_normalisation():
     strategy = learn(wsn(net=NormNet), DIGITS.train_stream[:2])
     metric = unlearned_accuracy_metrics(DIGITS)[0]
     strategy.evaluator.metrics.append(metric)
-    own = {name: value.clone() for name, value in strategy.model.task_parts(1).state_dict().items()}
+    own = state(strategy.model.task_parts(1))
     strategy.unlearn([1], keep_probes=True)
     probed = metric.probes[1].parts.state_dict()
     assert probed.keys() == own.keys()

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from avalanche.logging import BaseLogger
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
-from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
+from avalanche.training.plugins import SupervisedPlugin
 from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, brief, make, mlp, quiet, stock
-from support.strategy_state import frozen
+from support.strategy_state import bits, frozen
 from torch import nn
 
 from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
-from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.metrics import cost_metrics, membership_metrics, relapse_metrics
@@ -50,10 +48,6 @@ def unlearning_too() -> list[Any]:
     return [TrajectoryPlugin(), UnlearningPlugin()]
 
 
-def with_shared_head(net: nn.Module) -> MaskedModel:
-    return MaskedModel(net, shared_head=2)
-
-
 STRATEGIES = {
     "HAT": ours(HAT),
     "HAT that unlearns": ours(HAT, plugins=unlearning_too),
@@ -64,7 +58,7 @@ STRATEGIES = {
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
     "rate": ours(AmnesiacHAT, compensation=partial(ScaledUpdatesPlugin, "rate")),
     "repair": ours(AmnesiacHAT, repair=partial(RepairPlugin, "sequential_adahat")),
-    "shared head": ours(AmnesiacHAT, wrap=with_shared_head),
+    "shared head": ours(AmnesiacHAT, wrap=partial(MaskedModel, shared_head=2)),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
     "merging": ours(
         AmnesiacHAT,
@@ -98,7 +92,7 @@ def go_on(strategy: Any, first: int, last: int = 4) -> None:
 
 def outcome(strategy: Any) -> dict[str, Any]:
     """All that the rest of a run depends on, comparable."""
-    result: dict[str, Any] = {"model": state_hashes(strategy.model.state_dict())}
+    result: dict[str, Any] = {"model": bits(strategy.model)}
     unlearning, recorder = find_plugin(strategy, UnlearningPlugin), find_plugin(strategy, TrajectoryPlugin)
     if unlearning is not None:
         result["logs"] = frozen(dict(recorder.trajectory.logs))
@@ -146,7 +140,7 @@ def test_metrics_leave_benchmark_and_references_to_the_script(tmp_path):
         compared = (unlearned_accuracy_metrics, relapse_metrics, membership_metrics)
         metrics = [metric for helper in compared for metric in helper(benchmark, references)]
         metrics += [*jsd_metrics(references), *accuracy_difference_metrics(references), *cost_metrics(references)]
-        return amnesiac(**SHORT, evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
+        return amnesiac(**SHORT, evaluator=quiet(metrics))
 
     strategy = measured()
     for experience in benchmark.train_stream[:3]:
@@ -291,7 +285,7 @@ def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
     save_state(strategy, tmp_path / "state")
     other = stock(Replay, mem_size=10, epochs=1)
     load_state(other, tmp_path / "state")
-    assert state_hashes(other.model.state_dict()) == state_hashes(strategy.model.state_dict())
+    assert bits(other.model) == bits(strategy.model)
 
 
 def test_not_from_inside_a_training_of_a_stock_strategy_that_only_records(tmp_path):
@@ -324,10 +318,10 @@ def test_an_optimizer_of_other_groups_is_refused_before_anything_changes(tmp_pat
     go_on(strategy, 0, 1)
     strategy.save(tmp_path / "state")
     other = strategy_of("two")
-    before = state_hashes(other.model.state_dict())
+    before = bits(other.model)
     with pytest.raises(StateError, match="1 parameter groups, and this one has 2"):
         load_state(other, tmp_path / "state")
-    assert state_hashes(other.model.state_dict()) == before
+    assert bits(other.model) == before
 
 
 @pytest.mark.parametrize("part", ["model", "plugins", "optimizer", "host"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning.context import own_parameters
-from support.strategies import OPTIMIZERS, ConvNet, amnesiac, stock
+from support.strategies import OPTIMIZERS, ConvNet, amnesiac, make, stock
 
 NETS = {"mlp": lambda: MLP(64, hidden=(12,), features=10), "conv": ConvNet}
 
@@ -45,18 +46,16 @@ def amnesiac_hat(
     return amnesiac(trajectory=trajectory, unlearning=unlearning, train_mb_size=10, train_epochs=1, **options)
 
 
-def wsn(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
-    torch.manual_seed(0)
-    model = SubnetModel(net(), density=0.4, bias="masked")
-    return WSN(
-        model=model,
-        optimizer=OPTIMIZERS[optimizer](model.parameters()),
+def wsn(trajectory: TrajectoryPlugin, *, deadline: int | None, **options: Any) -> Any:
+    return make(
+        WSN,
+        wrap=partial(SubnetModel, density=0.4, bias="masked"),
         trajectory=trajectory,
-        plugins=plugins,
         unlearning=UnlearningPlugin(deadline=deadline),
         masks=ScoredWeights(score_lr=0.05),
         train_mb_size=10,
         train_epochs=1,
+        **options,
     )
 
 

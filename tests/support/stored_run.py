@@ -8,12 +8,12 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation import capacity_metrics
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from support.strategies import DIGITS, amnesiac, learn
+from support.strategy_state import bits
 
 
 def run(folder: Path, out: Path) -> None:
@@ -34,6 +34,6 @@ def run(folder: Path, out: Path) -> None:
     through.train(DIGITS.train_stream[3])
     through.strategy.eval(DIGITS.test_stream)
     logger.finish()
-    model = state_hashes(through.strategy.model.state_dict())
+    model = bits(through.strategy.model)
     result = {"computed": through.computed, "model": model, "after": record.after}
     (out / "result.json").write_text(json.dumps(result))

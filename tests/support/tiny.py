@@ -6,10 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia import WSN, AmnesiacHAT, DisjointModel, DisjointSubnets, MaskedModel, SubnetModel
+from avalanche_amnesia import WSN, AmnesiacHAT, DisjointSubnets
 from avalanche_amnesia.benchmarks import task_benchmark
+from support.strategies import make
 
-KINDS = {"amnesiac": (AmnesiacHAT, MaskedModel), "wsn": (WSN, SubnetModel), "pools": (DisjointSubnets, DisjointModel)}
+KINDS = {"amnesiac": AmnesiacHAT, "wsn": WSN, "pools": DisjointSubnets}
 
 
 class Net(nn.Module):
@@ -24,10 +25,7 @@ class Net(nn.Module):
 
 
 def strategy(kind: str = "amnesiac", *, net: Any = Net, **options: Any) -> Any:
-    torch.manual_seed(0)
-    make, wrap = KINDS[kind]
-    model = wrap(net())
-    return make(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **{"train_mb_size": 8, **options})
+    return make(KINDS[kind], net=net, optimizer="sgd", **{"train_mb_size": 8, "train_epochs": 1, **options})
 
 
 def samples(n: int = 24, classes: int = 2, first: int = 0) -> tuple[Tensor, Tensor]:

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
+from support.strategy_state import bits
 
-from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.training import first_layers, head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
@@ -31,13 +31,13 @@ def over_all_units(model, task, x, mb_size):
 def test_they_are_those_of_a_pass_over_all_units(name, task):
     model, x = trained(name, seed=int(name == "tokens")).double(), batch(name, 12)
     x = x.double() if x.is_floating_point() else x
-    before = state_hashes(model.state_dict())
+    before = bits(model)
     expected, has_statistics = over_all_units(model, task, x, 6)
     found = CounterfactualFeatures(model, task, x, x.split(6))
     statistics, features = found(), found.features
     assert task != HALF or features.abs().max() > 1e-3  # a twentieth of the units may let nothing through
     assert torch.allclose(features, expected, atol=1e-8 * float(expected.abs().max().clamp_min(1)))
-    assert state_hashes(model.state_dict()) == before
+    assert bits(model) == before
     buffers = dict(model.task_parts(task).named_buffers())
     assert set(statistics) == (set(buffers) if has_statistics else set())
     for name, value in statistics.items():

@@ -6,9 +6,10 @@ from functools import partial
 import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
+from avalanche.training.plugins import EarlyStoppingPlugin
 from support.small_runs import make, permuted, split
+from support.strategies import quiet
+from support.strategy_state import state
 from torch.optim import Adam
 
 from avalanche_amnesia.isolation import Pools
@@ -18,7 +19,7 @@ KINDS = {
     "hat": lambda **options: make(HAT, **options),
     "amnesiac": lambda **options: make(AmnesiacHAT, **options),
     "pools": lambda **options: make(AmnesiacHAT, isolation=Pools(slots=3), **options),
-    "wsn": lambda **options: make(WSN, optimizer=partial(Adam, lr=1e-2), **options),
+    "wsn": lambda **options: make(WSN, optimizer=partial(Adam, lr=1e-2), seed=0, **options),
 }
 
 
@@ -43,13 +44,13 @@ class Falls(EarlyStoppingPlugin):
     def before_training_epoch(self, strategy, **kwargs):
         super().before_training_epoch(strategy, **kwargs)
         if strategy._stop_training:
-            self.ended = deepcopy(self.best_state), deepcopy(dict(strategy.model.state_dict()))
+            self.ended = deepcopy(self.best_state), state(strategy.model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_ends_with_its_best_weights(kind):
     benchmark, stopping = permuted(3), Falls(best=2)
-    evaluator = EvaluationPlugin(accuracy_metrics(stream=True), loggers=[BaseLogger()])
+    evaluator = quiet(accuracy_metrics(stream=True))
     strategy = KINDS[kind](train_epochs=8, plugins=[stopping], evaluator=evaluator, eval_every=1)
     logits = {}
     for task, experience in enumerate(benchmark.train_stream):
@@ -69,7 +70,7 @@ def test_a_training_ends_with_its_best_weights(kind):
 
 def test_an_early_end_leaves_a_task_that_can_be_unlearned():
     benchmark = permuted(2)
-    evaluator = EvaluationPlugin(accuracy_metrics(stream=True), loggers=[BaseLogger()])
+    evaluator = quiet(accuracy_metrics(stream=True))
     strategy = make(AmnesiacHAT, train_epochs=8, plugins=[Falls(best=2)], evaluator=evaluator, eval_every=1)
     initial = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
     strategy.train(benchmark.train_stream[0], eval_streams=[benchmark.test_stream[:1]])
@@ -83,11 +84,11 @@ def test_a_state_from_the_middle_of_a_task_is_for_that_training_alone(kind):
 
     class Keeps(EarlyStoppingPlugin):
         def before_training_epoch(self, strategy, **kwargs):
-            states.append(deepcopy(strategy.model.state_dict()))
+            states.append(state(strategy.model))
 
     strategy = KINDS[kind](train_epochs=1, plugins=[Keeps(patience=1, val_stream_name="test_stream")])
     strategy.train(benchmark.train_stream[0])
-    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    before = state(strategy.model)
     with pytest.raises(ValueError, match=r"saved in the middle of a task.*none is in training now: save between tasks"):
         strategy.model.load_state_dict(states[0])
 

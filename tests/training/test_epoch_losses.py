@@ -1,11 +1,13 @@
 """Half of a layer held open as long as a task has not begun to learn."""
 
+from functools import partial
+
 import pytest
 import torch
+from support.strategies import make
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, HardAttention
 from avalanche_amnesia.training.plugins.hat import EpochLosses
 
@@ -22,17 +24,11 @@ def test_an_epoch_is_compared_with_the_first_mini_batch(losses, stuck):
 
 
 def open_share(lr, **options):
-    torch.manual_seed(1)
-    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
-    settings = {
-        "train_mb_size": 32,
-        "train_epochs": 12,
-        "seed": 1,
-        "masks": HardAttention(sparsity_weight=20.0, embedding_lr=0.3),
-    }
-    strategy = HAT(model=model, optimizer=Adam(model.parameters(), lr=lr), **settings | options)
+    options = {"masks": HardAttention(sparsity_weight=20.0, embedding_lr=0.3), "train_epochs": 12, **options}
+    adam, seeds = partial(Adam, lr=lr), {"torch_seed": 1, "seed": 1}
+    strategy = make(HAT, hidden=(64, 40), features=24, optimizer=adam, train_mb_size=32, **seeds, **options)
     strategy.train(SplitDigits(n_tasks=5, n_train=600, seed=1).train_stream[0])
-    return [float(units.float().mean()) for units in model.masks[0].values()]
+    return [float(units.float().mean()) for units in strategy.model.masks[0].values()]
 
 
 def test_a_regulariser_closes_at_most_half_of_a_layer_before_the_task_is_learned():

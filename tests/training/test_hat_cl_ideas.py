@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.small_runs import logits_of, make, permuted
 from support.strategies import learn
-from support.strategy_state import bits, same_state, state
+from support.strategy_state import bits, same_state, state, values
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.evaluation import References, network_capacity
@@ -157,7 +157,7 @@ def test_what_is_protected_against_a_loop_over_entries():
     for task, experience in enumerate(benchmark.train_stream):
         locked = [earlier for earlier in (0, 2) if earlier < task]
         unlocked = [earlier for earlier in (1,) if earlier < task]
-        before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+        before = values(strategy.model.backbone)
         strategy.train(experience)
         for name, p in strategy.model.backbone.named_parameters():
             moved = p.detach() != before[name]

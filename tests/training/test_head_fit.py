@@ -1,13 +1,14 @@
 """Heads fitted to the features that a task ends with."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from support.fault_injection import raiser
-from support.strategies import learn, trained
+from support.strategies import learn, make, trained
 from support.strategy_state import bits
 from torch import nn
 from torch.nn import functional as F
@@ -40,10 +41,9 @@ MASKS = {WSN: ScoredWeights(), AmnesiacHAT: EVEN_BUDGET}
 
 
 def learned(kind, wrap, n_tasks=2, **settings):
-    torch.manual_seed(0)
-    model = wrap(MLP(64, hidden=(32,), features=16))
     masks = replace(MASKS.get(kind, HardAttention()), **settings)
-    strategy = kind(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), masks=masks, **BUDGET)
+    adam = partial(torch.optim.Adam, lr=3e-3)
+    strategy = make(kind, hidden=(32,), wrap=wrap, optimizer=adam, masks=masks, **BUDGET)
     learn(strategy, PERMUTED.train_stream[:n_tasks])
     strategy.model.eval()
     return strategy

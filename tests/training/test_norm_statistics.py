@@ -1,11 +1,14 @@
 """Running statistics of a task's norms are taken again at its end."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.training.plugins import ReplayPlugin
-from support.strategies import learn
+from support.strategies import learn, make
 from torch import nn
+from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.contrib.streams.mnist import load_idx
@@ -45,11 +48,10 @@ class Shift:
         strategy.mbatch[0] = strategy.mbatch[0] * 2 + 1
 
 
-def strategy_of(seed=0, norm=nn.BatchNorm2d, **options):
-    torch.manual_seed(seed)
-    model = MaskedModel(Net(norm), **{"input_shape": (1, 8, 8), **options.pop("model", {})})
-    settings = {"train_mb_size": 16, "train_epochs": 2, "seed": seed, **options}
-    return HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **settings)
+def strategy_of(seed=0, norm=nn.BatchNorm2d, of_model=None, **options):
+    wrap, adam = partial(MaskedModel, **{"input_shape": (1, 8, 8), **(of_model or {})}), partial(Adam, lr=3e-3)
+    options = {"train_mb_size": 16, "seed": seed, **options}
+    return make(HAT, net=lambda: Net(norm), wrap=wrap, optimizer=adam, torch_seed=seed, **options)
 
 
 def statistics(model, task, norm="norm1"):
@@ -99,7 +101,7 @@ def test_other_modules_of_a_task_s_own(norm):
     """Instance norms, and norms inside a module of which each task has a copy."""
     declared = {"task_owned": ["conv1", "norm1"]} if norm is nn.BatchNorm2d else {}
     seen = Seen()
-    strategy = strategy_of(norm=norm, masks=HardAttention(statistics_batches=2), model=declared, plugins=[seen])
+    strategy = strategy_of(norm=norm, masks=HardAttention(statistics_batches=2), of_model=declared, plugins=[seen])
     strategy.train(DIGITS.train_stream[0])
     model = strategy.model
     conv = model.task_parts(0)["conv1"] if declared else model.backbone.conv1
@@ -118,7 +120,7 @@ def test_a_short_training_is_evaluated_as_it_learned(data_root):
         right = []
         for seed in range(2):
             settings = {"masks": HardAttention(statistics_batches=n_batches), "train_mb_size": 32, "train_epochs": 1}
-            strategy = strategy_of(seed, model={"input_shape": (1, 28, 28)}, **settings)
+            strategy = strategy_of(seed, of_model={"input_shape": (1, 28, 28)}, **settings)
             for task in range(2):
                 strategy.train(benchmark.train_stream[task])
                 x, y = benchmark.test_stream[task].tensors

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.small_runs import make, permuted
+from support.strategy_state import values
 
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdjustmentRule, AmnesiacHAT, DisjointSubnets, TaskStrategy
@@ -74,7 +75,7 @@ def test_a_rule_has_a_name_by_its_class():
                 return torch.ones_like(use.covered[name])
 
         strategy = make(HAT, adjustment="frozen", train_epochs=1)
-        before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+        before = values(strategy.model.backbone)
         strategy.train(permuted().train_stream[0])
         after = dict(strategy.model.backbone.named_parameters())
         assert all(torch.equal(value, after[name]) for name, value in before.items())

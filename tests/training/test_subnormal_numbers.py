@@ -1,17 +1,19 @@
 """Training with learned masks brings forth no subnormal number, with which processors are several times as slow."""
 
+from functools import partial
+
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.small_runs import logits_of
-from support.strategies import learn, with_plugins
+from support.strategies import learn, make
 from torch import nn
 
 from avalanche_amnesia import optimizers
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, gate
+from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
@@ -44,23 +46,17 @@ class FeedIn(SupervisedPlugin):
 
 def watched(kind, optimizer, dtype=torch.float32, **options):
     """Two tasks learned, every seventh step of the second one watched after its first epoch."""
-    torch.manual_seed(0)
-    net, options = (
-        MLP(64, hidden=(48,), features=40).to(dtype),
-        {"masks": HardAttention(embedding_lr=0.05, s_max=400.0), **options},
-    )
-    model, options = (SubnetModel(net), {}) if kind is WSN else (MaskedModel(net), options)
+    options = {} if kind is WSN else {"masks": HardAttention(embedding_lr=0.05, s_max=400.0), **options}
     settings = dict(optimizer)
-    made = settings.pop("kind")(model.parameters(), **settings)
     watch = SubnormalWatch(7, lambda made: made.clock.train_exp_counter == 1 and made.clock.train_exp_epochs == 1)
-    strategy = kind(
-        model=model,
-        optimizer=made,
+    strategy = make(
+        kind,
+        net=lambda: MLP(64, hidden=(48,), features=40).to(dtype),
+        optimizer=partial(settings.pop("kind"), **settings),
         train_mb_size=8,
-        train_epochs=2,
         seed=1,
         plugins=[FeedIn(), watch],
-        **with_plugins(options),
+        **options,
     )
     learn(strategy, PERMUTED.train_stream)
     assert watch.steps == 26

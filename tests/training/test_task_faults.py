@@ -2,14 +2,14 @@
 
 import warnings
 from dataclasses import replace
+from functools import partial
 
 import pytest
-import torch
 from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EarlyStoppingPlugin, EvaluationPlugin
+from avalanche.training.plugins import EarlyStoppingPlugin
+from support import strategies
 from support.small_runs import make
-from support.strategies import DIGITS, amnesiac, mlp, stock
+from support.strategies import DIGITS, amnesiac, mlp, quiet, stock
 from support.strategy_state import bits
 from torch.optim import Adam
 
@@ -24,10 +24,8 @@ WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
 def run(kind=HAT, *, tasks=3, lr=3e-3, wrap=MaskedModel, **options):
     """Labels and texts of the warnings of a run, and its strategy."""
     stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream[:tasks]
-    torch.manual_seed(3)
-    model = wrap(MLP(64, hidden=(64, 40), features=24))
-    settings = {"train_mb_size": 32, "train_epochs": 8, "seed": 3} | options
-    strategy = kind(model=model, optimizer=Adam(model.parameters(), lr=lr), **settings)
+    settings = {"optimizer": partial(Adam, lr=lr), "train_mb_size": 32, "train_epochs": 8, "seed": 3} | options
+    strategy = strategies.make(kind, hidden=(64, 40), features=24, wrap=wrap, torch_seed=3, **settings)
     told = []
     for experience in stream:
         with warnings.catch_warnings(record=True) as caught:
@@ -141,7 +139,7 @@ def test_a_task_that_takes_no_step_is_undone(kind):
 @pytest.mark.parametrize("kind", ["amnesiac", "wsn"])
 def test_a_task_whose_weights_were_put_back_is_named(kind):
     """The host's early stopping takes the value that the last task left for the first one of the next."""
-    evaluator = EvaluationPlugin(accuracy_metrics(stream=True), loggers=[BaseLogger()])
+    evaluator = quiet(accuracy_metrics(stream=True))
     stopping = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream")
     strategy = MAKERS[kind](train_epochs=4, evaluator=evaluator, eval_every=1, plugins=[stopping])
     told = []

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.small_runs import assert_retained, logits_of, make, masked_mlp, permuted
 from support.strategies import learn
-from support.strategy_state import same_state, state
+from support.strategy_state import same_state, state, values
 
 from avalanche_amnesia.evaluation import network_capacity
 from avalanche_amnesia.models import MaskedModel
@@ -140,7 +140,7 @@ def test_max_protects_tasks_to_the_bit_and_what_neither_end_uses_still_learns(ru
 def test_max_leaves_entries_alone_that_min_would_let_move():
     benchmark = permuted()
     strategy = learn(make(HAT, adjustment=AdjustmentRule(between="max")), benchmark.train_stream[:1])
-    before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    before = values(strategy.model.backbone)
     either = {n: naive_held(strategy.model, n, lambda m, _: float(m > 0), max) > 0 for n in before}
     both = {n: naive_held(strategy.model, n, lambda m, _: float(m > 0)) > 0 for n in before}
     strategy.train(benchmark.train_stream[1])
@@ -210,9 +210,9 @@ def adjuster(rule, model, fixed=None, **optimizer):
 def test_update_space_is_the_damped_update(rule):
     model, sparsity = model_with_masks(), [0.2, 0.6]
     adjust = adjuster(rule, model)
-    frozen_before = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+    frozen_before = values(model.backbone)
     for _ in range(3):
-        before = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+        before = values(model.backbone)
         adjust.before_step(sparsity if adjust.needs_sparsity else [])
         moved = {name: p + torch.randn_like(p) for name, p in model.backbone.named_parameters()}
         with torch.no_grad():
@@ -306,10 +306,10 @@ def test_gradient_space_scales_gradients_and_leaves_weights():
 def test_commit(adjustment, optimizer):
     rule = AdaHATRule(alpha=0.1) if adjustment == "adahat" else adjustment
     strategy, benchmark = make(HAT, optimizer=optimizer, adjustment=rule), permuted()
-    initial = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    initial = values(strategy.model.backbone)
     owned = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in initial.items()}
     for task, experience in enumerate(benchmark.train_stream):
-        before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+        before = values(strategy.model.backbone)
         strategy.train(experience)
         use = strategy.model.graph.parameter_use(strategy.model.masks[task])
         for name, p in strategy.model.backbone.named_parameters():
@@ -330,7 +330,7 @@ def test_constant_one_is_no_protection_at_all():
     """Every step of the second task moves parameters in use as if there were no first task."""
     strategy, benchmark = make(adjustment=ConstantRule(alpha=1.0), optimizer="adam"), permuted()
     learn(strategy, benchmark.train_stream[:1])
-    before = {name: p.detach().clone() for name, p in strategy.model.backbone.named_parameters()}
+    before = values(strategy.model.backbone)
     first = strategy.model.graph.parameter_use(strategy.model.masks[0])
     strategy.train(benchmark.train_stream[1])
     both = strategy.model.graph.parameter_use(strategy.model.masks[1])

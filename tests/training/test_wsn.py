@@ -9,7 +9,7 @@ import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
 from support.strategies import learn
-from support.strategy_state import same_state, state
+from support.strategy_state import same_state, state, values
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
@@ -68,12 +68,12 @@ def test_learns():
 def test_only_what_a_mask_owns_moves_and_only_once(optimizer):
     strategy, benchmark = wsn(optimizer=optimizer), split()
     model = strategy.model
-    initial = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+    initial = values(model.backbone)
     previous, used = initial, {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in initial.items()}
     for experience in benchmark.train_stream:
         strategy.train(experience)
         masks = model.masks[experience.task_label]
-        now = {name: p.detach().clone() for name, p in model.backbone.named_parameters()}
+        now = values(model.backbone)
         for name, value in now.items():
             moved = (value != previous[name]).view(-1)
             assert moved.any()
@@ -184,7 +184,7 @@ def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
     strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
     earlier_than_last = 0
     for experience in split(600).train_stream[:3]:
-        before = {n: p.detach().clone() for n, p in strategy.model.backbone.named_parameters()}
+        before = values(strategy.model.backbone)
         diary.pages = []
         strategy.train(experience)
         scores = [score for score, _ in diary.pages]

@@ -14,12 +14,10 @@ from avalanche.benchmarks.utils import (
     TaskLabels,
 )
 from avalanche.evaluation import PluginMetric
-from avalanche.logging import BaseLogger
-from avalanche.training.plugins import EvaluationPlugin
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.log_directory import files
 from support.small_runs import OPTIMIZERS, make, split
-from support.strategies import ConvNet, learn
+from support.strategies import ConvNet, learn, quiet
 from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
 from torch.utils.data import TensorDataset
 
@@ -225,7 +223,7 @@ class Interrupts(PluginMetric):
 
 def test_a_request_of_a_stream_that_was_interrupted_is_obeyed_before_the_next_task(tmp_path):
     stream = with_unlearning(STREAM, {1: UnlearningRequest(task=0, samples=IDS)})
-    strategy = disjoint(evaluator=EvaluationPlugin(Interrupts(), loggers=[BaseLogger()]))
+    strategy = disjoint(evaluator=quiet(Interrupts()))
     strategy.train(stream.train_stream[0])
     with pytest.raises(Interrupted):
         strategy.train(stream.train_stream[1])
@@ -412,7 +410,7 @@ def test_references_are_trained_without_the_samples_too(stored):
         forgotten_samples_metrics(stream, references),
         accuracy_difference_metrics(references, controls=("reference",)),
     ]
-    strategy = disjoint(evaluator=EvaluationPlugin(*metrics, loggers=[BaseLogger()]))
+    strategy = disjoint(evaluator=quiet(*metrics))
     strategy.train(stream.train_stream)
     results = strategy.eval(stream.test_stream)
     read = {name.removesuffix("/eval_phase/test_stream"): value for name, value in results.items()}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.strategies import ConvNet, mlp, trained
-from support.strategy_state import fingerprint, initial_values, trajectory, unlearning_plugin
+from support.strategy_state import fingerprint, initial_values, state, trajectory, unlearning_plugin
 
 from avalanche_amnesia.bits import tensor_hash
 
@@ -33,7 +33,7 @@ def test_a_plan_changes_nothing_and_is_what_the_record_says():
     plan = strategy.plan_unlearning([1, 0])
     assert fingerprint(strategy) == before
     assert torch.equal(torch.get_rng_state(), generator)
-    model = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    model = state(strategy.model)
     sizes = trajectory(strategy).nbytes()
     record = strategy.unlearn([1, 0])
     assert record.plan == plan

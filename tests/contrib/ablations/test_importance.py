@@ -3,11 +3,11 @@
 import pytest
 import torch
 from support.strategies import make
+from support.strategy_state import bits
 from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.models import MaskedModel
@@ -87,7 +87,7 @@ def test_it_goes_with_its_task_and_is_saved(tmp_path):
     assert torch.equal(other.model.importance(1), made.model.importance(1))
     for each in (made, other):
         each.train(STREAM[2])
-    assert state_hashes(made.model.state_dict()) == state_hashes(other.model.state_dict())
+    assert bits(made.model) == bits(other.model)
     made.unlearn([1])
     assert not any(".1" in name for name in made.model.state_dict() if name.startswith("_importances"))
     assert "_importances.2" in made.model.state_dict()
@@ -106,11 +106,11 @@ def test_a_layer_of_which_the_measure_says_nothing_counts_as_by_its_mask():
 )
 def test_a_measure_that_is_none_undoes_the_training(importance):
     made = strategy(importance)
-    before = state_hashes(made.model.state_dict())
+    before = bits(made.model)
     with pytest.raises(ValueError, match="importance= must return a finite number of at least 0 for each of the 56"):
         made.train(STREAM[0])
     made.abort_training()
-    assert state_hashes(made.model.state_dict()) == before
+    assert bits(made.model) == before
 
 
 def test_names_of_importances_that_are_none_are_refused():

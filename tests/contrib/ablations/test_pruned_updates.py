@@ -7,7 +7,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.strategies import DIGITS, amnesiac
-from support.strategy_state import initial_values, stray, trajectory
+from support.strategy_state import initial_values, stray, trajectory, values
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
@@ -18,10 +18,10 @@ class Watch(SupervisedPlugin):
     """Keeps every step's weights, slowly."""
 
     def before_training_exp(self, strategy, **kwargs):
-        self.steps = [{n: p.detach().clone() for n, p in strategy.model.named_parameters()}]
+        self.steps = [values(strategy.model)]
 
     def after_update(self, strategy, **kwargs):
-        self.steps.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
+        self.steps.append(values(strategy.model))
 
     def share(self, name):
         moved = [(a[name] != b[name]).double() for a, b in zip(self.steps[:-1], self.steps[1:], strict=True)]

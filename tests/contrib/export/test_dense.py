@@ -1,6 +1,5 @@
 """A task's dense subnet: the masked model's logits, without the closed units, without this package."""
 
-import copy
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from avalanche.models import SlimResNet18
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.export_networks import HALF, NETWORKS, RUN_WHOLE, batch, embedding, trained, with_tasks
+from support.strategy_state import state
 from torch import nn
 
 from avalanche_amnesia.contrib.export import extract, subnet_report
@@ -30,7 +30,7 @@ def assert_same_logits(subnet, model, task, x):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_logits_are_the_masked_model_s(name):
     model = trained(name)
-    before = copy.deepcopy(model.state_dict())
+    before = state(model)
     for task in model.tasks:
         subnet = extract(model, task)
         assert not subnet.training

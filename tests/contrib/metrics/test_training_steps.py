@@ -8,7 +8,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.measured_runs import make_ewc, make_wsn
 from support.small_runs import make, permuted
-from support.strategies import DIGITS, learn
+from support.strategies import DIGITS, learn, quiet
 
 from avalanche_amnesia.contrib.metrics import StepCapacity, step_capacity_metrics
 from avalanche_amnesia.evaluation import capacity_metrics, network_capacity
@@ -114,7 +114,7 @@ def test_a_step_of_the_next_task_is_what_capacity_foretold_without_sparsity():
 
 def test_weights_masked_by_themselves_have_it_and_strategies_without_masks_do_not():
     for maker, there in ((make_wsn, True), (make_ewc, False)):
-        evaluator = EvaluationPlugin(StepCapacity(), loss_metrics(minibatch=True), loggers=[BaseLogger()])
+        evaluator = quiet(StepCapacity(), loss_metrics(minibatch=True))
         strategy = learn(maker(evaluator=evaluator), DIGITS.train_stream[:2])
         named = strategy.evaluator.get_all_metrics()
         assert (NAME.format(1) in named) == there

@@ -23,7 +23,6 @@ from torch import nn
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
-from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
@@ -241,7 +240,7 @@ def test_references_of_another_process_are_there(tmp_path):
     alone = References(brief, DIGITS)
     for path in ([0, 1], [1], [1, 2], [0, 2]):
         models = [references.reference(path) for references in (first, second, alone)]
-        hashes = [state_hashes(model.state_dict()) for model in models]
+        hashes = [bits(model) for model in models]
         assert hashes[0] == hashes[1] == hashes[2]
     assert (first.trainings, second.trainings, alone.trainings) == (5, 0, 5)
     assert second.seconds([1, 2]) > 0
@@ -250,7 +249,7 @@ def test_references_of_another_process_are_there(tmp_path):
 def test_another_order_and_another_seed_are_other_runs(tmp_path):
     references = References(brief, DIGITS, store=RunStore(tmp_path))
     models = [references.reference([0], variant) for variant in ("same", "order", "seed")]
-    assert len({json.dumps(state_hashes(model.state_dict())) for model in models}) == 3
+    assert len({json.dumps(bits(model)) for model in models}) == 3
     assert references.trainings == 3
 
 
@@ -395,7 +394,7 @@ def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
         first = references.reference([0, 1])
     longer = references.reference([0, 1, 2])
     assert references.trainings == 3
-    assert state_hashes(first.state_dict()) != state_hashes(longer.state_dict())
+    assert bits(first) != bits(longer)
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path):

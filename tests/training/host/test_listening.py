@@ -9,6 +9,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from support.small_runs import masked_mlp, permuted
+from support.strategies import quiet
 
 from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS, ListenerDispatch
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
@@ -34,7 +35,7 @@ def run(dispatch, plugins=(), evaluator=None):
         train_mb_size=32,
         train_epochs=2,
         plugins=[SeedingPlugin(0), HATPlugin(), *plugins],
-        evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else evaluator,
+        evaluator=quiet() if evaluator is None else evaluator,
         eval_every=1,
     )
     benchmark = permuted(2)

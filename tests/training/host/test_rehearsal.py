@@ -11,14 +11,13 @@ from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.isolated_pools import NETS
-from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, mlp, trained
+from support.strategies import DIGITS, amnesiac, learn, make, trained
 from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
 from avalanche_amnesia.training.host.rehearsal import look_at_task, rehearse_task
 from avalanche_amnesia.training.plugins import UnlearningPlugin
@@ -84,10 +83,6 @@ def of_items(change):
 
 def of_tensors(change):
     return task_benchmark((X, Y), (X, Y), CLASSES, transforms=[change, change])
-
-
-def of_avalanche(change):
-    return nc_benchmark(Items(change), Items(), 2, True, seed=0)
 
 
 DATA = {
@@ -302,11 +297,7 @@ def lived(trial, optimizer="adam", data=lambda: DIGITS, method=None, **options):
     evaluator = EvaluationPlugin(metric, loggers=[logger])
     options |= {"plugins": [sees], "evaluator": evaluator, "unlearning": UnlearningPlugin(trial=trial)}
     torch.manual_seed(5), np.random.seed(5), random.seed(5)  # noqa: NPY002
-    if method is None:
-        strategy = amnesiac(optimizer=optimizer, **options)
-    else:
-        model = SubnetModel(mlp())
-        strategy = WSN(model=model, optimizer=OPTIMIZERS[optimizer](model.parameters()), train_mb_size=40, **options)
+    strategy = make(AmnesiacHAT if method is None else WSN, optimizer=optimizer, **options)
     benchmark = data()
     for experience in benchmark.train_stream[:2]:
         if trial:  # outside of a training too

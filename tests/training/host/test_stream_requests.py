@@ -4,7 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.strategies import DIGITS, amnesiac, learn, stock, trained
-from support.strategy_state import bits, fingerprint, initial_values, stray, trajectory, unlearning_plugin
+from support.strategy_state import bits, fingerprint, initial_values, stray, trajectory, unlearning_plugin, values
 
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.ledger import RequestError
@@ -177,13 +177,13 @@ class States(SupervisedPlugin):
     def before_unlearning(self, strategy, **kwargs):
         if find_plugin(strategy, TrajectoryPlugin).snapshot is None:
             return
-        self.before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self.before = values(strategy.model)
         self.start = {n: v.clone() for n, v in find_plugin(strategy, TrajectoryPlugin).snapshot.values.items()}
 
     def after_unlearning(self, strategy, **kwargs):
         if find_plugin(strategy, TrajectoryPlugin).snapshot is None:
             return
-        self.after = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
+        self.after = values(strategy.model)
         self.new_start = dict(find_plugin(strategy, TrajectoryPlugin).snapshot.values)
 
 
@@ -195,7 +195,7 @@ def test_the_task_in_training_keeps_its_own_update_and_is_recorded_right(make):
     strategy = make(plugins=[states], **({"train_epochs": 2} if make is amnesiac else {"epochs": 2}))
     snapshots = []
     for experience in stream[:3]:
-        snapshots.append({n: p.detach().clone() for n, p in strategy.model.named_parameters()})
+        snapshots.append(values(strategy.model))
         strategy.train(experience)
     before_0, before_1, before_2 = snapshots
     kept = 0
