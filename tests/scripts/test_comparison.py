@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from avalanche_amnesia.benchmarks.digits import digits
 from avalanche_amnesia.lab.study.building import STOCK
 from avalanche_amnesia.models import MLP
 from experiments import comparison
+from experiments.comparison_figure import draw
 from experiments.methods import METHODS, make
 from experiments.streams import Stream, _split, accuracy_on
 from experiments.trials import Settings, best, rows_of, rows_tested, search
@@ -126,3 +128,20 @@ def test_rows_are_written_once_with_what_is_asked_of_them(stream, tmp_path, monk
     page = output.with_suffix(".md").read_text()
     assert "| Independent, exact | " in page
     assert "| Independent, exact, own heads |" in page
+
+
+def test_heads_are_chosen_on_held_out_images():
+    what = {"stream": "s", "method": "Naive", "seed": 1}
+    cells = [(True, True, 0.8), (False, True, 0.9), (True, False, 0.95), (False, False, 0.7)]
+    rows = [what | {"fitted": fitted, "validation": held, "accuracy": found} for fitted, held, found in cells]
+    assert [row["accuracy"] for row in comparison.with_better_heads(rows, stream="s", method="Naive")] == [0.7]
+    assert comparison.with_better_heads(rows, stream="s", method="EWC") == []
+
+
+def test_the_picture_has_the_exact_methods_filled():
+    ax = Figure().subplots()
+    handles = draw(ax, [row for row in ROWS if row["stream"] == "permuted fashion"], "permuted fashion")
+    assert handles.keys() == {name for name, method in METHODS.items() if not method.variant}
+    filled = {name for name, points in handles.items() if len(points.get_facecolors()) and METHODS[name].obeys}
+    assert filled == {"DisjointSubnets", "AmnesiacHAT, pools", "CLPU-DER++", "Independent", "Independent, narrow"}
+    assert 80 < 100 - handles["DisjointSubnets"].get_offsets()[0][1] < 90
