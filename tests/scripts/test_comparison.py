@@ -127,7 +127,7 @@ def test_rows_are_written_once_with_what_is_asked_of_them(stream, tmp_path, monk
     assert 0 < mine["network"] < mine["bytes"]
     page = output.with_suffix(".md").read_text()
     assert "| Independent, exact | " in page
-    assert "| Independent, exact, own heads |" in page
+    assert "| Independent, exact | " in page.split("own heads\n", 1)[1].split("##", 1)[0]
 
 
 def test_heads_are_chosen_on_held_out_images():
