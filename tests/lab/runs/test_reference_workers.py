@@ -154,7 +154,7 @@ def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_wo
             references.check(benchmark.train_stream[0])
             for training in references.workers._trainings:
                 training.result(timeout=200)
-            strategy = make_strategy(evaluator=quiet(metrics))
+            strategy = make_strategy(evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
             for experience in benchmark.train_stream[:2]:
                 strategy.train(experience)
                 strategy.eval(benchmark.test_stream)
