@@ -1,14 +1,13 @@
 """The authors' AmnesiacHAT (CLArena), on the images, orders and initial weights of our experiment.
 
     python -m experiments.published_differences --root DATA --seeds 1 --export TASKS     # here: TASKS/seed1.pt
-    PYTHON experiments/clarena_run.py TASKS/seed1.pt --output seed1.json     # in an environment of its own
+    PYTHON -m experiments.clarena_run TASKS/seed1.pt --output seed1.json     # in an environment of its own
 
 The second line imports nothing of this package, and needs torch and CLArena of commit 3b4fb656 of its repository
-(https://github.com/pengxiang-wang/continual-learning-arena) in an environment of its own; the numbers kept here are of
-that commit's classes, transcribed onto release 1.1.0. Release
-1.1.0 on the index does not hold the method: its ``cl_algorithms/amnesiac_hat.py`` is no valid Python. The authors'
-classes are driven as their pipeline drives them, without Lightning's loop; the model that never unlearned is theirs
-too, ``disable_unlearning=True``.
+(https://github.com/pengxiang-wang/continual-learning-arena) in an environment of its own. Release 1.1.0 on the index
+does not hold the method: its ``cl_algorithms/amnesiac_hat.py`` is no valid Python. The numbers kept here are of that
+commit's classes, transcribed onto the release. They are driven as the authors' pipeline drives them, without
+Lightning's loop; the model that never unlearned is theirs too, ``disable_unlearning=True``.
 """
 
 import argparse
@@ -17,7 +16,6 @@ import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,31 +26,10 @@ from clarena.heads import HeadsTIL
 from torch import Tensor
 from torch.optim import Adam
 
-N_CLASSES = 10
+from benchmarks.peer_clarena import N_CLASSES, Masks, driven
+
 OF_TRAINING = ("memory", "logits", "labels", "alpha")
 """Options that the model which never unlearns depends on."""
-
-
-class Masks(dict[int, Any]):
-    """Masks by task: AdaHAT of the release asks in strings for what is kept under numbers."""
-
-    def __missing__(self, key: str) -> Any:
-        return self[int(key)]
-
-
-class Driven(AmnesiacHAT):
-    """The method without a trainer: the three things that a step asks of it are here."""
-
-    trainer = SimpleNamespace(num_training_batches=0)
-
-    def optimizers(self) -> torch.optim.Optimizer:
-        """Return the task's optimizer; the repair inside an unlearning goes on with its state, as in the pipeline."""
-        found: torch.optim.Optimizer = self.optimizer
-        return found
-
-    def manual_backward(self, loss: Tensor) -> None:
-        """Run the backward pass."""
-        loss.backward()
 
 
 def made(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool) -> Any:
@@ -64,7 +41,7 @@ def made(data: dict[str, Any], options: argparse.Namespace, *, unlearns: bool) -
     for layer, (weight, bias) in zip(backbone.fc, data["initial"], strict=True):
         layer.weight.data.copy_(weight)
         layer.bias.data.copy_(bias)
-    return Driven(
+    return driven(AmnesiacHAT)(  # its optimizer is the task's: the repair goes on with its state, as in their pipeline
         backbone,
         HeadsTIL(input_dim=features),
         buffer_size=options.memory,
