@@ -103,6 +103,11 @@ def test_heads_are_fitted_for_every_method_and_only_they_differ(stream, method):
     assert all("head" in name or "_importances" in name for name in other)  # a gradient runs through the head
 
 
+def test_a_training_that_diverges_counts_as_a_trial(stream):
+    row = comparison.trial(stream, "Naive", 0, Settings("SGD", 1e9), Path(), False, True)
+    assert 0 <= row["accuracy"] < 0.5
+
+
 def test_rows_are_written_once_with_what_is_asked_of_them(stream, tmp_path, monkeypatch, capsys):
     output = tmp_path / "rows.json"
 
