@@ -83,7 +83,8 @@ def size_of(network: nn.Module) -> int:
 
 def accuracy_on(model: nn.Module, experience: CLExperience) -> float:
     """Share of an experience's samples that a model classifies right."""
-    x, y = task_data(experience)
+    device = next(model.parameters()).device
+    x, y = (part.to(device) for part in task_data(experience))
     with evaluating(model):
         return accuracy(torch.cat([model(part, experience.task_label) for part in x.split(1000)]), y)
 

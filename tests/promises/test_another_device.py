@@ -1,23 +1,41 @@
-"""Everything runs on a device that is not the CPU, and comes to the bits that the CPU comes to."""
+"""Everything runs on a device that is not the CPU, and comes to the same bits again."""
 
 import json
+from multiprocessing import get_context
 
 import pytest
+import torch
 from support.far_device import COMPILER, REGISTERS, compiled
 from support.far_device.lives import LIVES, ROUNDED, largest_differences
 from support.forked import forked
+
+
+def found_by(process, path):
+    """What :func:`largest_differences` wrote: of every life, and of none that it failed."""
+    process.join()
+    assert process.exitcode == 0
+    found = json.loads(path.read_text())
+    assert found.keys() == {*LIVES, *ROUNDED}
+    assert {name: value for name, value in found.items() if isinstance(value, str)} == {}
+    assert {name: value["again"] for name, value in found.items() if value["again"] != 0} == {}
+    return {name: value["from the CPU"] for name, value in found.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
 @pytest.mark.skipif(not REGISTERS, reason="this torch takes no device of one's own from Python")
 def test_lives_on_another_device_end_with_the_same_bits(request, tmp_path):
-    library = compiled(request.config.cache.mkdir("far_device"))
-    process = forked(largest_differences, library, tmp_path / "found.json")
-    process.join()
-    assert process.exitcode == 0
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert found.keys() == {*LIVES, *ROUNDED}
-    assert {name: value for name, value in found.items() if isinstance(value, str)} == {}
-    assert {name: found[name] for name in LIVES if found[name] != 0} == {}
-    assert {name: found[name] for name in ROUNDED if found[name] > 1e-2} == {}
+    library, path = compiled(request.config.cache.mkdir("far_device")), tmp_path / "found.json"
+    moved = found_by(forked(largest_differences, "far", library, path), path)
+    assert {name: moved[name] for name in LIVES if moved[name] != 0} == {}
+    assert {name: moved[name] for name in ROUNDED if moved[name] > 1e-2} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_lives_on_a_gpu_come_to_the_same_bits_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    path = tmp_path / "found.json"
+    process = get_context("spawn").Process(target=largest_differences, args=("cuda", None, path))
+    process.start()
+    found_by(process, path)

@@ -1,5 +1,6 @@
 """Runs of an experiment: one by itself, or all as jobs that wait for the references which they share; their plan."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,8 +29,11 @@ from avalanche_amnesia.saving.files import replace_file
 
 @contextmanager
 def _as_worker() -> Iterator[None]:
-    """Compute with one thread, which gives the same bits whatever the number of cores, and without the host's noise."""
+    """Compute as gives the same bits again, on any number of cores and on a GPU, and without the host's noise."""
     torch.set_num_threads(1)
+    if torch.cuda.is_available():
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     host = Path(avalanche.__file__).parent
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")

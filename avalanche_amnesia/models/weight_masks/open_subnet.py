@@ -34,7 +34,7 @@ class Choice:
         self._choose(scores, self._marks)
 
     def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
-        """Write a layer's values where they are chosen, and +0 elsewhere."""
+        """Write a layer's values where they are chosen, and +0 elsewhere, into a contiguous tensor."""
         if not self._tops or not scores.is_cpu:
             marks = self._marks.split(self._sizes)[layer].view_as(values)
             torch.addcmul(self._zero, values, marks, out=out)  # a product alone would be -0 in places
@@ -44,7 +44,7 @@ class Choice:
         # Where |score| exceeds the threshold hardshrink's derivative is 1, else 0.
         _hardshrink_backward(values, scores.view_as(values), top.threshold, grad_input=out)
         if others is not None:
-            out.put_(others, besides)
+            out.view(-1).scatter_(0, others, besides)  # not put_, which deterministic algorithms exclude
 
 
 class OpenSubnet:
@@ -61,7 +61,10 @@ class OpenSubnet:
         self.scores, self._weights = scores, weights
         self._sizes = [weight.numel() for weight in weights.values()]
         self.choice, self._straight_through = choice, straight_through
-        self.leaves = {name: torch.empty_like(weight).requires_grad_() for name, weight in weights.items()}
+        dense = {
+            name: torch.empty_like(weight, memory_format=torch.contiguous_format) for name, weight in weights.items()
+        }
+        self.leaves = {name: leaf.requires_grad_() for name, leaf in dense.items()}
         self.open()
 
     @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Lives of strategies on the device ``far``, and the same on the CPU."""
+"""Lives of strategies on another device than the CPU, and the same on the CPU."""
 
 import json
 import tempfile
@@ -145,18 +145,28 @@ ROUNDED = {
 """Other steps of the optimizer, sparsities as other numbers, sums in another order: the same but for rounding."""
 
 
-def largest_differences(library, result):
-    """Write a life's largest difference between the devices, or what went wrong, as JSON."""
+def largest_differences(device, library, result):
+    """Write as JSON how far a life is from the same once more, and from the CPU's, or what went wrong.
+
+    The device is ``far``, whose library is given, or one that torch has.
+    """
     torch.set_num_threads(1)
-    register(library)
+    torch.use_deterministic_algorithms(True)
+    if library:
+        register(library)
     warnings.simplefilter("ignore")
     found = {}
     for name, lived in {**LIVES, **ROUNDED}.items():
         try:
-            here, far = lived("cpu"), {k: v.cpu() for k, v in lived("far").items()}
-            assert here.keys() == far.keys()
-            moved = [(here[k].double() - far[k].double()).abs().nan_to_num() for k in here if here[k].numel()]
-            found[name] = max(float(values.max()) for values in moved)
+            here, there, again = ({k: v.cpu() for k, v in lived(d).items()} for d in ("cpu", device, device))
+            found[name] = {"again": apart(there, again), "from the CPU": apart(there, here)}
         except Exception:
             found[name] = traceback.format_exc(limit=-4)
     result.write_text(json.dumps(found))
+
+
+def apart(one, other):
+    """Largest difference of two states."""
+    assert one.keys() == other.keys()
+    moved = [(one[k].double() - other[k].double()).abs().nan_to_num() for k in one if one[k].numel()]
+    return max(float(values.max()) for values in moved)
