@@ -33,7 +33,9 @@ def as_integers(tensor: Tensor) -> Tensor:
 def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
     """Sum of the stored bits of each tensor, as integers: cheaper than a hash, and no proof against malice."""
     sums = [_long(as_integers(tensor)).sum(dtype=torch.int64) for tensor in tensors]
-    return torch.stack(sums).tolist() if sums else []
+    # One wait for an accelerator, where an optimizer counts its steps on the CPU.
+    where = next((each.device for each in sums if not each.is_cpu), "cpu")
+    return torch.stack([each.to(where) for each in sums]).tolist() if sums else []
 
 
 def _long(bits: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ def proven(stream, method, seed, settings, root):
     models = {"unlearned": main} | {name: references.reference(left, name) for name in ("same", "order")}
 
     def over_requested(measure, which):
-        return mean(measure.number(models[which], main, task, left) for task in requested)
+        found = [measure.number(models[which], main, task, left) for task in requested]
+        return None if None in found else mean(found)  # a training that diverged has no number
 
     row["jsd"] = {name: over_requested(distance, name) for name in ("unlearned", "order")}
     return row | {name: {which: over_requested(probe, which) for which in models} for name, probe in probes.items()}
@@ -207,7 +208,8 @@ def columns(rows, stream):
     )
     for name in ("linear", "few", "old"):
         gaps = (lambda row, w=which, n=name: row[n][w] - row[n]["same"] for which in ("unlearned", "order"))
-        cells.append(", ".join(map(points, gaps)))
+        read = all(None not in row[name].values() for row in rows)
+        cells.append(", ".join(map(points, gaps)) if read else "–")
     return [*cells, *cost, f"{mean(row['milliseconds'] for row in rows):.1f}"]
 
 

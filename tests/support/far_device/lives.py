@@ -4,6 +4,8 @@ import json
 import tempfile
 import traceback
 import warnings
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -16,7 +18,9 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import References, jsd_metrics
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.lab.runs.store import RunStore
+from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel, SubnetModel
 from avalanche_amnesia.training import (
     HAT,
     WSN,
@@ -24,6 +28,7 @@ from avalanche_amnesia.training import (
     AdaHATRule,
     AdjustmentRule,
     AmnesiacHAT,
+    DisjointSubnets,
     HardAttention,
     ScoredWeights,
 )
@@ -54,7 +59,7 @@ class Net(nn.Module):
 
 def made(kind, device, *, net=Net, optimizer=Adam, **options):
     torch.manual_seed(0)
-    model = (SubnetModel if kind is WSN else MaskedModel)(net())
+    model = {WSN: SubnetModel, DisjointSubnets: DisjointModel}.get(kind, MaskedModel)(net())
     options = {"train_mb_size": 40, "train_epochs": 2, **with_plugins(options)}
     steps = optimizer(model.parameters(), lr=0.1 if optimizer is SGD else 1e-2)
     return kind(model=model, optimizer=steps, device=device, **options)
@@ -73,6 +78,7 @@ def life(kind, *, requests=True, **options):
                 load_state(loaded, folder)
             record = loaded.unlearn([2], fingerprint=take_fingerprint)
             assert audit(loaded.model, record).clean
+            assert record.claim == "exact" or "isolation" not in options, record.plan.reasons
             strategy = loaded
             strategy.train(DIGITS.train_stream[4])
         return strategy.model.state_dict()
@@ -89,6 +95,13 @@ def stock(name):
         return strategy.model.state_dict()
 
     return lived
+
+
+def stored(device):
+    """References through a store, which rehearses their trainings."""
+    with tempfile.TemporaryDirectory() as folder:
+        make = partial(made, AmnesiacHAT, device)
+        return References(make, REQUESTS, store=RunStore(Path(folder))).reference([2, 3], "same").state_dict()
 
 
 def measures(device):
@@ -131,7 +144,9 @@ LIVES = {
         WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3), score_bits=2, keep="best"), optimizer=SGD
     ),
     "WSN, head": life(WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3), fit_head=True), net=linear),
+    "DisjointSubnets": life(DisjointSubnets, isolation=Pools(slots=5)),
     "extracted": extracted,
+    "stored": stored,
     # SI rounds otherwise, and PackNet prunes other weights, here and there.
     **{name: stock(name) for name in HOSTS if name not in ("si", "packnet")},
 }
