@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, product
+from math import isnan
 from pathlib import Path
 from statistics import mean
 
@@ -106,7 +107,7 @@ def proven(stream, method, seed, settings, root):
 
     def over_requested(measure, which):
         found = [measure.number(models[which], main, task, left) for task in requested]
-        return None if None in found else mean(found)  # a training that diverged has no number
+        return None if None in found or isnan(sum(found)) else mean(found)  # a training that diverged has no number
 
     row["jsd"] = {name: over_requested(distance, name) for name in ("unlearned", "order")}
     return row | {name: {which: over_requested(probe, which) for which in models} for name, probe in probes.items()}
@@ -203,13 +204,13 @@ def columns(rows, stream):
         return f"{100 * mean(map(read, rows)):+.1f}".replace("-0.0", "+0.0")
 
     cells = [", ".join(points(lambda row, who=who: row["difference"][who]) for who in ("main", "heads"))]
-    cells.append(
-        ", ".join(distance_in_words(mean(row["jsd"][name] for row in rows)) for name in ("unlearned", "order"))
-    )
-    for name in ("linear", "few", "old"):
+    names = ("jsd", "linear", "few", "old")
+    read = {name: all(None not in row[name].values() for row in rows) for name in names}
+    floors = (mean(row["jsd"][which] for row in rows) for which in ("unlearned", "order"))
+    cells.append(", ".join(map(distance_in_words, floors)) if read["jsd"] else "–")
+    for name in names[1:]:
         gaps = (lambda row, w=which, n=name: row[n][w] - row[n]["same"] for which in ("unlearned", "order"))
-        read = all(None not in row[name].values() for row in rows)
-        cells.append(", ".join(map(points, gaps)) if read else "–")
+        cells.append(", ".join(map(points, gaps)) if read[name] else "–")
     return [*cells, *cost, f"{mean(row['milliseconds'] for row in rows):.1f}"]
 
 
