@@ -10,6 +10,7 @@ initial weights for that script instead.
 """
 
 import argparse
+import copy
 import json
 import time
 from collections.abc import Collection, Mapping
@@ -39,6 +40,9 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.task_in_training import TaskSnapshot
+from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from experiments.published import OUTPUT, STREAM, cell
 from experiments.streams import accuracy_on
 
@@ -51,6 +55,8 @@ BUILD: Mapping[str, Any] = {
     "replay": False,
     "repair": 0,
     "commit": True,
+    "alias": False,
+    "momentum": False,
 }
 """The published form as ``experiments.published`` builds it."""
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
@@ -61,11 +67,14 @@ SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "nothing outside a mask returns at a task's end": {"commit": False},
     "DER++ replay in every step": {"replay": True},
     "50 steps of joint repair in an unlearning": {"repair": 50},
+    "the forgotten task's update of its head goes off the newest head": {"alias": True},
+    "that repair goes on with the last task's optimizer": {"repair": 50, "momentum": True},
 }
 ALL = {name: value for switch in SWITCHES.values() for name, value in switch.items()}
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "our build of the published form": {},
-    "+ all seven": ALL,
+    "+ all nine": ALL,
+    "+ all but the last two": {**ALL, "alias": False, "momentum": False},
     "+ all but the repair": {**ALL, "repair": 0},
     **{f"+ {name}": switch for name, switch in SWITCHES.items()},
 }
@@ -116,34 +125,65 @@ class AuthorsReplay(DarkReplayPlugin):
 
 
 class AuthorsRepair(RepairPlugin):
-    """Repair of what the forgotten task's mask covers alone, towards the logits in that memory."""
+    """Repair of what the forgotten task's mask covers alone, towards the logits in that memory.
 
-    def __init__(self, memory: TaskMemory, seed: int, steps: int) -> None:
+    With ``momentum`` it goes on with the optimizer of the task before it, which moves every weight for a while.
+    """
+
+    def __init__(self, memory: TaskMemory, seed: int, steps: int, *, momentum: bool) -> None:
         super().__init__("joint", steps=steps, batch_size=64, labels=0.0, seed=seed)
-        self.memory = memory
+        self.memory, self.momentum = memory, momentum
         self._used: dict[int, dict[str, Tensor]] = {}
+        self._state: dict[str, dict[str, Tensor]] = {}
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remember what the task uses."""
-        task = int(strategy.experience.task_label)
+        """Remember what the task uses, and where the optimizer stands."""
+        task, state = int(strategy.experience.task_label), strategy.optimizer.state
         self._used[task] = entries_in_use(strategy.model, task)
+        named = inside_backbone(dict(strategy.model.named_parameters()))
+        self._state = {name: copy.deepcopy(state[parameter]) for name, parameter in named.items() if parameter in state}
 
     def repair(self, model: Any, optimizer: Any, tasks: Any, compensated: Any, free: Mapping[str, Tensor]) -> int:
         """Repair the entries in the masks of the tasks that have just gone."""
         gone = [self._used.pop(task) for task in [*self._used] if task not in model.masked_tasks]
-        free = {name: where & torch.stack([used[name] for used in gone]).any(0) for name, where in free.items()}
-        return super().repair(model, optimizer, tasks, compensated, free)
+        inside = {name: torch.stack([used[name] for used in gone]).any(0) for name in gone[0]}
+        if not self.momentum:
+            free = {name: where & inside[name] for name, where in free.items()}
+            return super().repair(model, optimizer, tasks, compensated, free)
+        parameters = dict(model.backbone.named_parameters())
+        heads = [p for task in tasks for p in model.head(task).parameters()]
+        going_on = Adam([*parameters.values(), *heads], lr=STREAM.lr)
+        going_on.state.update({parameters[name]: moments for name, moments in self._state.items()})
+        held = {task: self.memory.samples[task] for task in tasks}
+        places = [(task, at) for task, samples in held.items() for at in range(len(samples))]
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *tasks))
+        size = STREAM.training["train_mb_size"]
+        with evaluating(model), torch.enable_grad():
+            for _ in range(self.steps):
+                drawn: dict[int, list[int]] = {}
+                for place in torch.randint(len(places), (size,), generator=generator).tolist():
+                    drawn.setdefault(places[place][0], []).append(places[place][1])
+                parts = [(task, held[task].at(torch.tensor(index))) for task, index in drawn.items()]
+                errors = [(model(part.x, task) - part.logits).square() for task, part in parts]
+                (0.5 * torch.cat(errors).mean()).backward()
+                for name, parameter in parameters.items():
+                    parameter.grad.mul_(inside[name])
+                going_on.step()
+                going_on.zero_grad()
+        return self.steps
 
 
 class PublishedCopies(BackupPlugin):
     """Copies of values that replace whatever stands in an entry, as published, also what later tasks moved there.
 
-    Outside their units they read the weights as they are, with what the earlier task moved there.
+    Outside their units they read the weights as they are, with what the earlier task moved there. With ``alias`` the
+    name of the head in training also stands for it in a task's update, and by the time of the request for another one.
     """
 
-    def __init__(self, begin_at: str, scope: ShadowScope, seed: int) -> None:
+    def __init__(self, begin_at: str, scope: ShadowScope, seed: int, *, alias: bool) -> None:
         super().__init__(scope=scope, start="fresh", joint=True, seed=seed)
-        self.begin_at = begin_at
+        self.begin_at, self.alias = begin_at, alias
+        self._head: dict[int, list[Tensor]] = {}
 
     def _start_values(self, model: Any, trajectory: Any, task: int, other: int, values: Any) -> dict[str, Tensor]:
         if self.begin_at == "before":
@@ -155,6 +195,21 @@ class PublishedCopies(BackupPlugin):
         super().begin(strategy, task, unlearnable)
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.offset.clear()
+        self._head[task] = [p.detach().clone() for p in strategy.model.head(task).parameters()]
+
+    def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
+        """Keep what they learned, and the update of the task's head."""
+        super().prepare(strategy, task, unlearnable)
+        ends = strategy.model.head(task).parameters()
+        self._head[task] = [end.detach() - start for end, start in zip(ends, self._head[task], strict=True)]
+
+    def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+        """Put them in place."""
+        newest = max(self._head)
+        for task in gone if self.alias and newest not in gone else ():
+            for parameter, update in zip(model.head(newest).parameters(), self._head[task], strict=True):
+                change.write(parameter.data, parameter.data - update)
+        return super().compensate(model, gone, removal, change)
 
 
 def benchmark_of(root: Path, seed: int, n_train: int | None) -> CLScenario:
@@ -166,9 +221,11 @@ def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlea
     """Accuracies on the two tasks that remain."""
     torch.manual_seed(seed)
     model = MaskedModel(STREAM.network())
-    copies = PublishedCopies(build["start"], build["scope"], seed)
+    copies = PublishedCopies(build["start"], build["scope"], seed, alias=build["alias"])
     replay = AuthorsReplay(seed, replays=build["replay"])
-    repair = AuthorsRepair(replay.memory, seed, build["repair"]) if unlearns and build["repair"] else None
+    repair = (
+        AuthorsRepair(replay.memory, seed, build["repair"], momentum=build["momentum"]) if build["repair"] else None
+    )
     strategy = AmnesiacHAT(
         model=model,
         optimizer=Adam(model.parameters(), lr=STREAM.lr),
