@@ -61,10 +61,7 @@ class OpenSubnet:
         self.scores, self._weights = scores, weights
         self._sizes = [weight.numel() for weight in weights.values()]
         self.choice, self._straight_through = choice, straight_through
-        dense = {
-            name: torch.empty_like(weight, memory_format=torch.contiguous_format) for name, weight in weights.items()
-        }
-        self.leaves = {name: leaf.requires_grad_() for name, leaf in dense.items()}
+        self.leaves = {name: weight.new_empty(weight.shape).requires_grad_() for name, weight in weights.items()}
         self.open()
 
     @torch.no_grad()
