@@ -36,7 +36,7 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
     handles: dict[str, Artist] = {}
     for marker, methods in FAMILIES.items():
         for method, colour in zip(methods, COLOURS, strict=False):
-            proven = rows_tested(rows, method=method, fitted=True)
+            proven = [row for row in rows_tested(rows, method=method, fitted=True) if "bytes" in row]
             claims = set(chain.from_iterable(row.get("claims", []) for row in proven))
             if proven:
                 size = mean(row["bytes"] for row in proven) / 2**20
