@@ -168,13 +168,16 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
         raise TypeError(
             f"{settings.name} returned {network!r}, no network: return a torch.nn.Module from inputs to features"
         )
-    if not hasattr(network, "features"):
+    if checks.integer(getattr(network, "features", None)) is None:
         try:
             with torch.no_grad():
-                network.features = network.eval()(example[None]).shape[1]
+                width = network.eval()(example[None]).shape[1]
         except (RuntimeError, ValueError) as error:
             inputs = f"{tuple(example.shape)}, {example.dtype}"
             raise ValueError(f"{settings.name} can't take the stream's inputs of shape {inputs}: {error}") from error
+        if hasattr(network, "features"):  # many networks keep their layers under this name
+            network = nn.Sequential(network)
+        network.features = width
         network.train()
     return network
 

@@ -20,6 +20,7 @@ from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.lab.study.building import make_network, make_stream, model_class, optimizer_class
 from avalanche_amnesia.lab.study.experiment import cells_of
 from avalanche_amnesia.lab.study.settings import MethodSettings, NetworkSettings, StreamSettings
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import TaskStrategy
 
 ROOT = Path(__file__).parents[3]
@@ -102,6 +103,9 @@ def test_a_module_of_the_working_directory_is_found(file):
 def test_a_network_says_how_many_features_it_has_or_is_asked():
     network = make_network(NetworkSettings(f"{HERE}:Narrow", options={"width": 5}), torch.zeros(2, 4))
     assert (network.features, network.training) == (5, True)
+    of_layers = NetworkSettings("torchvision.models:squeezenet1_1", options={"num_classes": 7})
+    network = make_network(of_layers, torch.zeros(3, 64, 64))  # whose layers are called "features"
+    assert MaskedModel(network).n_features == 7
 
 
 def test_every_optimizer_of_torch_is_known_by_its_name():
