@@ -30,10 +30,8 @@ from avalanche_amnesia.saving.files import replace_file
 @contextmanager
 def _as_worker() -> Iterator[None]:
     """Compute as gives the same bits again, on any number of cores and on a GPU, and without the host's noise."""
-    torch.set_num_threads(1)
-    if torch.cuda.is_available():
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        torch.use_deterministic_algorithms(True)
+    threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
     host = Path(avalanche.__file__).parent
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
@@ -45,7 +43,15 @@ def _as_worker() -> Iterator[None]:
                 show(message, category, filename, *where, **more)
 
         warnings.showwarning = shown
-        yield
+        try:
+            torch.set_num_threads(1)
+            if torch.cuda.is_available():
+                os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+                torch.use_deterministic_algorithms(True)
+            yield
+        finally:  # a run may be one cell of a notebook
+            torch.set_num_threads(threads)
+            torch.use_deterministic_algorithms(strict, warn_only=only_warn)
 
 
 @_as_worker()

@@ -11,6 +11,7 @@ import warnings
 from dataclasses import asdict, replace
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 from support.at_once import AtOnce
@@ -26,7 +27,7 @@ from avalanche_amnesia.lab.report.measures import MEANINGS
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
-from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep
+from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep, train_references
 from avalanche_amnesia.lab.study.tables import Row, figure, read_rows
 
 CELLS = cells_of(TINY)
@@ -92,6 +93,27 @@ def test_a_run_is_without_the_hosts_own_deprecations(tmp_path, capfd):
     with warnings.catch_warnings(record=True) as seen:
         run_cell(cells_of(stock, seeds=[1])[0], tmp_path)
     assert [str(w.message) for w in seen if w.category is DeprecationWarning] == []
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_job_computes_the_same_bits_again_and_leaves_torch_as_it_was(gpu, monkeypatch, tmp_path):
+    def of_torch():
+        return torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+
+    def no_cells():
+        inside.append(of_torch())
+        yield from ()
+
+    inside = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        train_references(no_cells(), (), tmp_path)
+        assert (inside, of_torch()) == ([(1, gpu)], (2, False))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_what_is_done_is_not_run_again_and_what_changed_is(swept):
