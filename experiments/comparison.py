@@ -121,7 +121,8 @@ is run on the test images. *Independent*: a network for each task; *narrow*: all
 large as the one of the others. CLPU-DER++, DisjointSubnets, pools and narrow ones know the stream's requests in
 advance; *a share per task* knows only how many tasks there are. HAT and AdaHAT obey no request. Accuracies in per
 cent, ± standard deviation over the seeds 21 to 23. *Exact*: all records claim it. Split CIFAR-10, but for
-tests of DisjointSubnets, EWC and Replay, and the trials of six methods on Omniglot were run on a GPU. On these two
+tests of DisjointSubnets, EWC and Replay, and the trials of six methods on Omniglot were run on a GPU; so the costs of
+these three on split CIFAR-10 are of another machine than the others'. On these two
 neither variants nor own heads were run, and EWC and Replay on split CIFAR-10 have no proofs."""
 SHOWN = ("DisjointSubnets", "Independent", "Independent, narrow", "CLPU-DER++", "WSN", "AmnesiacHAT", "EWC", "Replay")
 IN_SHORT = """Accuracy of the tasks that remain, at the end, with the heads, fitted or own, that were better on held out

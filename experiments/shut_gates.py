@@ -97,7 +97,11 @@ def table(rows):
                 cell += f", {mean(differences):+.2f} ± {stdev(differences):.2f}"
             cells.append(cell)
         lines.append(f"| {stream} | {method} | " + " | ".join(cells) + " |")
-    lines += ["", f"The package reads gates up to {gate.SHUT:g} as 0: the largest one without a loss on any stream."]
+    lines += [
+        "",
+        f"The package reads gates up to {gate.SHUT:g} as 0: the largest one whose loss stays within a "
+        "deviation on every stream.",
+    ]
     return "\n".join(lines) + "\n"
 
 
