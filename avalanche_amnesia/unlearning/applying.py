@@ -31,6 +31,8 @@ from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
 
+NOT_OBEYED = "obey=False: requests are only entered into the ledger"
+"""Reason in the plans of a control."""
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 TakeFingerprint = Callable[[UnlearningContext], Fingerprint]
 TrainAgain = Callable[[UnlearningContext, Transaction], UnlearningPlan]
@@ -112,7 +114,7 @@ def apply(
 
 def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
     """Enter the request into the ledger and announce it, and leave everything as it is: a control."""
-    reasons = ("obey=False: requests are only entered into the ledger",)
+    reasons = (NOT_OBEYED,)
     nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
     with Transaction() as change:
         announce("before_unlearning", None, change)

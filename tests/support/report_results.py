@@ -63,6 +63,7 @@ def runs_of(content: dict[str, Any], folder: str | Path = FOLDER, timings: bool 
             moments=[_moment(event) for event in run["events"]],
             records=run["unlearnings"],
             costs=[Cost(of["after_task"], of["unlearn"], of["retrain"]) for of in seconds.get(name, ())],
+            signatures=["not signed"] * len(run["unlearnings"]),
         )
         for name, run in content["strategies"].items()
     ]

@@ -34,7 +34,8 @@ class Reading:
         key: of its section.
         title: the question that the section answers.
         lead: how to read the section, in paragraphs.
-        beside: end of the metric's name on the retrained model, of a distance between two retrained models.
+        beside: end of the metric's name on the retrained model, of a distance between two retrained models; or, of a
+            metric that is called otherwise there, its whole name.
         tolerance: by how much more means count as the same; a test set of 100 samples varies by as much.
         in_floors: whether the tolerance is in units of the number beside it.
         wider: end of its name between models that differ by more, beyond which alone a difference is a trace.
@@ -53,12 +54,21 @@ class Reading:
     wider: str = ""
     of_samples: bool = False
 
+    @property
+    def compared(self) -> str:
+        """Name of the metric that it is compared with."""
+        return f"{self.metric}{self.beside}" if self.beside.startswith("_") else self.beside
+
+
+def jsd_names(moment: Moment) -> list[str]:
+    """The JSDs that were measured, first the one that is shown: through the unlearned tasks' own masks, where there."""
+    counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
+    return sorted((name.removesuffix("_tasks") for name in counts), key=lambda name: (name != "JSD_own", name))
+
 
 def jsd_name(moment: Moment) -> str | None:
-    """The JSD that is shown: through the unlearned tasks' own masks where it was measured, else the first one."""
-    counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
-    names = sorted(name.removesuffix("_tasks") for name in counts)
-    return "JSD_own" if "JSD_own" in names else names[0] if names else None
+    """The JSD that is shown."""
+    return next(iter(jsd_names(moment)), None)
 
 
 def jsd_of(suffix: str = "") -> Get:
@@ -210,3 +220,5 @@ JSD = Reading(
     in_floors=True,
     wider="_floor_seed",
 )
+KEPT = Reading("Top1_Acc_Exp", "accuracy on remaining tasks", _SHARES, "", "", beside="Accuracy_reference")
+"""Where all is exact, it is the retrained model's."""

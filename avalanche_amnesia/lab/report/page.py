@@ -46,7 +46,7 @@ class Line:
     def cost(self) -> Sequence[str]:
         """Time of a request, and what retraining takes."""
         unlearn, retrain = (spread(getattr(cost, what) for cost in self.entry.costs) for what in ("unlearn", "retrain"))
-        if unlearn is None or retrain is None:
+        if unlearn is None or retrain is None or not any(run.obeys for run in self.entry.runs):
             return []
         ratio = f" ({times(retrain.mean / unlearn.mean)})" if unlearn.mean else ""
         return [seconds(unlearn.mean), f"retraining {seconds(retrain.mean)}{ratio}"]
@@ -139,7 +139,7 @@ def _summary(lines: Sequence[Line]) -> Table:
             "strategy": text(line.entry.name),
             "verdict": text(line.verdict),
             "seeds": text(len(line.entry.runs)),
-            "claim": text(line.verdict.claim),
+            "claim": text(line.verdict.claim or MISSING),
             **{column.page: mean(line.entry.spread(column.of), column.words) for column in COLUMNS.values()},
             "time to unlearn": mean(spread(cost.unlearn for cost in line.entry.costs), seconds),
             "time to retrain": mean(spread(cost.retrain for cost in line.entry.costs), seconds),
@@ -181,7 +181,7 @@ def _reasons(entry: Entry) -> Sequence[str]:
 
 def _records(run: Run) -> Iterator[Row]:
     """A row per record; what a plan does not have is left empty."""
-    for record in run.records:
+    for record, signature in zip(run.records, run.signatures, strict=True):
         plan: dict[str, Any] = record.get("plan") or {}
         touched = sum((plan.get("entries") or {}).values())
         taken = f"{touched:,} entries of {len(plan['entries'])} tensors" if touched else ""
@@ -194,6 +194,7 @@ def _records(run: Run) -> Iterator[Row]:
             "removed": text(", ".join(plan.get("removed") or ())),
             "cleaned": text(", ".join(record.get("purged") or ())),
             "not cleaned": text(", ".join(plan.get("unpurged") or ())),
+            "signature": text(signature),
         }
 
 

@@ -1,6 +1,7 @@
 """Runs read from their logs, and put together: one entry per name and settings, with a run per seed."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -10,8 +11,9 @@ from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord, verify
 from avalanche_amnesia.audit.signing import SigningError
-from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
-from avalanche_amnesia.logging.names import EVENT, EVENTS, TASK
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError, lines_of
+from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
+from avalanche_amnesia.unlearning.applying import NOT_OBEYED
 
 Numbers = dict[str, dict[int | None, float]]
 """Name of a metric → task, None for all of them → number."""
@@ -21,6 +23,7 @@ _ACCURACY = "Top1_Acc_Exp"
 _COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
 _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
 """Name of a number, in which the stream does not count; numbers of trainings have none."""
+_AXES = (ITERATION, TASK, EVENT)
 _LISTED = re.compile(r"\d+(, \d+)*")
 """Tasks in the table of events; other words tell of parts of a task."""
 
@@ -97,6 +100,8 @@ class Run:
         costs: of its unlearnings.
         source: folder or pack that it was found in, where several were read.
         signatures: of its records, a few words each.
+        id: that the logger drew for it.
+        ended: whether its log does; else it was stopped, or still runs.
     """
 
     folder: Path
@@ -109,11 +114,24 @@ class Run:
     costs: Sequence[Cost] = ()
     source: str = ""
     signatures: Sequence[str] = ()
+    id: str = ""
+    ended: bool = True
 
     @property
     def last(self) -> Moment:
         """The end of the stream."""
         return self.moments[-1]
+
+    @property
+    def obeys(self) -> bool:
+        """Tell whether any request was more than entered into the ledger."""
+        reasons = [(record.get("plan") or {}).get("reasons") or () for record in self.records]
+        return not reasons or not all(NOT_OBEYED in of for of in reasons)
+
+    @property
+    def of_seed(self) -> str:
+        """Its seed in words."""
+        return "the run" if self.seed is None else f"seed {self.seed}"
 
 
 @dataclass(frozen=True)
@@ -226,19 +244,25 @@ def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
     folder = Path(folder)
     head: dict[str, Any] = {}
     strategy: dict[str, Any] = {}
+    ended = False
     records, signatures, reader = list[dict[str, Any]](), list[str](), _Reader()
-    for line in lines_of(folder):
-        match line["kind"]:
-            case "run":
-                head = line
-            case "settings":
-                strategy = line["settings"]
-            case "record":
-                text = (folder / line["path"]).read_text()
-                records.append(asdict(UnlearningRecord.from_json(text)))
-                signatures.append(_signature_of(text, folder / line["path"], keys or {}))
-            case "row":
-                reader.take(line["values"])
+    for number, line in enumerate(lines_of(folder), 1):
+        try:
+            match line["kind"]:
+                case "run":
+                    head = {name: line[name] for name in ("id", "name", "config")}
+                case "settings":
+                    strategy = line["settings"]
+                case "record":
+                    text = (folder / line["path"]).read_text()
+                    records.append(asdict(UnlearningRecord.from_json(text)))
+                    signatures.append(_signature_of(text, folder / line["path"], keys or {}))
+                case "row":
+                    reader.take(line["values"])
+                case "end":
+                    ended = True
+        except (KeyError, IndexError) as error:
+            raise JSONRunError(f"line {number} of {folder / RUN_FILE} is broken: it has no {error}") from error
     settings = head["config"] or {n: of for n, of in strategy.items() if n not in ("method", "seed", "versions")}
     return Run(
         folder=folder,
@@ -250,6 +274,8 @@ def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
         records=records,
         costs=reader.costs,
         signatures=signatures,
+        id=head["id"],
+        ended=ended,
     )
 
 
@@ -284,11 +310,11 @@ class _Reader:
         for key, value in row.items():
             if isinstance(value, dict) and value["_type"] == "table":
                 self._tables[key] = [value["columns"], *value["data"]]
-            elif isinstance(value, float) and (found := _NAME.fullmatch(key)):
+            elif _is_number(value) and key not in _AXES and (found := _NAME.fullmatch(key)):
                 task = None if found["task"] is None else int(found["task"])
                 self._numbers.setdefault(found["name"], {})[task] = value
                 self._first.setdefault(found["name"], {}).setdefault(task, value)
-        if _COST[0] in row:
+        if all(map(_is_number, map(row.get, _COST))):
             self.costs.append(Cost(row[TASK], row[_COST[0]], row[_COST[1]]))
         if EVENTS in row:
             self._end()
@@ -333,6 +359,11 @@ class _Reader:
         self._first, self._ended = {}, self._event
 
 
+def _is_number(value: object) -> bool:
+    """Tell whether a value is a finite number, however the file was written."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def _tasks(listed: str | None) -> tuple[int, ...]:
     return tuple(map(int, listed.split(", "))) if listed else ()
 
@@ -347,10 +378,11 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         group = groups.setdefault((run.name, json.dumps(seedless(run.settings), sort_keys=True)), [])
-        same = next((other for other in group if other.seed == run.seed and run.seed is not None), None)
+        same = next((other for other in group if _is_same(run, other)), None)
         if same is not None:
             raise ValueError(
-                f"{same.folder} and {run.folder} have the same name, settings and seed {run.seed}: give each run once"
+                f"{same.folder} and {run.folder} have the same name and settings, and both are of {run.of_seed}: give "
+                "each run once"
             )
         group.append(run)
     found = []
@@ -361,6 +393,11 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
         label = _label(group[0], [others[0] for (other, _), others in groups.items() if other == name], differ)
         found.append(Entry(f"{name} ({label})" if label else name, group))
     return found
+
+
+def _is_same(run: Run, other: Run) -> bool:
+    """Tell whether two runs of one name and settings are one: of one seed, or copies of one log."""
+    return (run.seed is not None and run.seed == other.seed) or (run.id != "" and run.id == other.id)
 
 
 OF_STUDY = ("stream.", "network.", "training.")

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from avalanche_amnesia.contrib.metrics.paired import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
-from avalanche_amnesia.lab.report.measures import JSD, READINGS, Reading, jsd_name
-from avalanche_amnesia.lab.report.reading import Moment, Run, Spread, spread
+from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
+from avalanche_amnesia.lab.report.reading import Run, Spread, spread
 from avalanche_amnesia.lab.report.wording import listed, tasks
 
 FAR = 8
@@ -35,6 +35,16 @@ FINDINGS: dict[Finding, str] = {
     "trace": "trace",
     "weak": "too weak",
 }
+_GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
+
+
+class Pair(NamedTuple):
+    """A reading of one run, of a task or of all of them, and the same on the retrained model."""
+
+    seed: Any
+    task: int | None
+    here: float
+    there: float
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,8 @@ class Verdict:
     kind: Kind
     claim: str
     outcomes: Sequence[Outcome]
+    beside: str = ""
+    """What else is to be known of its runs: that they obey nothing, or have not ended."""
 
     def __str__(self) -> str:
         return WORDS[self.kind]
@@ -75,10 +87,15 @@ class Verdict:
     @property
     def why(self) -> str:
         """Reason of the verdict, in a few words."""
+        return "; ".join(words for words in (self._reason, self.beside) if words)
+
+    @property
+    def _reason(self) -> str:
         if self.kind == "nothing":
             return ""
         if self.kind == "exact":
-            return "by construction, and no test contradicts it"
+            tested = any(outcome.pairs for outcome in self.outcomes)
+            return f"by construction, and {'no test contradicts it' if tested else 'not tested'}"
         deciding = listed([outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind])
         if self.kind == "clear":
             return f"{deciding} agree"
@@ -88,43 +105,78 @@ class Verdict:
 def verdict_of(runs: Sequence[Run]) -> Verdict:
     """Verdict on runs of one strategy, a run per seed, at the end of their streams.
 
-    ``exact`` is claimed by all records and contradicted by no test. A trace that one test finds is a trace, and one
-    that it can't rule out leaves all undecided. No trace is found where every test could have found one, and did not.
+    ``exact`` is claimed by all records and contradicted by no test: not even by a reading within its tolerance that
+    is not the retrained model's own, as equal bits read the same. A trace that one test finds is a trace, and one that
+    it can't rule out leaves all undecided. No trace is found where every test could have found one, and did not.
     """
-    said = claim_of(runs)
+    said, beside = claim_of(runs), "; ".join(_beside(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # nothing was asked for, or it was learned again
-        return Verdict("nothing", said, ())
-    outcomes = [_outcome(reading, runs) for reading in _tests_of(runs)]
-    findings = {outcome.finding for outcome in outcomes}
-    kinds: Sequence[Finding] = ("trace", "possible", "weak")
-    kind: Kind = next((kind for kind in kinds if kind in findings), "clear")
-    exact = said == "exact" and findings.isdisjoint(("trace", "possible"))
-    return Verdict("exact" if exact else kind, said, outcomes)
+        return Verdict("nothing", said, (), beside)
+    outcomes = list(_outcomes(runs, exact=said == "exact"))
+    kind: Kind = _gravest(outcomes).finding
+    return Verdict("exact" if said == "exact" and kind in ("weak", "clear") else kind, said, outcomes, beside)
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Claim of all records together: ``exact`` only if each does; ``–`` without records."""
+    """Claim of all records together: ``exact`` only if each does; empty without records, or where none was obeyed."""
     claims = {record["plan"]["claim"] for run in runs for record in run.records if record.get("plan")}
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
-    return "exact" if claims == {"exact"} else "approximate" if claims else "–"
+    if not claims or not any(run.obeys for run in runs):
+        return ""
+    return "exact" if claims == {"exact"} else "approximate"
 
 
-def _tests_of(runs: Sequence[Run]) -> Iterator[Reading]:
-    """Tests of whole tasks where some are gone, and of samples where some are."""
+def _beside(runs: Sequence[Run]) -> Iterator[str]:
+    if not any(run.obeys for run in runs):
+        yield "obeys no request"
+    longest = max(len(run.moments) for run in runs)
+    for run in runs:
+        if not run.ended or len(run.moments) < longest:
+            yield f"{run.of_seed} stopped after task {run.last.task}"
+
+
+def _outcomes(runs: Sequence[Run], exact: bool) -> Iterator[Outcome]:
+    """Outcomes of the tests of whole tasks where some are gone, and of samples where some are; of several JSDs one."""
     whole, parts = any(run.last.unlearned for run in runs), any(run.last.parts for run in runs)
-    yield from (reading for reading in READINGS if (parts if reading.of_samples else whole))
+    tests = [reading for reading in READINGS if (parts if reading.of_samples else whole)]
+    yield from (_outcome(reading, runs, exact) for reading in tests)
     if whole:
-        yield replace(JSD, metric=jsd_name(runs[0].last) or JSD.metric)
+        shown, *others = dict.fromkeys(name for run in runs for name in jsd_names(run.last)) or [JSD.metric]
+        through = [_outcome(replace(JSD, metric=name), runs, exact) for name in others]
+        yield _gravest(
+            [
+                _outcome(replace(JSD, metric=shown), runs, exact),
+                *(replace(each, why=f"{each.reading.metric}: {each.why or 'beyond both floors'}") for each in through),
+            ]
+        )
+    if exact and _unequal(KEPT, runs):
+        yield _outcome(KEPT, runs, exact)
 
 
-def _outcome(reading: Reading, runs: Sequence[Run]) -> Outcome:
+def _gravest(outcomes: Sequence[Outcome]) -> Outcome:
+    return min(outcomes, key=lambda outcome: _GRAVEST.index(outcome.finding))
+
+
+def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
+    found = _compared(reading, runs)
+    if exact and found.finding in ("clear", "weak") and _unequal(reading, runs):
+        return replace(found, finding="possible", why="not equal to the retrained model")
+    return found
+
+
+def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
+    """Tell whether a reading is not that of a model with the retrained one's bits."""
+    if reading.in_floors:  # of the JSD itself, which equal bits have none of
+        return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
+    return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
+
+
+def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
     """Compare a reading with the same on the retrained model, task by task and seed by seed."""
-    here, there = (
-        spread(run.last.number(name) for run in runs) for name in (reading.metric, f"{reading.metric}{reading.beside}")
-    )
-    pairs = [pair for run in runs for pair in _pairs(reading, run.last)]
+    here, there = (spread(run.last.number(name) for run in runs) for name in (reading.metric, reading.compared))
+    pairs = [pair for run in runs for pair in _pairs(reading, run)]
 
-    ours, theirs = [a for _, a, _ in pairs], [b for _, _, b in pairs]
+    ours, theirs = [pair.here for pair in pairs], [pair.there for pair in pairs]
     low, high = _bounds(ours, theirs)
 
     def found(finding: Finding, why: str = "") -> Outcome:
@@ -133,8 +185,9 @@ def _outcome(reading: Reading, runs: Sequence[Run]) -> Outcome:
     if here is None:
         return found("weak", "not measured")
     if there is None or not pairs:
-        return found("weak", "not measured on the retrained model")
-    if reading.in_floors and here.mean < RESOLUTION:
+        return found("weak", "no order floor" if reading.in_floors else "not measured on the retrained model")
+    unread = sorted({task for run in runs for task in _unread(reading, run)})
+    if reading.in_floors and max(ours) < RESOLUTION and not unread:
         return found("clear")
     mean, tolerance = fmean(ours) - fmean(theirs), _tolerance(reading, fmean(theirs))
     if mean > tolerance:
@@ -144,9 +197,15 @@ def _outcome(reading: Reading, runs: Sequence[Run]) -> Outcome:
         if reading.wider and (wider is None or here.mean <= wider.mean):
             return found("possible", "within another seed's floor" if wider else "no seed floor was measured")
         return found("trace")
-    far = [task for task in dict.fromkeys(task for task, _, _ in pairs) if _exceeds(reading, task, pairs)]
+    # One task or one seed by itself varies more than the mean of all: twice the tolerance.
+    far = [task for task, of in _grouped(pairs, "task").items() if task is not None and _exceeds(reading, of)]
     if far:
-        return found("possible", f"on {tasks([task for task in far if task is not None])}")
+        return found("possible", f"on {tasks(far)}")
+    alone = [seed for seed, of in _grouped(pairs, "seed").items() if _exceeds(reading, of)]
+    if alone:
+        return found("possible", f"in {listed(alone)}")
+    if unread:
+        return found("weak", f"not measured on {tasks(unread)}")
     if fmean(theirs) + tolerance > reading.axis.highest:
         return found("weak", "the retrained model leaves no room above it")
     if len(pairs) < FEWEST or high > tolerance:
@@ -154,21 +213,34 @@ def _outcome(reading: Reading, runs: Sequence[Run]) -> Outcome:
     return found("clear")
 
 
-def _pairs(reading: Reading, moment: Moment) -> list[tuple[int | None, float, float]]:
-    """Task, its reading here and on the retrained model; without tasks that have both, those of all tasks."""
-    here, there = (moment.numbers.get(name, {}) for name in (reading.metric, f"{reading.metric}{reading.beside}"))
+def _pairs(reading: Reading, run: Run) -> list[Pair]:
+    """Pairs of the tasks; where no task has both readings, that of all tasks."""
+    here, there = (run.last.numbers.get(name, {}) for name in (reading.metric, reading.compared))
     shared = [task for task in here if task in there]
-    return [(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
+    return [Pair(run.of_seed, task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
+
+
+def _unread(reading: Reading, run: Run) -> set[int]:
+    """Forgotten tasks that a run has no reading of."""
+    read = {pair.task for pair in _pairs(reading, run)}
+    return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
+
+
+def _grouped(pairs: Sequence[Pair], by: Literal["task", "seed"]) -> dict[Any, list[Pair]]:
+    groups: dict[Any, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(getattr(pair, by), []).append(pair)
+    return groups
+
+
+def _exceeds(reading: Reading, pairs: Sequence[Pair]) -> bool:
+    """Tell whether a part of the pairs exceeds twice the tolerance."""
+    ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)
+    return ours - theirs > 2 * _tolerance(reading, theirs)
 
 
 def _tolerance(reading: Reading, there: float) -> float:
     return reading.tolerance * (there if reading.in_floors else 1.0)
-
-
-def _exceeds(reading: Reading, task: int | None, pairs: Sequence[tuple[int | None, float, float]]) -> bool:
-    """Tell whether one task alone, which varies more than their mean, exceeds twice the tolerance."""
-    ours, theirs = zip(*[(a, b) for of, a, b in pairs if of == task], strict=True)
-    return task is not None and fmean(ours) - fmean(theirs) > 2 * _tolerance(reading, fmean(theirs))
 
 
 def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
@@ -182,4 +254,5 @@ def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, floa
 def verdicts_as_text(named: Mapping[str, Sequence[Run]]) -> str:
     """A line per strategy: its name and the verdict on its runs."""
     width = max(map(len, named))
-    return "\n".join(f"{name:{width}}  {verdict_of(runs)}" for name, runs in named.items())
+    found = {name: verdict_of(runs) for name, runs in named.items()}
+    return "\n".join(f"{name:{width}}  {one}{f' ({one.beside})' * bool(one.beside)}" for name, one in found.items())

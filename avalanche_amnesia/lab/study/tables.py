@@ -7,22 +7,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
+from textwrap import fill
 from typing import Any, TypeVar
 
 import yaml
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, read_run, seedless, spread
+from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
 from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
-from avalanche_amnesia.lab.study.settings import OBEY_NOTHING
 from avalanche_amnesia.saving.files import replace_file
 
 Key = TypeVar("Key", str, int)
+_NAME_WIDTH = 28
+"""Letters of a method's name on one line of a picture."""
+_LEAST = 0.05
+"""Of accuracy, that a panel shows at least."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,8 @@ def read_rows(folder: Path) -> list[Row]:
     for place in sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file()):
         settings = yaml.safe_load((place / SETTINGS).read_text())
         run = read_run(place)
-        obeys = settings["method"]["kind"] not in OBEY_NOTHING
-        claim = (run.last.claim or "") if obeys else ""
-        rows.append(_row(settings, claim, [_after(moment) for moment in run.moments]))
+        if run.moments:
+            rows.append(_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]))
     if not rows:
         raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
     return rows
@@ -131,8 +136,13 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    first, *rows = (f"| {' | '.join(cells)} |" for cells in (head, *body))
+    first, *rows = (f"| {' | '.join(map(_one_line, cells))} |" for cells in (head, *body))
     return [first, "|---" * len(head) + "|", *rows, ""]
+
+
+def _one_line(cell: str) -> str:
+    """Words that stay within their cell: a method's name may be any text."""
+    return " ".join(cell.split()).replace("|", "\\|")
 
 
 @house_style
@@ -153,10 +163,18 @@ def figure(rows: Sequence[Row]) -> Figure:
                 look = {"fmt": "o", "color": COLOURS["here"], "ecolor": (COLOURS["here"], 0.35), "elinewidth": 5}
                 ax.errorbar([value.mean for value in values], places, xerr=reach, clip_on=False, **look)
                 ax.grid(axis="y")
+            for place, value in enumerate(found):
+                if value is None:
+                    at = {"xycoords": ("axes fraction", "data"), "va": "center", "color": COLOURS["quiet"]}
+                    ax.annotate("not measured", (0.05, place), backgroundcolor=COLOURS["page"], fontsize="small", **at)
             ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
-        left.set_yticks(range(len(methods)), methods)
+        left.set_yticks(range(len(methods)), [fill(method, _NAME_WIDTH) for method in methods])
         left.set_xlabel("accuracy of remaining tasks")
-        left.xaxis.set_major_formatter("{x:.0%}")
+        low, high = left.get_xlim()
+        if high - low < _LEAST:  # differences that mean nothing do not fill the panel
+            right_end = min((low + high + _LEAST) / 2, 1.0)
+            left.set_xlim(right_end - _LEAST, right_end)
+        left.xaxis.set_major_formatter(PercentFormatter(1.0))
         right.set_xlabel("JSD in units of its order floor")
         if largest is not None:
             if largest > 10:

@@ -147,3 +147,36 @@ def test_a_metric_is_shown_by_its_entry_in_the_table_of_measures(tmp_path, monke
 
 def test_a_ratio_to_next_to_nothing_is_told_as_large():
     assert (times(1.84), times(149.4), times(12345.6)) == ("1.8\u00a0×", "150\u00a0×", "12,000\u00a0×")
+
+
+def test_numbers_are_taken_as_they_were_written_and_what_is_none_is_left_out(tmp_path):
+    file = write(tmp_path) / "run.jsonl"
+    text = file.read_text().replace('"Capacity": 0.375', '"Capacity": 1')
+    file.write_text(
+        text.replace('Task000": 0.125', 'Task000": NaN').replace('/test_stream": 2.0', '/test_stream": null')
+    )
+    run = read_run(tmp_path)
+    assert (run.last.number("Capacity"), run.last.by_task("JSD_own"), run.costs) == (1, {}, [])
+    assert not {"iteration", "task", "event"} & run.last.numbers.keys()
+
+
+@pytest.mark.parametrize(("is_there", "number"), [('"event": 2', 5), ('"name"', 1)])
+def test_a_line_that_lacks_something_is_named(is_there, number, tmp_path):
+    file = write(tmp_path) / "run.jsonl"
+    file.write_text(file.read_text().replace(is_there, is_there.replace('"', '"x', 1)))
+    with pytest.raises(JSONRunError, match=rf"line {number} of .*run\.jsonl is broken: it has no "):
+        read_run(tmp_path)
+
+
+def test_a_run_that_was_stopped_says_so_on_the_page(tmp_path):
+    lines = (write(tmp_path / "run") / "run.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "run.jsonl").write_text("".join(line for line in lines if '"end"' not in line))
+    assert "seed 3 stopped after task 10" in report_page(read_runs(tmp_path))
+
+
+def test_copies_of_a_run_without_a_seed_are_one_run(tmp_path):
+    file = write(tmp_path / "a", settings={"data": "none"}) / "run.jsonl"
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "run.jsonl").write_bytes(file.read_bytes())
+    with pytest.raises(ValueError, match="both are of the run: give each run once"):
+        report_page(read_runs(tmp_path))

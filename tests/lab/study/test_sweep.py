@@ -23,12 +23,12 @@ from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.executors import ProcessExecutor
 from avalanche_amnesia.lab.report import entries, read_run, report_page, verdict_of
-from avalanche_amnesia.lab.report.measures import MEANINGS
+from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
 from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep, train_references
-from avalanche_amnesia.lab.study.tables import Row, figure, read_rows
+from avalanche_amnesia.lab.study.tables import Row, as_markdown, figure, read_rows
 
 CELLS = cells_of(TINY)
 
@@ -180,6 +180,43 @@ def test_every_dot_lies_inside_of_its_panel(ratios):
     assert left < min(ratios)
     assert right > 1.1 * max(*ratios, 1.0)  # not cut in half by the frame
     assert axis.get_xscale() == ("symlog" if max(ratios) > 10 else "linear")
+
+
+def test_a_picture_shows_small_differences_as_small_and_long_names_in_full():
+    names = ["EWC with a name " + "that takes many words " * 4, "HAT", "not measured"]
+    rows = [
+        Row("x", name, "newest", 1, "", {"remaining": 0.998 + 0.001 * n, "ratio": 1.0}, {}, [])
+        for n, name in enumerate(names)
+    ]
+    rows[2] = replace(rows[2], values={"remaining": None, "ratio": None})
+    with warnings.catch_warnings(action="error"):  # matplotlib warns where a layout has no room
+        picture = figure(rows)
+        picture.canvas.draw()
+    left = picture.axes[0]
+    low, high = left.get_xlim()
+    shown = [label.get_text() for label in left.get_xticklabels()]
+    assert high - low == pytest.approx(0.05)
+    assert len(set(shown)) == len(shown)
+    assert [text.get_text() for text in left.texts] == ["not measured"]
+    assert " ".join(left.get_yticklabels()[0].get_text().split()) == names[0].strip()
+
+
+def test_a_name_stays_within_its_cell():
+    row = Row(
+        "x",
+        "A | B\nC",
+        "newest",
+        1,
+        "",
+        dict.fromkeys(MEASURES),
+        {
+            "stream": {"name": "x", "n_tasks": 1, "n_train": None, "options": {}},
+            "network": {"name": "x"},
+            "training": {"epochs": 1, "batch_size": 1},
+        },
+        [],
+    )
+    assert "| A \\| B C | 1 |" in as_markdown([row])
 
 
 def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
