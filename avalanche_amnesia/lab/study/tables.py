@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import yaml
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
@@ -174,7 +173,7 @@ def figure(rows: Sequence[Row]) -> Figure:
         if high - low < _LEAST:  # differences that mean nothing do not fill the panel
             right_end = min((low + high + _LEAST) / 2, 1.0)
             left.set_xlim(right_end - _LEAST, right_end)
-        left.xaxis.set_major_formatter(PercentFormatter(1.0))
+        left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         right.set_xlabel("JSD in units of its order floor")
         if largest is not None:
             if largest > 10:
