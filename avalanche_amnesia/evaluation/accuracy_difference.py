@@ -15,7 +15,7 @@ from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.features import task_features
 from avalanche_amnesia.evaluation.probes import unlearning_of
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head

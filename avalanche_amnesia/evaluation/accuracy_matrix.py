@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.figures import Cell, Table, matrix_figure
 from avalanche_amnesia.evaluation.picture import Picture
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rollback import is_finishing

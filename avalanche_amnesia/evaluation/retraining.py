@@ -8,7 +8,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
-from avalanche_amnesia.saving.files import StateError, read_state, write_state
+from avalanche_amnesia.saving.files import read_state, write_state
+from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 

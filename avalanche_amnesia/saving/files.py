@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from safetensors import SafetensorError
 
+from avalanche_amnesia.saving.values import StateError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -34,10 +36,6 @@ _CODE = "code"
 _MOST = 2**16
 """Files that are remembered, of which each takes some hundred bytes."""
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
-
-
-class StateError(ValueError):
-    """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
 
 
 class Part(dict[str, "Tensor"]):

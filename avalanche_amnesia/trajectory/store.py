@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import as_integers, same_bits
-from avalanche_amnesia.saving.encoding import Apart, checked
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.trajectory.coded import DTYPES, coded
 from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of
 from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out

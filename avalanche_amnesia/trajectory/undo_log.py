@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.saving.encoding import checked, made
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.values import StateError, checked, made
 from avalanche_amnesia.trajectory.coded import SparseUpdates
 from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, fill
 

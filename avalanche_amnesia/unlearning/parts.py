@@ -14,7 +14,7 @@ from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.benchmarks.samples import experience_without
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.values import checked
 
 
 @dataclass

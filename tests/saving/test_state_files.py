@@ -14,8 +14,9 @@ from support.forked import forked
 from torch import Tensor, nn
 
 from avalanche_amnesia.saving import Apart, StateError, checked
-from avalanche_amnesia.saving.encoding import _PARTS, Joined, decode, encode, made
+from avalanche_amnesia.saving.encoding import _PARTS, Joined, decode, encode
 from avalanche_amnesia.saving.files import Part, read_state, write_state
+from avalanche_amnesia.saving.values import made
 
 PARTS = {
     "state": Part({"w": torch.arange(6.0), "b": torch.tensor([True, False])}),

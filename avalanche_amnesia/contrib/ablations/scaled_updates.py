@@ -11,7 +11,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.shadows.shadow import entries_in_use, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.replay import Revision, Revisions

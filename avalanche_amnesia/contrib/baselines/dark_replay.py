@@ -14,8 +14,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.saving.encoding import checked, made
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.values import StateError, checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction

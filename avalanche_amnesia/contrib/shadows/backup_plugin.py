@@ -19,7 +19,7 @@ from avalanche_amnesia.contrib.shadows.shadow import (
 )
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone, single_task
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import TaskStatistics

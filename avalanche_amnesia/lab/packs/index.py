@@ -8,7 +8,8 @@ from typing import Any
 
 import jsonschema
 
-from avalanche_amnesia.saving.files import Check, Sign, StateError, sealed, unsealed
+from avalanche_amnesia.saving.files import Check, Sign, sealed, unsealed
+from avalanche_amnesia.saving.values import StateError
 
 INDEX, BLOBS = "index.json", "blobs"
 HEAD = {"format": "avalanche-amnesia pack", "version": 1}

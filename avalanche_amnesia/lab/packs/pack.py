@@ -18,7 +18,8 @@ from avalanche_amnesia.lab.packs.index import BLOBS, INDEX, read_index
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.experiment import SETTINGS, cell_of, folder_of
 from avalanche_amnesia.saving.encoding import decode
-from avalanche_amnesia.saving.files import Parts, StateError, as_state_error, read_state, writing
+from avalanche_amnesia.saving.files import Parts, as_state_error, read_state, writing
+from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import give_state
 from avalanche_amnesia.training.host.states import load_model_state, unlike

@@ -24,7 +24,6 @@ from avalanche_amnesia.lab.study.experiment import SETTINGS
 from avalanche_amnesia.saving.files import (
     STATE,
     Part,
-    StateError,
     part_content,
     part_name,
     read_part,
@@ -33,6 +32,7 @@ from avalanche_amnesia.saving.files import (
     state_text,
     writing,
 )
+from avalanche_amnesia.saving.values import StateError
 
 _OF_MODEL = ("strategy", "device", "model")
 """What the body of a reference's state keeps: nobody trains it further."""

@@ -28,7 +28,8 @@ from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.behaviour import facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.files import BLOB, STATE, Parts, StateError, read_body, read_state, write_state, writing
+from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
+from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.rehearsal import hooks_of, look_at_task, rehearse_task

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import listed
 

@@ -13,9 +13,10 @@ from avalanche.training.utils import trigger_plugins
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.signing import private, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.encoding import checked, decode, encode
-from avalanche_amnesia.saving.files import Parts, StateError, as_state_error, read_state, write_state
+from avalanche_amnesia.saving.encoding import decode, encode
+from avalanche_amnesia.saving.files import Parts, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
+from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
 from avalanche_amnesia.training.host.lookup import UnfinishedLoad, refuse_unfinished, unlearning_of

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.task_store import TaskStore, whole
-from avalanche_amnesia.saving.encoding import Apart, Joined, checked, encode
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.encoding import Apart, Joined, encode
 from avalanche_amnesia.saving.strategy_settings import own_settings
+from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.rollback import CONTAINERS, Contents
 

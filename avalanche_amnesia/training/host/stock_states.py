@@ -27,8 +27,7 @@ from avalanche.training.utils import ParamData
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import TensorTask
-from avalanche_amnesia.saving.encoding import checked
-from avalanche_amnesia.saving.files import StateError
+from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.states import Conversion, filled, load_model_state, model_state, register_state
 from avalanche_amnesia.unlearning.purging.samples import sequence

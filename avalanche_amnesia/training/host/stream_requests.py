@@ -7,7 +7,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, rehearse
 from avalanche_amnesia.ledger import RequestError, TaskLedger
-from avalanche_amnesia.saving.encoding import checked
+from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 
 

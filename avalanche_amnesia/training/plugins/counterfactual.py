@@ -16,7 +16,8 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.saving.encoding import Apart, checked, made
+from avalanche_amnesia.saving.encoding import Apart
+from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.head_fit import (

@@ -1,0 +1,52 @@
+"""Values of a state, checked where they are read back."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+Made = TypeVar("Made")
+
+
+class StateError(ValueError):
+    """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
+
+
+def checked(state: Any, /, **kinds: Any) -> list[Any]:
+    """Values of a state in the order of ``kinds``, which names them all, with their types (``dict[int, str]``, say).
+
+    Raises:
+        StateError: where it holds other names, or a value of another type.
+    """
+    if not isinstance(state, dict) or state.keys() != kinds.keys():
+        held = list(state) if isinstance(state, dict) else state
+        raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
+    for name, kind in kinds.items():
+        if not _fits(state[name], kind):
+            raise StateError(f"invalid value in state at {name}: {state[name]!r:.200}")
+    return [state[name] for name in kinds]
+
+
+def made(kind: type[Made], state: Any) -> Made:
+    """A data class from its attributes (``vars(value)``), checked against their annotations."""
+    hints = get_type_hints(kind)  # those of class variables among them
+    names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
+    return kind(*checked(state, **{name: hints[name] for name in names}))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Tell whether a value is of a type, and everything in a container is of the types that it names."""
+    if kind is Any:
+        return True
+    inner = get_args(kind)
+    if isinstance(kind, UnionType):
+        return any(_fits(value, option) for option in inner)
+    if not isinstance(value, get_origin(kind) or kind):
+        return False
+    if not inner:
+        return True
+    if isinstance(value, Mapping):
+        return all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
+    if isinstance(value, tuple) and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(_fits, value, inner))
+    return all(_fits(item, inner[0]) for item in value)
