@@ -17,6 +17,8 @@ from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_word
 from avalanche_amnesia.saving.files import replace_file, writing
 from avalanche_amnesia.typed import typed
 
+NOT_OBEYED = "obey=False: requests are only entered into the ledger"
+"""Reason in the plans of a control."""
 Claim = Literal["exact", "approximate"]
 Kind = Literal["own tensor", "mask", "state before", "update"]
 

@@ -202,23 +202,24 @@ def report(
         out: the page
         tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep, in place of the page;
             such JSON files of others are taken in, too
-        public_key: PEM files of the keys by one of which every signed record must be signed
+        public_key: PEM files of the keys by one of which every pack and every signed record must be signed
     """
     _refuse_what_is_in_the_way({"--tables": tables}, {"--out": out} if tables is None else {})
     keys = {file.name: _key_in(file, "--public-key") for file in public_key or ()}
     with ExitStack() as opened:
-        places = [(source, opened.enter_context(packs.as_folder(source))) for source in folders]
+        places = [(source, opened.enter_context(packs.as_folder(source, [*keys.values()]))) for source in folders]
         if tables is not None:
             from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
 
-            for file in write_tables(join_rows((str(source), read_rows(place)) for source, place in places), tables):
+            rows = join_rows((str(source), read_rows(place, keys)) for source, place in places)
+            for file in write_tables(rows, tables):
                 _say(f"{file}: {file.stat().st_size:,} bytes")
             return
         shown = [run for source, place in places for run in pages.read_runs(place, source, keys)]
         page = pages.report_page(shown).encode()
         out.parent.mkdir(parents=True, exist_ok=True)
         saving.replace_file(out, page)
-        _say(pages.verdicts_as_text({entry.name: entry.runs for entry in pages.entries(shown)}))
+        _say(pages.verdicts_as_text(pages.entries(shown)))
         _say(f"{out}: {len(page):,} bytes, {len(shown)} run(s)")
 
 

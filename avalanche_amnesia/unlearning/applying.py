@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia.audit.record import (
+    NOT_OBEYED,
     Fingerprint,
     Provenance,
     RepairSummary,
@@ -31,8 +32,6 @@ from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
 
-NOT_OBEYED = "obey=False: requests are only entered into the ledger"
-"""Reason in the plans of a control."""
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
 TakeFingerprint = Callable[[UnlearningContext], Fingerprint]
 TrainAgain = Callable[[UnlearningContext, Transaction], UnlearningPlan]

@@ -236,6 +236,8 @@ class PackedRun:
 
     def unpack(self, folder: Path, states: bool) -> None:
         """Write the run as a folder of its own; an error where that is there."""
+        if folder.exists():
+            raise StateError(f"{self._pack.path} holds {self} twice")
         folder.mkdir(parents=True)
         self._pack.write(self.entry["files"], folder)
         (folder / SETTINGS).write_text(yaml.safe_dump(self.settings, sort_keys=False, allow_unicode=True))

@@ -9,11 +9,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from avalanche_amnesia.audit.record import UnlearningRecord, verify
+from avalanche_amnesia.audit.record import NOT_OBEYED, UnlearningRecord, verify
 from avalanche_amnesia.audit.signing import SigningError
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError, lines_of
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
-from avalanche_amnesia.unlearning.applying import NOT_OBEYED
 
 Numbers = dict[str, dict[int | None, float]]
 """Name of a metric → task, None for all of them → number."""
@@ -101,7 +100,8 @@ class Run:
         source: folder or pack that it was found in, where several were read.
         signatures: of its records, a few words each.
         id: that the logger drew for it.
-        ended: whether its log does; else it was stopped, or still runs.
+        ended: whether its log does, and not with an error; else it was stopped, or still runs.
+        unrecorded: number of unlearnings whose record is not there.
     """
 
     folder: Path
@@ -116,6 +116,7 @@ class Run:
     signatures: Sequence[str] = ()
     id: str = ""
     ended: bool = True
+    unrecorded: int = 0
 
     @property
     def last(self) -> Moment:
@@ -260,7 +261,11 @@ def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
                 case "row":
                     reader.take(line["values"])
                 case "end":
-                    ended = True
+                    ended = line["exit_code"] == 0
+        except FileNotFoundError as error:
+            raise JSONRunError(
+                f"line {number} of {folder / RUN_FILE} names {line['path']}, which is not there"
+            ) from error
         except (KeyError, IndexError) as error:
             raise JSONRunError(f"line {number} of {folder / RUN_FILE} is broken: it has no {error}") from error
     settings = head["config"] or {n: of for n, of in strategy.items() if n not in ("method", "seed", "versions")}
@@ -276,6 +281,7 @@ def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
         signatures=signatures,
         id=head["id"],
         ended=ended,
+        unrecorded=max(0, reader.claims - len(records)),
     )
 
 
@@ -298,6 +304,7 @@ class _Reader:
     def __init__(self) -> None:
         self.moments: list[Moment] = []
         self.costs: list[Cost] = []
+        self.claims = 0
         self._numbers: Numbers = {}
         self._tables: dict[str, Table] = {}
         self._first: Numbers = {}
@@ -340,13 +347,17 @@ class _Reader:
                 gone |= dict.fromkeys(_tasks(event["unlearned"]))
             elif event["unlearned"]:
                 parts.append(event["unlearned"])
+        self.claims = sum(event["claim"] is not None for event in events)
         listed = events[-1]["remaining"]  # None: nobody keeps a ledger
         remaining = tuple(task for task in trained if task not in gone) if listed is None else _tasks(listed)
+        # A run that was resumed with another logger has requests that this log does not tell of.
+        read = [task for task in self._numbers.get("UnlearnedAccuracy", {}) if task is not None]
+        earlier = [task for task in read if task not in gone and task not in remaining]
         self.moments.append(
             Moment(
                 task=events[-1]["task"],
                 remaining=remaining,
-                unlearned=tuple(gone),
+                unlearned=(*earlier, *gone),
                 unlearned_now=tuple(task for task in gone if task not in before),
                 claim=next((event["claim"] for event in reversed(events) if event["claim"]), None),
                 numbers={name: dict(of) for name, of in self._numbers.items()},
@@ -389,8 +400,16 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     firsts = [flat(group[0].settings) for group in groups.values()]
     of_study = {key for settings in firsts for key in settings if key.startswith(OF_STUDY)}
     differ = {key for key in of_study if len({repr(each[key]) for each in firsts if key in each}) > 1}
-    for (name, _), group in groups.items():
-        label = _label(group[0], [others[0] for (other, _), others in groups.items() if other == name], differ)
+    named = [name for name, _ in groups]
+    apart = [
+        _apart(group[0], [of[0] for (n, _), of in groups.items() if n == name], differ)
+        for (name, _), group in groups.items()
+    ]
+    short = [_short(keys) for keys in apart]
+    labels = [_label(group[0], keys) for group, keys in zip(groups.values(), short, strict=True)]
+    for name, group, keys, label in zip(named, groups.values(), apart, labels, strict=True):
+        if list(zip(named, labels, strict=True)).count((name, label)) > 1:
+            label = _label(group[0], keys)
         found.append(Entry(f"{name} ({label})" if label else name, group))
     return found
 
@@ -415,21 +434,31 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def seedless(value: Any) -> Any:
-    """Settings without any seed."""
+def seedless(value: Any, key: str = "") -> Any:
+    """Settings without any seed but those of options, which are a study's."""
     if isinstance(value, dict):
-        return {key: seedless(inner) for key, inner in value.items() if key != "seed"}
+        return {name: seedless(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
     return value
 
 
-def _label(run: Run, alike: Sequence[Run], of_study: Collection[str]) -> str:
-    """Words that set a run's settings apart from those of others of its name, and its study from others; or nothing."""
+def _apart(run: Run, alike: Sequence[Run], of_study: Collection[str]) -> list[str]:
+    """Settings in which a run differs from others of its name, and its study from others."""
     mine, *flats = [flat(seedless(each.settings)) for each in (run, *alike)]
     keys = dict.fromkeys(key for each in flats for key in each)
     apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in flats)]
-    apart += [key for key in mine if key in of_study and key not in apart]
+    return apart + [key for key in mine if key in of_study and key not in apart]
+
+
+def _short(apart: list[str]) -> list[str]:
+    """Without what the name of a stream or of a scenario mostly says."""
     if "stream.name" in apart:
         apart = [key for key in apart if key == "stream.name" or not key.startswith("stream.")]
-    if "scenario.name" in apart:  # which says what else is asked for
+    if "scenario.name" in apart:
         apart = [key for key in apart if key == "scenario.name" or not key.startswith(("scenario.", "requests"))]
-    return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in apart)
+    return apart
+
+
+def _label(run: Run, keys: Sequence[str]) -> str:
+    """Words of some settings."""
+    mine = flat(seedless(run.settings))
+    return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in keys)

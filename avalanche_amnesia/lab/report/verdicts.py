@@ -1,15 +1,15 @@
 """Verdicts: what all tests of the forgetting say together, in the same words wherever a run is reported."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from avalanche_amnesia.contrib.metrics.paired import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
-from avalanche_amnesia.lab.report.reading import Run, Spread, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, spread
 from avalanche_amnesia.lab.report.wording import listed, tasks
 
 FAR = 8
@@ -39,9 +39,8 @@ _GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
 
 
 class Pair(NamedTuple):
-    """A reading of one run, of a task or of all of them, and the same on the retrained model."""
+    """A reading of a task, or of all of them, and the same on the retrained model."""
 
-    seed: Any
     task: int | None
     here: float
     there: float
@@ -130,8 +129,12 @@ def _beside(runs: Sequence[Run]) -> Iterator[str]:
     if not any(run.obeys for run in runs):
         yield "obeys no request"
     longest = max(len(run.moments) for run in runs)
+    end = next(run.last.task for run in runs if len(run.moments) == longest)
+    missing = sum(run.unrecorded for run in runs)
+    if missing:
+        yield f"{missing} {'record is' if missing == 1 else 'records are'} missing"
     for run in runs:
-        if not run.ended or len(run.moments) < longest:
+        if not run.ended or (len(run.moments) < longest and run.last.task != end):
             yield f"{run.of_seed} stopped after task {run.last.task}"
 
 
@@ -198,10 +201,13 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
             return found("possible", "within another seed's floor" if wider else "no seed floor was measured")
         return found("trace")
     # One task or one seed by itself varies more than the mean of all: twice the tolerance.
-    far = [task for task, of in _grouped(pairs, "task").items() if task is not None and _exceeds(reading, of)]
+    by_task: dict[int | None, list[Pair]] = {}
+    for pair in pairs:
+        by_task.setdefault(pair.task, []).append(pair)
+    far = [task for task, of in by_task.items() if task is not None and _exceeds(reading, of)]
     if far:
         return found("possible", f"on {tasks(far)}")
-    alone = [seed for seed, of in _grouped(pairs, "seed").items() if _exceeds(reading, of)]
+    alone = [run.of_seed for run in runs if _exceeds(reading, _pairs(reading, run))]
     if alone:
         return found("possible", f"in {listed(alone)}")
     if unread:
@@ -217,7 +223,7 @@ def _pairs(reading: Reading, run: Run) -> list[Pair]:
     """Pairs of the tasks; where no task has both readings, that of all tasks."""
     here, there = (run.last.numbers.get(name, {}) for name in (reading.metric, reading.compared))
     shared = [task for task in here if task in there]
-    return [Pair(run.of_seed, task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
+    return [Pair(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
@@ -226,15 +232,10 @@ def _unread(reading: Reading, run: Run) -> set[int]:
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 
 
-def _grouped(pairs: Sequence[Pair], by: Literal["task", "seed"]) -> dict[Any, list[Pair]]:
-    groups: dict[Any, list[Pair]] = {}
-    for pair in pairs:
-        groups.setdefault(getattr(pair, by), []).append(pair)
-    return groups
-
-
 def _exceeds(reading: Reading, pairs: Sequence[Pair]) -> bool:
     """Tell whether a part of the pairs exceeds twice the tolerance."""
+    if not pairs:
+        return False
     ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)
     return ours - theirs > 2 * _tolerance(reading, theirs)
 
@@ -251,8 +252,8 @@ def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, floa
     return test.interval or (test.mean_difference, test.mean_difference)
 
 
-def verdicts_as_text(named: Mapping[str, Sequence[Run]]) -> str:
+def verdicts_as_text(entries: Sequence[Entry]) -> str:
     """A line per strategy: its name and the verdict on its runs."""
-    width = max(map(len, named))
-    found = {name: verdict_of(runs) for name, runs in named.items()}
-    return "\n".join(f"{name:{width}}  {one}{f' ({one.beside})' * bool(one.beside)}" for name, one in found.items())
+    width = max(len(entry.name) for entry in entries)
+    found = [(entry.name, verdict_of(entry.runs)) for entry in entries]
+    return "\n".join(f"{name:{width}}  {one}{f' ({one.beside})' * bool(one.beside)}" for name, one in found)

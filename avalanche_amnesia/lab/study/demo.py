@@ -13,7 +13,7 @@ from avalanche_amnesia.audit.words import tasks_in_words
 from avalanche_amnesia.evaluation.figures import Cell, as_png, matrix_figure
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
-from avalanche_amnesia.lab.report.reading import Moment, Run, spread
+from avalanche_amnesia.lab.report.reading import Entry, Moment, Run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
 from avalanche_amnesia.lab.report.wording import MISSING, unitless
@@ -118,7 +118,7 @@ def _at_the_end(runs: Sequence[Run]) -> str:
             lines.append(f"{name:{first}}" + "".join(f" {part:>{w}}" for part, w in zip(parts, widths, strict=True)))
     meanings = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     told = [textwrap.fill(f"{name}: {text}", _WIDTH, subsequent_indent="  ") for name, text in meanings.items()]
-    return "\n".join([verdicts_as_text({run.name: [run] for run in runs}), "", *lines, "", *told])
+    return "\n".join([verdicts_as_text([Entry(run.name, [run]) for run in runs]), "", *lines, "", *told])
 
 
 def _accuracies(runs: Sequence[Run]) -> Figure:

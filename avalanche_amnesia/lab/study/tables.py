@@ -45,14 +45,16 @@ class Row:
     source: str = ""
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """Finished runs of a folder, or of a JSON file of :func:`write_tables`."""
+def read_rows(folder: Path, keys: Mapping[str, Any] | None = None) -> list[Row]:
+    """Finished runs of a folder, or of a JSON file of :func:`write_tables`; with keys of those who may have signed."""
     if folder.is_file():
+        if keys:
+            raise ValueError(f"{folder} is a file of tables, which nobody signs: give the pack, or no --public-key")
         return _rows_of(folder)
     rows = []
     for place in sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file()):
         settings = yaml.safe_load((place / SETTINGS).read_text())
-        run = read_run(place)
+        run = read_run(place, keys)
         if run.moments:
             rows.append(_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]))
     if not rows:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import pytest
 from avalanche.evaluation.metric_results import MetricValue
@@ -9,7 +10,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
-from avalanche_amnesia.lab.report import page, read_run, read_runs, report_page, sections, verdicts
+from avalanche_amnesia.lab.report import entries, page, read_run, read_runs, report_page, sections, verdicts
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
 from avalanche_amnesia.lab.report.reading import number
@@ -109,9 +110,10 @@ def test_the_command_reports_several_runs_as_one_page(tmp_path, capsys):
     out = tmp_path / "pages" / "report.html"
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
     verdict, told = capsys.readouterr().out.splitlines()
-    assert verdict == "EWC  undecided: tests too weak"
+    assert verdict == "EWC  undecided: tests too weak (2 records are missing)"
     assert "report.html" in told
-    assert verdict.removeprefix("EWC  ") in out.read_text()
+    for words in ("undecided: tests too weak", "2 records are missing"):
+        assert words in out.read_text()
     assert "seeds 3 and 4" in out.read_text()
 
 
@@ -180,3 +182,39 @@ def test_copies_of_a_run_without_a_seed_are_one_run(tmp_path):
     (tmp_path / "b" / "run.jsonl").write_bytes(file.read_bytes())
     with pytest.raises(ValueError, match="both are of the run: give each run once"):
         report_page(read_runs(tmp_path))
+
+
+def test_a_run_that_ended_with_an_error_has_not_ended(tmp_path):
+    file = write(tmp_path) / "run.jsonl"
+    file.write_text(file.read_text().replace('"exit_code": 0', '"exit_code": 1'))
+    assert not read_run(tmp_path).ended
+
+
+def test_a_record_that_is_missing_is_named(tmp_path):
+    with (write(tmp_path / "run") / "run.jsonl").open("a") as log:
+        log.write(json.dumps({"kind": "record", "path": "records/1.json"}) + "\n")
+    with pytest.raises(JSONRunError, match=r"names records/1.json, which is not there"):
+        read_run(tmp_path / "run")
+    assert verdicts.verdict_of([read_run(write(tmp_path / "other"))]).beside == "1 record is missing"
+
+
+def test_a_task_that_an_earlier_log_tells_of_is_gone_too(tmp_path):
+    file = write(tmp_path) / "run.jsonl"
+    text = file.read_text().replace(
+        "JSD_own/eval_phase/test_stream/Task000", "UnlearnedAccuracy/eval_phase/test_stream/Task007"
+    )
+    file.write_text(text)
+    last = read_run(tmp_path).last
+    assert (last.unlearned, last.unlearned_now) == ((7, 0), (0,))
+
+
+def test_entries_of_one_name_have_names_of_their_own(tmp_path):
+    for place, (name, rate, stream_seed) in enumerate(
+        [("random", 0.2, 1), ("random", 0.7, 1), ("first", 0, 1), ("random", 0.2, 2)]
+    ):
+        stream = {"name": "Digits", "options": {"seed": stream_seed}}
+        settings = {"seed": 3, "scenario": {"name": name, "options": {"rate": rate}}, "stream": stream}
+        write(tmp_path / str(place), settings=settings)
+    found = [entry.name for entry in entries(read_runs(tmp_path))]
+    assert len(set(found)) == 4
+    assert found[2].startswith("EWC (scenario first")

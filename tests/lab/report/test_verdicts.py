@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from avalanche_amnesia.audit.record import NOT_OBEYED
 from avalanche_amnesia.lab.report.measures import JSD, READINGS
-from avalanche_amnesia.lab.report.reading import Moment, Run
+from avalanche_amnesia.lab.report.reading import Entry, Moment, Run
 from avalanche_amnesia.lab.report.verdicts import verdict_of, verdicts_as_text
-from avalanche_amnesia.unlearning.applying import NOT_OBEYED
 
 REMAINING = "JSD through the masks of remaining tasks"
 TESTS = {reading.check: reading for reading in (*READINGS, JSD)} | {REMAINING: replace(JSD, metric="JSD_remaining")}
@@ -107,6 +107,7 @@ def test_one_seed_is_not_averaged_away():
     found = verdict_of(runs)
     assert (str(found), outcome_of("old head", *runs).why) == ("undecided: a possible trace", "in seed 5")
     assert str(verdict_of(runs[5:6])) == "trace found"
+    assert outcome_of("old head", *(replace(run, seed=None) for run in runs)).why == "in the run"
 
 
 def test_what_is_exact_keeps_the_remaining_accuracy_too():
@@ -123,8 +124,9 @@ def test_a_control_and_a_stopped_run_are_called_so():
     assert (control.claim, control.why.split("; ")[1]) == ("", "obeys no request")
     stopped = [run_of(1), replace(run_of(2), ended=False)]
     assert verdict_of(stopped).why.endswith("; seed 2 stopped after task 9")
-    shorter = [run_of(1), replace(run_of(2), moments=[run_of().last] * 2)]
-    assert verdicts_as_text({"A": shorter}) == "A  no trace found (seed 1 stopped after task 9)"
+    early = replace(run_of(1).last, task=4)
+    shorter = [replace(run_of(1), moments=[early]), replace(run_of(2), moments=[early, run_of().last])]
+    assert verdicts_as_text([Entry("A", shorter)]) == "A  no trace found (seed 1 stopped after task 4)"
 
 
 def test_a_test_without_room_above_the_retrained_model_finds_nothing():
@@ -158,5 +160,5 @@ def test_without_a_request_there_is_nothing_to_judge():
 
 
 def test_verdicts_of_all_strategies_stand_below_each_other():
-    told = verdicts_as_text({"A": [run_of()], "Long name": [run_of(**{"old head": [0.45]})]})
+    told = verdicts_as_text([Entry("A", [run_of()]), Entry("Long name", [run_of(**{"old head": [0.45]})])])
     assert told == "A          no trace found\nLong name  trace found"
