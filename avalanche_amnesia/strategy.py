@@ -5,13 +5,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
-from avalanche.training.plugins import EvaluationPlugin
-from avalanche.training.plugins.clock import Clock
-from avalanche.training.templates.base_sgd import PeriodicEval
 from torch.optim import Optimizer
-
-OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
-"""Avalanche's plugins that count and report, and take no part in a training."""
 
 
 class Strategy(Protocol):

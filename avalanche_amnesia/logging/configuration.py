@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from avalanche_amnesia.audit.record import package_versions
-from avalanche_amnesia.saving.strategy_settings import own_settings, settings_of
-from avalanche_amnesia.strategy import OF_THE_HOST, Strategy
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, own_settings, settings_of
+from avalanche_amnesia.strategy import Strategy
 
 
 def configuration_of(strategy: Strategy) -> dict[str, Any]:

@@ -13,10 +13,16 @@ from typing import Any
 import numpy as np
 import torch
 from avalanche.core import BasePlugin
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins.clock import Clock
+from avalanche.training.templates.base_sgd import PeriodicEval
 from torch import nn
 from torch.optim import Optimizer
 
-from avalanche_amnesia.strategy import OF_THE_HOST, Strategy
+from avalanche_amnesia.strategy import Strategy
+
+OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
+"""Avalanche's plugins that count and report, and take no part in a training."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)

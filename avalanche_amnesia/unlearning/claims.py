@@ -25,9 +25,9 @@ from avalanche_amnesia.models.task_store import Parts, state_of_model
 from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.saving.encoding import Apart
-from avalanche_amnesia.saving.strategy_settings import learning_settings
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 from avalanche_amnesia.saving.values import checked, made
-from avalanche_amnesia.strategy import OF_THE_HOST, Strategy, autocast_now
+from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext

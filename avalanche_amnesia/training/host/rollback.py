@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.object_walk import reachable
-from avalanche_amnesia.strategy import OF_THE_HOST, Strategy
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
+from avalanche_amnesia.strategy import Strategy
 
 CONTAINERS = (dict, list, set, deque)
 _OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
