@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 from avalanche.benchmarks import CLScenario, EagerCLStream
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import label_of_several
+from avalanche_amnesia.benchmarks.data import label_of_several, targets_of
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark, own_copy, scenario_like
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
@@ -149,6 +149,7 @@ def with_unlearning(
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
     try:
         _rehearse(tasks, schedule, declared, ledger.copy())
+        _check_parts(benchmark, schedule)
     except RequestError as error:
         if not carried:
             raise
@@ -158,6 +159,26 @@ def with_unlearning(
             "again, give with_unlearning the benchmark without requests"
         ) from error
     return _scheduled(benchmark, schedule, declared, ledger.deadline)
+
+
+def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
+    """Raise for samples or classes that are not there, of a task with so many samples and with these classes."""
+    wrong = [at for at in request.samples if at >= n]
+    if wrong:
+        raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
+    unknown = sorted(set(request.classes).difference(classes))
+    if unknown:
+        raise RequestError(f"{event}: task {task} has no samples of classes {unknown}; it has {sorted(classes)}")
+
+
+def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningRequest, ...]]) -> None:
+    """Check the samples and classes that requests name against the task's data, as they lie before any request."""
+    for position, due in enumerate(schedule):
+        for request in (one for one in due if one.is_partial):
+            (task,) = request.tasks
+            of_task = (e for e in benchmark.train_stream[: position + 1] if int(e.task_labels[0]) == task)
+            labels = targets_of(next(of_task)).tolist()
+            check_part(request, task, len(labels), set(labels), f"after position {position}")
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:

@@ -147,6 +147,8 @@ def task_benchmark(
     """
     classes = _checked_classes(task_classes)
     steps: Sequence[BatchTransform | None] = [None] * len(classes) if transforms is None else transforms
+    if callable(steps):
+        raise ValueError(f"transforms={steps!r} is one function; give one (or None) per task, [{steps!r}, None, …]")
     wrong = [step for step in steps if step is not None and not callable(step)]
     if wrong and not isinstance(transforms, str):
         raise ValueError(f"{wrong[0]!r} is no transform; give a function of whole batches, or None, per task")
@@ -259,10 +261,30 @@ def _labels_of(data: Data, name: str) -> Tensor:
             # Items may come with random transforms, and building a benchmark must not move the user's random stream.
             with torch.random.fork_rng(devices=[]):
                 targets = [parted(data[item])[1] for item in range(length)]
-        labels = _as_int64(targets, name)
+            labels = _as_int64(targets, name)
+        else:
+            labels = _as_int64(targets, name)
+            if getattr(data, "target_transform", None) is not None:
+                _check_some(data, labels, name)
     if len(labels) != length:
         raise ValueError(f"{name}: {length} samples but {len(labels)} labels; give one label per sample")
     return labels
+
+
+def _check_some(data: Any, labels: Tensor, name: str) -> None:
+    """Compare the labels of a few items with a data set's targets, which are what counts."""
+    for item in sorted({0, len(labels) // 2, len(labels) - 1} if len(labels) == len(data) and len(data) else ()):
+        try:
+            with torch.random.fork_rng(devices=[]):
+                label = parted(data[item])[1]
+        except Exception:  # an item that can't be made is named where it is needed
+            return
+        if checks.integer(label) != int(labels[item]):
+            raise ValueError(
+                f"{name}: item {item} has the label {label!r}, and targets[{item}] is {int(labels[item])}: labels are "
+                "taken from targets, which no target_transform changes; give a data set whose targets are what its "
+                "items say, or one without targets"
+            )
 
 
 def _as_int64(y: Iterable[Any], name: str) -> Tensor:

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 import torch
 from avalanche.core import SupervisedPlugin
@@ -157,6 +157,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             **checked_options(train_mb_size, train_epochs, eval_mb_size, eval_every, peval_mode),
         )
         self.seed = checks.whole_number("seed", seed, None)
+        checks.one_of("reset_optimizer", reset_optimizer, Literal[True, False])
         self.reset_optimizer = reset_optimizer
         self._trains = False
         self._placed: int | None = None  # experiences in the streams whose places are the task labels

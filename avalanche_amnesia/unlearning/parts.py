@@ -11,7 +11,7 @@ from typing import Any, Self
 from blake3 import blake3
 
 from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part
 from avalanche_amnesia.benchmarks.samples import experience_without
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.values import checked
@@ -90,12 +90,7 @@ class LeftOut:
         labels = targets_of(experience).tolist()
         before, n = set(forgotten.positions(task, len(labels))), len(labels)
         there = {label for at, label in enumerate(labels) if at not in before}
-        wrong = [at for at in request.samples if at >= n]
-        if wrong:
-            raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
-        unknown = sorted(set(request.classes) - there)
-        if unknown:
-            raise RequestError(f"{event}: task {task} has no samples of classes {unknown}; it has {sorted(there)}")
+        check_part(request, task, n, there, event)
         gone = {*request.samples, *(at for at, label in enumerate(labels) if label in request.classes)} - before
         if not gone:
             raise RequestError(f"{event}: all of these samples of task {task} are forgotten already")

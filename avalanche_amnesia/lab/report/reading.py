@@ -193,7 +193,10 @@ class Entry:
 def spread(values: Iterable[float | None]) -> Spread | None:
     """Mean, lowest and highest of the numbers that there are; None for none."""
     there = [value for value in values if value is not None]
-    return Spread(sum(there) / len(there), min(there), max(there), len(there)) if there else None
+    if not there:
+        return None
+    low, high = min(there), max(there)
+    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # equal numbers have no range
 
 
 def number(name: str, task: int | None = None) -> Get:

@@ -160,12 +160,14 @@ def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], 
     whole = os.path.commonpath(folders)
     folders = [os.path.join(*Path(os.path.relpath(folder, os.path.dirname(whole))).parts[-2:]) for folder in folders]
     names = dict.fromkeys(name for each in found for name in each)
-    rows = [[text(name), *(text(_set_to(each.get(name))) for each in found)] for name in names]
+    rows = [[text(name), *(text(_set_to(name, each.get(name))) for each in found)] for name in names]
     return Table(caption, (what, *folders), rows)
 
 
-def _set_to(value: object) -> str:
-    if isinstance(value, dict):  # requests
+def _set_to(name: str, value: object) -> str:
+    if isinstance(value, dict) and name.rpartition(".")[2] != "requests":  # of anything else: slots by task, say
+        return json.dumps(value, default=str)
+    if isinstance(value, dict):
         return "; ".join(f"{tasks(gone)} after task {after}" for after, gone in value.items())
     return MISSING if value is None else str(value)
 

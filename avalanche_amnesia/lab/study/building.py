@@ -1,6 +1,7 @@
 """Streams, networks and strategies from settings."""
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, DarkReplayPlugin, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study.named import chosen, named
@@ -91,6 +93,7 @@ def make_stream(
     """The tasks, without requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
+    root = root or os.environ.get(ENVIRONMENT)
     offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root, "download": download}
     stream: CLScenario = _called(stream_maker(settings), given, offered, settings.name)
     if not hasattr(stream, "train_stream"):
@@ -268,6 +271,8 @@ def check_options(settings: MethodSettings) -> None:
         of = takes.get(name, Any)
         if not is_of(of, value):
             raise ValueError(f"options.{name} of {settings.kind} must be {shown(of)}, got {value!r}")
+        if issubclass(kind, TaskStrategy):
+            _object(name, value, kind, seed=0)
 
 
 def _arguments(kind: type) -> dict[str, Any]:
@@ -313,8 +318,14 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     if "name" not in given:
         raise ValueError(f"options.{name} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
     which = given.pop("name")
-    if name == "adjustment" and which in RULES:
-        return _called(RULES[which], given, {}, f"options.{name}")
+    if name == "adjustment":
+        if which not in RULES and ":" not in str(which):
+            raise ValueError(
+                f"options.{name}: there is no rule {which!r}{did_you_mean(str(which), RULES) or ';'} it must be one of "
+                f"{', '.join(RULES)}, or MODULE:NAME of one of your own"
+            )
+        rule = RULES[which] if which in RULES else named(which, f"options.{name}")
+        return _called(rule, given, {}, f"options.{name}")
     if name == "repair":
         return _called(partial(RepairPlugin, which), given, {"seed": seed}, f"options.{name}")
     if which == "backup":

@@ -171,7 +171,7 @@ def figure(rows: Sequence[Row]) -> Figure:
             ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
         left.set_yticks(range(len(methods)), [fill(method, _NAME_WIDTH) for method in methods])
         left.set_xlabel("accuracy of remaining tasks")
-        low, high = left.get_xlim()
+        low, high = left.dataLim.intervalx
         if high - low < _LEAST:  # differences that mean nothing do not fill the panel
             right_end = min((low + high + _LEAST) / 2, 1.0)
             left.set_xlim(right_end - _LEAST, right_end)
@@ -257,7 +257,7 @@ def _cell(rows: Sequence[Row], name: str) -> str:
     words = MEASURES[name].words
     found = [value for row in rows if (value := row.values[name]) is not None]
     if not found:
-        return distance_in_words(0.0) if name == "ratio" and all(map(_below_detection, rows)) else MISSING
+        return distance_in_words(0.0) if name == "ratio" and rows and all(map(_below_detection, rows)) else MISSING
     some = f" ({len(found)} of {len(rows)})" if len(found) < len(rows) else ""
     mean, deviation = fmean(found), stdev(found) if len(found) > 1 else None
     if words in (percent, points):

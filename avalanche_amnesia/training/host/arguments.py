@@ -1,5 +1,6 @@
 """Checks of arguments that the host lets pass and fails at later."""
 
+import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -116,6 +117,9 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
                 f"strategy.train has no option {name!r}: it is one of the strategy, {strategy.__name__}(…, {meant}=…), "
                 f"and can be changed between trainings, strategy.{meant} = …"
             )
+        near = difflib.get_close_matches(name, _LOADERS, 1, 0.8) if name not in _LOADERS else ()
+        if near:  # the host hands on whatever it does not know, for plugins
+            raise TypeError(f"strategy.train has no option {name!r}; did you mean {near[0]!r}?")
     workers = options.get("num_workers", 0)
     checks.whole_number("num_workers", workers, 0)
     for name in ("drop_last", "shuffle"):
@@ -123,6 +127,8 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
             raise TypeError(f"{name} must be True or False, got {options[name]!r}")
 
 
+_LOADERS = ("drop_last", "num_workers", "persistent_workers", "pin_memory", "shuffle")
+"""Options of the host's loaders."""
 _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "train_mb_size"}
 """Names of other libraries for options of a strategy."""
 
@@ -157,7 +163,7 @@ def listed(experiences: Any, call: str) -> list[Any]:
     given = list(experiences)
     for position, experience in enumerate(given):
         if not _is_experience(experience):
-            raise TypeError(f"{call} takes experiences, and number {position} is {experience!r}: {way_out}")
+            raise TypeError(f"{call} takes experiences, and number {position} is {experience!r:.200}: {way_out}")
     return given
 
 

@@ -1,5 +1,6 @@
 """States of Avalanche's own plugins and strategies: attributes that are no plain values, and those that don't count."""
 
+from collections import Counter
 from copy import copy, deepcopy
 from typing import Any
 
@@ -152,14 +153,17 @@ def _group(policy: Any, state: Any) -> Any:
 
 
 def _schedule(scheduler: Any) -> dict[str, Any]:
-    return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
+    found = {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
+    return {name: dict(value) if isinstance(value, Counter) else value for name, value in found.items()}
 
 
 def _load_schedule(state: Any, scheduler: Any, strategy: Strategy) -> Any:
     own = _schedule(scheduler)
     if any(hasattr(scheduler, name) and name not in own for name in state):
         raise StateError(f"invalid value in state: {list(state)} where {list(own)} should be")
-    scheduler.load_state_dict(state)
+    held = vars(scheduler)
+    counted = {name: Counter(of) for name, of in state.items() if isinstance(held.get(name), Counter)}  # milestones
+    scheduler.load_state_dict(state | counted)
     return scheduler
 
 

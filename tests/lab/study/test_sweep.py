@@ -189,6 +189,7 @@ def test_a_picture_shows_small_differences_as_small_and_long_names_in_full():
         for n, name in enumerate(names)
     ]
     rows[2] = replace(rows[2], values={"remaining": None, "ratio": None})
+    rows[1:2] = [replace(rows[1], seed=seed, values={"remaining": 0.998, "ratio": 1.0}) for seed in (2, 3, 4)]  # rounds
     with warnings.catch_warnings(action="error"):  # matplotlib warns where a layout has no room
         picture = figure(rows)
         picture.canvas.draw()
