@@ -220,3 +220,25 @@ def test_transforms_must_fit():
     lazy = TensorDataset(*data())
     with pytest.raises(ValueError, match="transforms apply to tensor pairs"):
         task_benchmark(lazy, lazy, [[0]], transforms=[Scale(2.0)])
+
+
+def test_a_target_transform_is_not_passed_over():
+    x, y = data()
+    base = WithTargets(x, y.tolist())
+    base.target_transform = lambda label: 5 - label
+    assert task_benchmark(base, base, [[0, 1]]).n_classes == 2  # its items do not use it
+    changed = type(
+        "Changed", (WithTargets,), {"__getitem__": lambda self, item: (self.x[item], 5 - self.targets[item])}
+    )
+    base = changed(x, y.tolist())
+    base.target_transform = lambda label: 5 - label
+    with pytest.raises(
+        ValueError, match=r"item 0 has the label 5, and targets\[0\] is 0: labels are taken from targets"
+    ):
+        task_benchmark(base, base, [[0, 1]])
+
+
+def test_one_function_is_no_transform_per_task():
+    x, y = data()
+    with pytest.raises(ValueError, match=r"is one function; give one \(or None\) per task"):
+        task_benchmark((x, y), (x, y), [[0, 1]], transforms=Scale(2.0))

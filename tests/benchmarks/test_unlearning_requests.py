@@ -363,3 +363,12 @@ def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
 def test_an_empty_request_in_a_mapping_is_no_request():
     benchmark = with_unlearning(SplitDigits(), {1: [], 2: [0]})
     assert [len(experience.requests) for experience in benchmark.train_stream] == [0, 0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [({"classes": [7]}, r"task 0 has no samples of classes \[7\]"), ({"samples": [10**6]}, r"and none at \[1000000\]")],
+)
+def test_parts_that_are_not_there_are_refused_with_the_schedule(part, told):
+    with pytest.raises(RequestError, match=told):
+        with_unlearning(SplitDigits(), [UnlearningRequest(task=0, at=1, **part)])

@@ -17,7 +17,7 @@ import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.interruptions import comparable_state
 from support.strategies import DIGITS, brief, learn, quiet
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import MultiStepLR, StepLR
 
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import (
@@ -258,6 +258,20 @@ def test_a_state_sets_no_method_of_a_schedule(name):
     with pytest.raises(StateError, match="invalid value in state"):
         load_state_of(plugin, state, None)
     assert plugin.scheduler.optimizer is optimizer
+
+
+def test_a_schedule_of_milestones_goes_on_as_it_was():
+    def scheduled(milestones):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        return LRSchedulerPlugin(MultiStepLR(optimizer, milestones))
+
+    plugin, other = scheduled([1, 1, 3]), scheduled([7])
+    plugin.scheduler.step()
+    load_state_of(other, deepcopy(state_of(plugin)), None)
+    assert other.scheduler.milestones == plugin.scheduler.milestones
+    for each in (plugin, other):
+        each.scheduler.step()
+    assert other.scheduler._get_closed_form_lr() == plugin.scheduler._get_closed_form_lr()
 
 
 @pytest.mark.parametrize("depth", [100, 900, 20_000])

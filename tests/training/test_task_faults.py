@@ -149,3 +149,12 @@ def test_a_task_whose_weights_were_put_back_is_named(kind):
             strategy.train(DIGITS.train_stream[task], eval_streams=[DIGITS.test_stream[task : task + 1]])
         told += [task for w in caught if "ends with the weights with which it began" in str(w.message)]
     assert told == [1]
+
+
+@pytest.mark.parametrize("option", ["droplast", "num_wokers", "shufle"])
+def test_a_mistyped_option_of_a_loader_is_named(option):
+    strategy = amnesiac()
+    with pytest.raises(TypeError, match=rf"strategy.train has no option '{option}'; did you mean"):
+        strategy.train(DIGITS.train_stream[0], **{option: True})
+    with pytest.raises(ValueError, match="reset_optimizer must be one of True, False, got 'no'"):
+        amnesiac(reset_optimizer="no")

@@ -218,3 +218,10 @@ def test_entries_of_one_name_have_names_of_their_own(tmp_path):
     found = [entry.name for entry in entries(read_runs(tmp_path))]
     assert len(set(found)) == 4
     assert found[2].startswith("EWC (scenario first")
+
+
+def test_settings_of_any_form_are_shown(tmp_path):
+    write(tmp_path, settings=SETTINGS | {"isolation": {"slots": {"0": 0, "1": 1}}, "augment": {"1": {"flip": True}}})
+    html = report_page(read_runs(tmp_path))
+    for shown in ("{&#34;0&#34;: 0, &#34;1&#34;: 1}", "&#34;flip&#34;: true", "task 0 after task 1"):
+        assert shown in html

@@ -17,11 +17,11 @@ from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.study import settings as kinds
-from avalanche_amnesia.lab.study.building import make_network, make_stream, model_class, optimizer_class
+from avalanche_amnesia.lab.study.building import make_network, make_strategy, make_stream, model_class, optimizer_class
 from avalanche_amnesia.lab.study.experiment import cells_of
 from avalanche_amnesia.lab.study.settings import MethodSettings, NetworkSettings, StreamSettings
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import TaskStrategy
+from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.training import AdjustmentRule, HATPlugin, TaskStrategy, find_plugin
 
 ROOT = Path(__file__).parents[3]
 HERE = __name__
@@ -100,6 +100,28 @@ def test_a_module_of_the_working_directory_is_found(file):
     sys.modules.pop("beside")
 
 
+class Still(AdjustmentRule):
+    """Nothing moves."""
+
+    def held(self, use, name, sparsity):
+        """All of the update."""
+        return torch.ones_like(use.covered[name])
+
+
+def test_a_rule_and_a_data_root_of_ones_own(file, monkeypatch):
+    settings = MethodSettings("HAT", options={"adjustment": f"{HERE}:Still"})
+    made = make_strategy(settings, lambda: MLP(4, features=3), two_tasks(2, 0), 1, train_mb_size=4, train_epochs=1)
+    assert isinstance(find_plugin(made, HATPlugin).rule, Still)
+    monkeypatch.setenv("AMNESIA_DATA", "somewhere")
+    roots = []
+    monkeypatch.setattr(
+        sys.modules[HERE], "rooted", lambda n_tasks, root: roots.append(root) or two_tasks(n_tasks, 0), raising=False
+    )
+    make_stream(StreamSettings(f"{HERE}:rooted", 2), 0)
+    make_stream(StreamSettings(f"{HERE}:rooted", 2), 0, root="elsewhere")
+    assert roots == ["somewhere", "elsewhere"]
+
+
 def test_a_network_says_how_many_features_it_has_or_is_asked():
     network = make_network(NetworkSettings(f"{HERE}:Narrow", options={"width": 5}), torch.zeros(2, 4))
     assert (network.features, network.training) == (5, True)
@@ -131,6 +153,9 @@ def test_a_strategy_that_does_not_name_its_model_is_told_how():
         ("methods.WSN.kind=nowhere:Method", "No module named 'nowhere'"),
         ("methods.WSN.kind=experiments.piggyback:Pigyback", "no attribute 'Pigyback'"),
         ("methods.WSN.kind=experiments.piggyback:main", "name a class of strategies"),
+        ("methods.HAT={kind: HAT, options: {adjustment: hatt}}", "no rule 'hatt'; did you mean 'hat'?"),
+        ("methods.HAT={kind: HAT, options: {adjustment: {name: half, share: 1}}}", "MODULE:NAME of one of your own"),
+        ("methods.HAT={kind: HAT, options: {masks: {budjet: 1}}}", "did you mean 'budget'"),
         ("methods.WSN.optimizer=Adamm", "no optimizer 'Adamm'; did you mean 'Adam'?"),
         (f"stream.name={HERE}:no_tasks", "no attribute 'no_tasks'"),
         (f"network.name={HERE}:Wide", "no attribute 'Wide'"),
