@@ -95,7 +95,7 @@ def run(
         data_root: folder with data sets, or AMNESIA_DATA
         download: let torchvision fetch data that is missing
     """
-    from avalanche_amnesia.lab.study.experiment import folder_of, is_done
+    from avalanche_amnesia.lab.study.experiment import changed, folder_of, is_done
 
     given = {"stream.name": stream, "network.name": network}
     changes = [*((key, name) for key, name in given.items() if name is not None), *changes]
@@ -120,6 +120,8 @@ def run(
     if is_done(cell, folder):
         _say(f"there already, with these settings: {folder}")
         return
+    if differs := changed(cell, folder):
+        _say(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
     _say(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 

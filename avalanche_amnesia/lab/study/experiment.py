@@ -11,6 +11,7 @@ import yaml
 
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
+from avalanche_amnesia.lab.report.reading import flat
 from avalanche_amnesia.lab.study.settings import (
     METHODS,
     OBEY_NOTHING,
@@ -209,8 +210,15 @@ def is_done(cell: Cell, folder: Path) -> bool:
     """Tell whether the results of a run are there, with these settings."""
     if not (folder / RUN_FILE).is_file() or not (folder / SETTINGS).is_file():
         return False
-    found: Any = yaml.safe_load((folder / SETTINGS).read_text())
-    return bool(found == resolved(cell))
+    return not changed(cell, folder)
+
+
+def changed(cell: Cell, folder: Path) -> list[str]:
+    """Settings in which the run that is there differs."""
+    if not (folder / SETTINGS).is_file():
+        return []
+    found, wanted = flat(yaml.safe_load((folder / SETTINGS).read_text()) or {}), flat(resolved(cell))
+    return [name for name in wanted | found if found.get(name, ...) != wanted.get(name, ...)]
 
 
 def slug(name: str) -> str:

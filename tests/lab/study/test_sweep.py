@@ -321,6 +321,8 @@ def test_run_takes_overrides_and_a_profile(file, capsys):
     assert (saved["stream"]["n_train"], saved["training"]["batch_size"], saved["method"]["lr"]) == (60, 10, 0.01)
     assert main(words) == 0
     assert "there already" in capsys.readouterr().out
+    assert main([*words[:-1], "methods.HAT.lr=0.02"]) == 0
+    assert "which has other settings: method.lr" in capsys.readouterr().out
 
 
 def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
