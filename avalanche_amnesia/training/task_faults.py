@@ -94,10 +94,10 @@ def fault_of_single(strategy: Strategy, error: Exception) -> str | None:
     norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
     which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
     n, size = len(strategy.adapted_dataset), strategy.train_mb_size
+    mend = "With strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose another"
     return (
         f"of its {n} samples, in mini-batches of {size}, one is alone in a mini-batch, and {which} needs several while "
-        "it trains. With strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose "
-        "another train_mb_size"
+        f"it trains. {mend if size > 1 else 'Choose a larger'} train_mb_size"
     )
 
 

@@ -57,8 +57,8 @@ def test_listed_requests_are_what_was_listed():
 
 
 def test_listed_requests_may_name_samples_and_classes():
-    scenario = scenarios.listed(4, {1: [0], 3: {"task": 2, "samples": [4, 1]}})
-    part = UnlearningRequest(task=2, samples=[1, 4], at=3)
+    scenario = scenarios.listed(4, {1: [0], 3: {"task": 2, "samples": [1, 0]}})
+    part = UnlearningRequest(task=2, samples=[0, 1], at=3)
     assert [e.requests for e in scenario.on(tiny.blank(4)).train_stream][3] == (part,)
     several = scenarios.listed(4, [{"task": 2, "classes": [0], "at": 3}, {"tasks": [0], "at": 3, "when": "before"}])
     assert [r.when for r in several.on(tiny.blank(4)).train_stream[3].requests] == ["before", "after"]
