@@ -373,7 +373,7 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
             ["methods.AmnesiacHAT.options.adjustment.alpha=1"],
             "options.adjustment lacks its name: say {name: …, alpha: …}",
         ),
-        (["methods.AmnesiacHAT.options.adjustment={name: hatt, alpha: 1}"], "options.adjustment: hatt takes no alpha"),
+        (["methods.AmnesiacHAT.options.adjustment={name: hatt, alpha: 1}"], "there is no rule 'hatt'; did you mean"),
         (["network.widths=[]"], "network.widths must have one width at least"),
         (["seeds=[]"], "experiment tiny has no seeds: name one at least"),
         (["methods.AmnesiacHAT.lr=1e30"], "task 0 diverged"),
