@@ -171,8 +171,8 @@ def figure(rows: Sequence[Row]) -> Figure:
             ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
         left.set_yticks(range(len(methods)), [fill(method, _NAME_WIDTH) for method in methods])
         left.set_xlabel("accuracy of remaining tasks")
-        low, high = left.dataLim.intervalx
-        if high - low < _LEAST:  # differences that mean nothing do not fill the panel
+        low, high = left.dataLim.intervalx  # without a number: from infinity down
+        if 0 <= high - low < _LEAST:  # differences that mean nothing do not fill the panel
             right_end = min((low + high + _LEAST) / 2, 1.0)
             left.set_xlim(right_end - _LEAST, right_end)
         left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")

@@ -202,6 +202,12 @@ def test_a_picture_shows_small_differences_as_small_and_long_names_in_full():
     assert " ".join(left.get_yticklabels()[0].get_text().split()) == names[0].strip()
 
 
+def test_a_picture_of_nothing_that_remains_is_drawn():
+    picture = figure([Row("x", "A", "all gone", 1, "", {"remaining": None, "ratio": None}, {}, [])])
+    picture.canvas.draw()
+    assert [text.get_text() for ax in picture.axes for text in ax.texts] == ["not measured"] * 2
+
+
 def test_a_name_stays_within_its_cell():
     row = Row(
         "x",
