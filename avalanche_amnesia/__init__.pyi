@@ -16,7 +16,7 @@ from .models.disjoint import DisjointModel as DisjointModel
 from .models.masked import MaskedModel as MaskedModel
 from .models.mlp import MLP as MLP
 from .models.multi_head import MultiHeadModel as MultiHeadModel
-from .models.weight_masks.subnet import SubnetModel as SubnetModel
+from .models.subnet import SubnetModel as SubnetModel
 from .training.amnesiac_hat import AmnesiacHAT as AmnesiacHAT
 from .training.disjoint_subnets import DisjointSubnets as DisjointSubnets
 from .training.hard_attention import HardAttention as HardAttention

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models.allocation import UnitAllocation
-from avalanche_amnesia.models.shares import Share
+from avalanche_amnesia.models.gate import UnitAllocation
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 
 if TYPE_CHECKING:  # units and weights are dealt alike: whoever needs one kind of model loads no other
-    from avalanche_amnesia.models.disjoint import DisjointModel
+    from avalanche_amnesia.models.disjoint import DisjointModel, Share
     from avalanche_amnesia.models.masked import MaskedModel
 
 WhenFull = Literal["error", "share"]
@@ -120,6 +119,8 @@ class Pools:
         Raises:
             CapacityError: if its share is another task's; nothing changed.
         """
+        from avalanche_amnesia.models.disjoint import Share  # lazy: who deals units needs nothing of it
+
         layout = self._layout(strategy)
         shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
         reads = tuple(sorted(other for other in shares if layout.is_open(other, task)))

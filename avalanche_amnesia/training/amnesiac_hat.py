@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Unpack
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.allocation import Isolation
+from avalanche_amnesia.models.gate import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import EVEN_BUDGET, HardAttention
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, SharedHeadCounterfactualPlugin

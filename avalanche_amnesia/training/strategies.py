@@ -4,7 +4,7 @@ from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models.allocation import Isolation
+from avalanche_amnesia.models.gate import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.allocation import UnitAllocation
+from avalanche_amnesia.models.gate import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed

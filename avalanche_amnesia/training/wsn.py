@@ -5,7 +5,7 @@ from typing import ClassVar, Unpack
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin

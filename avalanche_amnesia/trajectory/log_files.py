@@ -32,8 +32,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.files import locked, replace_file, replacing, sealed, unsealed, writing
-from avalanche_amnesia.trajectory.coded import SparseUpdates
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log, LogFile
 
 INDEX = "index.json"

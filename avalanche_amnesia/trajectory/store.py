@@ -31,11 +31,9 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import StateError, checked
-from avalanche_amnesia.trajectory.coded import DTYPES, coded
 from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of
-from avalanche_amnesia.trajectory.removal import Readers, Removal, without_unneeded, work_out
-from avalanche_amnesia.trajectory.replay import Revisions, wind_back
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues
+from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, without_unneeded, work_out
+from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log, report
 
 

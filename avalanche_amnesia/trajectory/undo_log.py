@@ -13,8 +13,7 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.saving.values import StateError, checked, made
-from avalanche_amnesia.trajectory.coded import SparseUpdates
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseValues, fill
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, fill
 
 
 @dataclass(frozen=True)

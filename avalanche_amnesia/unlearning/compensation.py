@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.replay import Revisions
+from avalanche_amnesia.trajectory.removal import Removal, Revisions
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 

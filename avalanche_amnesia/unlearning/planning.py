@@ -11,8 +11,7 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import state_of_model, whole
-from avalanche_amnesia.trajectory.removal import Readers, Removal
-from avalanche_amnesia.trajectory.replay import Revision, Revisions
+from avalanche_amnesia.trajectory.removal import Readers, Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.undo_log import Updates
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
 from avalanche_amnesia.unlearning.compensation import revises

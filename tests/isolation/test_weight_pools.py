@@ -26,7 +26,7 @@ from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP, UnknownTaskError
-from avalanche_amnesia.models.shares import Share
+from avalanche_amnesia.models.disjoint import Share
 from avalanche_amnesia.training import MaskWarning, load_state
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.unit_graph.findings import ModelError

@@ -29,7 +29,7 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import SubnetModel
-from avalanche_amnesia.models.weight_masks.codes import pack_bits
+from avalanche_amnesia.models.mask_codes import pack_bits
 from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SubnetPlugin

@@ -10,7 +10,7 @@ from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, dr
 from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Revision, Trajectory
-from avalanche_amnesia.trajectory.replay import replay
+from avalanche_amnesia.trajectory.removal import replay
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.replay import moved_along, replay, wind_back
+from avalanche_amnesia.trajectory.removal import moved_along, replay, wind_back
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 

@@ -13,8 +13,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.replay import Revision, Revisions
+from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state

@@ -9,7 +9,7 @@ from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, TaskMemory
-from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy

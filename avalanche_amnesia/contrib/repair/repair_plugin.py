@@ -22,7 +22,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
-from avalanche_amnesia.trajectory.replay import moved_along
+from avalanche_amnesia.trajectory.removal import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating

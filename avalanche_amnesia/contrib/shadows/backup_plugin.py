@@ -25,8 +25,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.trajectory.removal import Removal
-from avalanche_amnesia.trajectory.replay import Revision, Revisions
+from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state

@@ -9,8 +9,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, single_task, why_trained
 from avalanche_amnesia.isolation.pools import Pools
-from avalanche_amnesia.models.disjoint import DisjointModel
-from avalanche_amnesia.models.shares import Share
+from avalanche_amnesia.models.disjoint import DisjointModel, Share
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin

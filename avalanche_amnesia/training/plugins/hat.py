@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models.allocation import Isolation, UnitAllocation
+from avalanche_amnesia.models.gate import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed

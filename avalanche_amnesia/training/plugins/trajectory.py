@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks.data import single_task, why_trained
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.substitutes import kept_tensors
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_masks.forward_state import kept_tensors
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, unpacked
 from avalanche_amnesia.models.multi_head import OneTask
-from avalanche_amnesia.models.weight_masks.subnet import SubnetModel
+from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.optimizers import BareStep, flush_denormals
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from avalanche_amnesia.models import MLP, SubnetModel
-from avalanche_amnesia.models.weight_masks.open_subnet import Choice
-from avalanche_amnesia.models.weight_masks.top_share import MovingTop
+from avalanche_amnesia.models.weight_choice import Choice, MovingTop
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.models.substitutes import NormCopies, Place, Substitutes
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_masks.codes import (
+from avalanche_amnesia.models.mask_codes import (
     decode_masks,
     decode_scores,
     encode_masks,
@@ -19,10 +16,11 @@ from avalanche_amnesia.models.weight_masks.codes import (
     pack_bits,
     unpack_bits,
 )
-from avalanche_amnesia.models.weight_masks.forward_state import ForwardState, TaskState
-from avalanche_amnesia.models.weight_masks.open_subnet import Choice, OpenSubnet
-from avalanche_amnesia.models.weight_masks.top_share import MovingTop, mark_largest
-from avalanche_amnesia.models.weight_masks.weight_cover import (
+from avalanche_amnesia.models.multi_head import inside_backbone
+from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
+from avalanche_amnesia.models.weight_cover import (
     BiasRule,
     NormRule,
     WeightCover,

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.substitutes import NORMS, norms_of
-from avalanche_amnesia.models.weight_masks.top_share import count_of_share
+from avalanche_amnesia.models.weight_choice import count_of_share
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import Computed
 

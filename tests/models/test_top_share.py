@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avalanche_amnesia.models.weight_masks.top_share import MovingTop, count_of_share, mark_by_sorting, mark_largest
+from avalanche_amnesia.models.weight_choice import MovingTop, count_of_share, mark_by_sorting, mark_largest
 
 
 def slow_marks(values, k):

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from avalanche_amnesia.models.weight_masks.codes import (
+from avalanche_amnesia.models.mask_codes import (
     decode_masks,
     decode_scores,
     encode_masks,

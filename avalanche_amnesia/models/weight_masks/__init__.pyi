@@ -1,1 +1,0 @@
-from .subnet import SubnetModel as SubnetModel
