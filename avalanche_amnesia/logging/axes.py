@@ -54,9 +54,7 @@ class Position:
 
     def hear(self, callback: str, strategy: Strategy) -> None:
         """Move on at a callback; Avalanche's own counter of trainings moves after its loggers are called."""
-        clock = getattr(strategy, "clock", None)
-        if clock is not None:
-            self.iteration = clock.train_iterations
+        self.iteration = strategy.clock.train_iterations
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
             self._follow(strategy)
         if callback == "before_training_exp":
@@ -80,20 +78,19 @@ class Position:
     def _follow(self, strategy: Strategy) -> None:
         """Take over what the strategy knows of its trainings: it may have been loaded, or have given a task up."""
         plugin = unlearning_of(strategy)
-        clock = getattr(strategy, "clock", None)
-        past = 0 if plugin is None else len(plugin.records)
+        counter = strategy.clock.train_exp_counter
         if plugin is not None:
             self._trainings = plugin.ledger.n_trained
             if plugin.current_task is None:  # a task that is given up has not ended
                 self.in_training = self._epochs_over = False
             self.task = plugin.trained[-1] if plugin.trained else NO_TASK
-        elif clock is not None and not self.in_training:
-            self._trainings = max(clock.train_exp_counter, self._trainings if self._started else 0)
+        elif not self.in_training:
+            self._trainings = max(counter, self._trainings)
             if not self._started:
-                self.task = clock.train_exp_counter - 1
+                self.task = counter - 1
         if not self._started:
             self._started = True
-            self.event = self._trainings + past
+            self.event = self._trainings + (0 if plugin is None else len(plugin.records))
 
 
 def _label_of(experience: Any, number: int) -> int:

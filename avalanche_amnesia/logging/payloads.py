@@ -26,13 +26,8 @@ class Histogram(NamedTuple):
 class Image(Protocol):
     """An image of PIL, which the host's libraries bring and no code here imports: what loggers need of it."""
 
-    @property
-    def width(self) -> int:
-        """Pixels across."""
-
-    @property
-    def height(self) -> int:
-        """Pixels down."""
+    def getbands(self) -> tuple[str, ...]:
+        """Names of its channels."""
 
     def save(self, fp: Any) -> None:
         """Write it to a file."""
@@ -41,10 +36,9 @@ class Image(Protocol):
 Payload = float | str | Image | Histogram | Table
 
 SUPPORTED = (
-    "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, "
-    "uint8 arrays HxW or HxWx3, float tensors CxHxW in [0, 1] with 1 or 3 channels, "
-    "other real tensors and arrays with a finite entry (as histograms), "
-    "tables, AlternativeValues of these, and dicts of these"
+    "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, Avalanche's TensorImage, "
+    "real tensors and arrays with a finite entry (as histograms), tables, AlternativeValues of these, "
+    "and dicts of these"
 )
 
 
@@ -77,21 +71,15 @@ def payload_of(value: Any) -> Payload | None:
         pixels = _pixels(_as_array(value.image))
         return None if pixels is None else to_pil_image(pixels)
     if isinstance(value, Tensor | np.ndarray):
-        return _payload_of_array(_as_array(value), maybe_channels_first=isinstance(value, Tensor))
+        return _payload_of_array(_as_array(value))
     return value if isinstance(value, Image) else None
 
 
-def _payload_of_array(array: np.ndarray, maybe_channels_first: bool) -> Payload | None:
+def _payload_of_array(array: np.ndarray) -> Payload | None:
     if array.dtype.kind not in "biuf":
         return None
     if array.shape in ((), (1,)):  # (1,) is the shape of Avalanche's losses
         return float(array.reshape(()))
-    is_bytes = array.dtype == np.uint8 and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] == 3))
-    is_chw = maybe_channels_first and array.dtype.kind == "f" and array.ndim == 3 and array.shape[0] in (1, 3)
-    if array.size and (is_bytes or is_chw):
-        pixels = _pixels(array)
-        if pixels is not None:
-            return to_pil_image(pixels)
     entries = array.astype(np.float64).ravel()
     entries = entries[np.isfinite(entries)]  # numpy refuses to bin the others
     return Histogram(*np.histogram(entries, bins=64)) if entries.size else None

@@ -23,7 +23,6 @@ from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
-"""Name of the table of events."""
 
 
 class RunWriter(ABC):
@@ -183,7 +182,7 @@ class RunLogger(BaseLogger, ABC):
         self._describe(callback, strategy)
         if self._position.event > events:
             self._begin_event(callback, strategy)
-        self._write_pending(callback, has_clock=hasattr(strategy, "clock"))
+        self._write_pending(callback)
         if callback == "after_unlearning":
             self._unlearned(strategy)
         elif callback == "after_eval":
@@ -221,14 +220,14 @@ class RunLogger(BaseLogger, ABC):
             writer.keep(record)
             writer.note({f"Record/event {self._position.event}": str(record)})
 
-    def _write_pending(self, callback: str | None = None, *, has_clock: bool = False) -> None:
+    def _write_pending(self, callback: str | None = None) -> None:
         """Write the values taken, in as few rows as keep two values of one name apart."""
         values, self._pending = self._pending, []
         rows: list[dict[str, Payload]] = []
         texts: dict[str, str] = {}
         axes: dict[str, str] = {}
         for metric in values:
-            if not has_clock:
+            if callback is None:
                 self._position.iteration = metric.x_plot
             for name, value in flattened(metric.name, metric.value):
                 if name in AXES:

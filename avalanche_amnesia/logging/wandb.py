@@ -7,10 +7,12 @@ import struct
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
@@ -18,7 +20,6 @@ from avalanche_amnesia.logging.payloads import Histogram, Image, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 
 Mode = Literal["online", "offline", "disabled"]
-MODES = get_args(Mode)
 _OLD_NAMES = {"run": "online", "dryrun": "offline"}
 """Names that WANDB_MODE still takes."""
 _FLUSH_SECONDS = 30.0
@@ -119,6 +120,9 @@ class WandBLogger(RunLogger):
             configured and offline elsewhere, never a prompt.
         tags: its tags.
 
+    Attributes:
+        run_id: identifier of the run, known also after `finish` and after loading.
+
     Raises:
         ValueError: unknown `mode` or WANDB_MODE, or arguments of a new run beside `run`.
         TypeError: `run` is not a W&B run, or `tags` is one string.
@@ -159,7 +163,7 @@ class WandBLogger(RunLogger):
                 raise NotADirectoryError(f"dir={str(dir)!r} is a file: pass a folder, which is made if missing")
             run = wandb.init(**settings, reinit="create_new")  # a second logger in the process gets a second run
         super().__init__(WandBWriter(run), named=named)
-        self._run_id: str = run.id
+        self.run_id: str = run.id
 
     @property
     def run(self) -> Any:
@@ -171,11 +175,6 @@ class WandBLogger(RunLogger):
         writer = self._open()
         assert isinstance(writer, WandBWriter)
         return writer.run
-
-    @property
-    def run_id(self) -> str:
-        """Identifier of the run, known also after `finish` and after loading."""
-        return self._run_id
 
     def attach(self, run: Any) -> None:
         """Log to `run` from now on, counting on; for a logger that was loaded without its run.
@@ -191,19 +190,19 @@ class WandBLogger(RunLogger):
         """
         _check_run(run)
         if self._writer is not None:
-            raise RuntimeError(f"this logger writes to the run {self._run_id}: make another WandBLogger for {run.id}")
+            raise RuntimeError(f"this logger writes to the run {self.run_id}: make another WandBLogger for {run.id}")
         self._continue_in(WandBWriter(run))
-        self._run_id = run.id
+        self.run_id = run.id
 
     def _missing(self) -> str:
         if self._finished:
             return (
-                f"the W&B run {self._run_id} of this logger is finished and takes no more values: "
+                f"the W&B run {self.run_id} of this logger is finished and takes no more values: "
                 "call finish() last, or log to a new WandBLogger"
             )
         return (
-            f"this logger was loaded without its W&B run {self._run_id}: "
-            f"attach(wandb.init(id={self._run_id!r}, resume='allow')) goes on in it, "
+            f"this logger was loaded without its W&B run {self.run_id}: "
+            f"attach(wandb.init(id={self.run_id!r}, resume='allow')) goes on in it, "
             "attach(wandb.init()) in a new one"
         )
 
@@ -217,21 +216,17 @@ def _check_run(run: Any) -> None:
 
 def resolve_mode(mode: str | None) -> Mode:
     """The mode for `wandb.init`, found without network and without a prompt."""
-    if mode is not None:
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r} is no W&B mode: pass one of {MODES}, or None to choose by WANDB_MODE")
-        return cast(Mode, mode)
     # Read here because wandb keeps the environment of its first use in the process.
-    if variable := os.environ.get("WANDB_MODE"):
-        variable = _OLD_NAMES.get(variable, variable)
-        if variable not in MODES:
-            raise ValueError(f"WANDB_MODE={variable!r} is no W&B mode: set one of {MODES}, or pass mode=")
-        return cast(Mode, variable)
+    variable = os.environ.get("WANDB_MODE") or None
+    for name, given in (("mode", mode), ("WANDB_MODE", _OLD_NAMES.get(variable or "", variable))):
+        if given is not None:
+            checks.one_of(name, given, Mode)
+            return cast(Mode, given)
 
     import wandb
 
     settings = wandb.setup().settings
-    if settings.mode in MODES and settings.mode != "online":
+    if settings.mode in ("offline", "disabled"):
         return cast(Mode, settings.mode)
     return "online" if _has_credentials(settings) else "offline"
 
@@ -242,18 +237,12 @@ def _has_credentials(settings: Any) -> bool:
     host = urlsplit(settings.base_url).netloc
     # W&B's cloud has moved hosts; entries for the old one still log in.
     hosts = [host, "api.wandb.ai"] if host.endswith((".coreweave.com", ".wandb.ai")) else [host]
-    return any(_netrc_has(name) for name in hosts)
-
-
-def _netrc_has(host: str) -> bool:
     given = os.environ.get("NETRC")
     for path in [given] if given else ["~/.netrc", "~/_netrc"]:
-        try:
-            entry = netrc.netrc(str(Path(path).expanduser())).authenticators(host)
-        except (OSError, netrc.NetrcParseError):
-            continue
-        if entry is not None and entry[2]:
-            return True
+        with suppress(OSError, netrc.NetrcParseError):
+            file = netrc.netrc(str(Path(path).expanduser()))
+            if any((entry := file.authenticators(name)) and entry[2] for name in hosts):
+                return True
     return False
 
 

@@ -264,14 +264,6 @@ def test_values_without_a_strategy_lie_at_their_own_iteration(recorder: Recorder
     assert written(recorder)[-3:] == [("x", 17, 0, 1), ("y", 18, 0, 1), ("y", 19, 0, 1)]
 
 
-def test_a_strategy_without_a_clock(recorder: Recorder) -> None:
-    for _ in range(2):
-        for callback in ("before_training_exp", "after_training_exp"):
-            recorder.logger.log_metrics([MetricValue(None, callback, 1.0, 6)])
-            getattr(recorder.logger, callback)(SimpleNamespace(), [])
-    assert [entry[1:] for entry in written(recorder)] == [(6, -1, 0), (6, 0, 1), (6, 0, 1), (6, 1, 2)]
-
-
 def test_an_axis_is_no_metric(recorder: Recorder) -> None:
     with pytest.raises(ValueError, match="'event' is an axis"):
         recorder.log("event", 1.0)

@@ -30,10 +30,10 @@ def test_environment(variable: str, mode: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_unknown_modes(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="mode='cloud' is no W&B mode"):
+    with pytest.raises(ValueError, match="mode must be one of 'online', 'offline', 'disabled', got 'cloud'"):
         resolve_mode("cloud")
     monkeypatch.setenv("WANDB_MODE", "cloud")
-    with pytest.raises(ValueError, match="WANDB_MODE='cloud' is no W&B mode"):
+    with pytest.raises(ValueError, match="WANDB_MODE must be one of 'online', 'offline', 'disabled', got 'cloud'"):
         resolve_mode(None)
 
 

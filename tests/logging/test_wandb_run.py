@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,7 +64,7 @@ def test_arguments_of_a_new_run_beside_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: WandBLogger(mode="ofline"), ValueError, "'ofline'.*'online', 'offline', 'disabled'"),
+        (lambda: WandBLogger(mode="ofline"), ValueError, "mode .*'online', 'offline', 'disabled', got 'ofline'"),
         (lambda: WandBLogger("run"), TypeError, "run is a str"),
         (lambda: WandBLogger(tags="digits", mode="offline"), TypeError, r"tags=\['digits'\]"),
         (lambda: WandBLogger(dir=__file__, mode="offline"), NotADirectoryError, "is a file"),
@@ -147,7 +148,8 @@ def test_copies_are_the_logger_itself(recorder: Recorder) -> None:
 
 
 def test_a_pickled_logger_leaves_its_run_and_goes_on_in_another(recorder: Recorder, tmp_path: Path) -> None:
-    recorder.logger.after_training_exp(object(), [])
+    clock = SimpleNamespace(train_iterations=0, train_exp_counter=0)
+    recorder.logger.after_training_exp(SimpleNamespace(clock=clock), [])
     loaded = pickle.loads(pickle.dumps(recorder.logger))
     assert loaded.run_id == recorder.logger.run_id
     assert len(run_folders(tmp_path)) == 1  # loading has started nothing
