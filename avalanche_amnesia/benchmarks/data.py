@@ -11,12 +11,16 @@ from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.unit_graph.backbones import NamedTensors
 
 BatchTransform = Callable[[Tensor], Tensor]
 """A function of batches of any size: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
 _AT_A_TIME = 256
 """Samples that are transformed together: between steps they stay in the caches of a CPU."""
+_COMPARED = 8
+"""Number of samples that are compared: tasks that differ in their inputs (permuted, rotated) do so in nearly all."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +226,33 @@ def labels_fingerprint(experience: Any) -> str:
 
 
 # Labels of tasks ------------------------------------------------------------------------------------------------------
+
+
+def difference_of_data(ours: Any, theirs: Any) -> str | None:
+    """Difference between two experiences' training data, in words; None: nothing that was looked at.
+
+    All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
+    given the same random streams; the caller's stay as they were.
+    """
+    if ours.dataset is theirs.dataset:
+        return None
+    n, other = len(ours.dataset), len(theirs.dataset)
+    if n != other:
+        return f"{other} training samples in the run, and {n} there"
+    if labels_fingerprint(ours) != labels_fingerprint(theirs):
+        return "the labels of its training data differ"
+    if tensor_hash(few_samples(ours)) != tensor_hash(few_samples(theirs)):
+        return "the samples of its training data differ"
+    return None
+
+
+def few_samples(experience: Any) -> Tensor:
+    """Inputs of a few samples, evenly spread, as an evaluation sees them."""
+    n = len(experience.dataset)
+    with preserved_rng():
+        seed_all(0)
+        return task_data(experience, torch.linspace(0, n - 1, min(n, _COMPARED)).long())[0]
+
 
 HOW_TO_LABEL = (
     "Here every experience is a task of its own: give each its label, with task_incremental_benchmark(benchmark, "

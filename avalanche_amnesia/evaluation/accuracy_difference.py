@@ -8,12 +8,11 @@ import torch
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.models import avalanche_forward
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.evaluation.compared import some_task_data
-from avalanche_amnesia.evaluation.event_metric import CallbackMetric
-from avalanche_amnesia.evaluation.features import task_features
-from avalanche_amnesia.evaluation.probes import unlearning_of
+from avalanche_amnesia.evaluation.bases import CallbackMetric, some_task_data, unlearning_of
+from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
@@ -22,6 +21,8 @@ from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]
 
+_SAMPLES = 10_000
+"""At most so many of a task's training samples are used to fit its head, evenly spread."""
 _NAMES = {
     "main": "AccuracyDifference",
     "heads": "AccuracyDifference_control",
@@ -46,7 +47,6 @@ class AccuracyDifference(CallbackMetric):
         references: of the run.
         controls: which of ``heads`` (a head per remaining task is fitted at every evaluation) and ``reference`` (which
             costs a reference of the remaining tasks, unless another metric has it).
-        samples: at most so many of a task's training samples are used to fit its head, evenly spread, at least 1.
 
     Attributes:
         accuracies: of the last evaluation: ``main``, ``full``, ``heads``, ``reference`` → remaining task → accuracy.
@@ -55,13 +55,13 @@ class AccuracyDifference(CallbackMetric):
 
     Raises:
         TypeError: for references that are none.
-        ValueError: for a control that is not known, or fewer than one sample.
+        ValueError: for a control that is not known.
     """
 
     higher_is_better = True
     lower_bound, upper_bound = -1.0, 1.0
 
-    def __init__(self, references: References, controls: Sequence[Control] = (), samples: int = 10_000) -> None:
+    def __init__(self, references: References, controls: Sequence[Control] = ()) -> None:
         super().__init__()
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         for control in controls:
@@ -70,12 +70,11 @@ class AccuracyDifference(CallbackMetric):
         references.expect("full")
         if "reference" in controls:
             references.expect("same")
-        self.samples = checks.whole_number("samples", samples)
         self.accuracies: dict[str, dict[int, float]] = {}
         self.differences: dict[str, dict[int, float]] = {}
         self._right: dict[str, dict[int, int]] = {}
         self._seen: dict[int, int] = {}
-        self._heads: dict[int, nn.Linear | None] = {}
+        self._heads: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def state(self) -> dict[str, Any]:
         """State to save: the last evaluation's numbers."""
@@ -110,8 +109,8 @@ class AccuracyDifference(CallbackMetric):
                 self._heads[task] = self._fitted(full, task)
             head = self._heads[task]
             if head is not None:
-                with torch.no_grad():
-                    outputs["heads"] = head(task_features(full, strategy.mb_x, task).double()).to(strategy.device)
+                features = task_features(full, strategy.mb_x, task).double()
+                outputs["heads"] = F.linear(features, *head).to(strategy.device)
         for who, output in outputs.items():
             right = self._right.setdefault(who, {})
             right[task] = right.get(task, 0) + int((torch.argmax(output, 1) == strategy.mb_y).sum())
@@ -133,18 +132,14 @@ class AccuracyDifference(CallbackMetric):
         values = [value for name, by_task in named.items() for value in self.emit_by_task(strategy, name, by_task)]
         return values or None
 
-    def _fitted(self, full: nn.Module, task: int) -> nn.Linear | None:
+    def _fitted(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
         """A head of the task fitted again to the full model's features; None where that can't be."""
-        x, y = some_task_data(self.references.train_experience(task), self.samples)
-        features = task_features(full, x, task).double()
+        x, y = some_task_data(self.references.train_experience(task), _SAMPLES)
         try:
-            weight, bias = fit_head(features, y, int(y.max()) + 1)
+            return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)
         except FitError as error:
             warnings.warn(f"no control for the accuracy difference of task {task}: {error}", stacklevel=2)
             return None
-        head = nn.utils.skip_init(nn.Linear, weight.shape[1], weight.shape[0], dtype=weight.dtype)
-        head.load_state_dict({"weight": weight, "bias": bias})
-        return head
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Forget the counts."""

@@ -8,7 +8,7 @@ from typing import Any
 from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.evaluation.event_metric import CallbackMetric
+from avalanche_amnesia.evaluation.bases import CallbackMetric
 from avalanche_amnesia.evaluation.figures import Cell, Table, matrix_figure
 from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.saving.values import checked

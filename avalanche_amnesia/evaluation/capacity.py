@@ -4,7 +4,7 @@ from typing import Any
 
 from avalanche.evaluation.metric_results import MetricValue
 
-from avalanche_amnesia.evaluation.event_metric import EventMetric
+from avalanche_amnesia.evaluation.bases import EventMetric
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy

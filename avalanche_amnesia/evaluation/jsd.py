@@ -5,10 +5,9 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from avalanche_amnesia.evaluation.compared import FeatureDistance, Floor, Scope
-from avalanche_amnesia.evaluation.features import features_of
+from avalanche_amnesia.evaluation.bases import FeatureDistance, Floor, Scope
 from avalanche_amnesia.evaluation.functional import js_divergence
-from avalanche_amnesia.evaluation.probes import Probe, ProbeKind
+from avalanche_amnesia.evaluation.probes import Probe, ProbeKind, features_of
 from avalanche_amnesia.evaluation.references import References
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, NoReturn
 
 import torch
 from avalanche.logging import BaseLogger
@@ -16,13 +16,12 @@ from avalanche.training.templates.base import BaseTemplate
 from torch import nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import labels_fingerprint
+from avalanche_amnesia.benchmarks.data import difference_of_data, labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.benchmarks.samples import experience_without
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
-from avalanche_amnesia.evaluation.same_data import difference_of_data
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
@@ -31,8 +30,8 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import MaskWarning
 
-Variant = Literal["same", "order", "seed"]
-Expected = Literal["same", "order", "seed", "full"]
+Expected = Literal["full", "same", "order", "seed"]
+_OF_REMAINING: tuple[Expected, ...] = ("same", "order", "seed")
 _QUIET = (MaskWarning, CapacityWarning)
 """Warnings that the run itself has given."""
 
@@ -162,7 +161,7 @@ class References:
             ReferencesError: if it is not.
         """
         task = int(experience.task_label)
-        own = self._own(task)
+        own = self.train_experience(task)
         difference = difference_of_data(own, experience)
         if difference is not None:
             self._refuse(f"task {task}: {difference}")
@@ -183,13 +182,13 @@ class References:
             ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
         """
         for task, digest in trained.items():
-            own = self._own(task)
             if task not in self._labels:
-                self._labels[task] = labels_fingerprint(own)
+                self._labels[task] = labels_fingerprint(self.train_experience(task))
             if self._labels[task] != digest:
                 self._refuse(f"task {task}: its training data have other labels, or another number of samples")
 
-    def _own(self, task: int) -> Any:
+    def train_experience(self, task: int) -> Any:
+        """The benchmark's training experience of a task, without requests."""
         if task not in self._experiences:
             self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
         return self._experiences[task]
@@ -202,13 +201,13 @@ class References:
             "strategy is trained on"
         )
 
-    def reference(self, remaining_tasks: Sequence[int], variant: Variant = "same") -> nn.Module:
+    def reference(self, remaining_tasks: Sequence[int], variant: Expected = "same") -> nn.Module:
         """The model that learned only these tasks, in this order.
 
         Args:
             remaining_tasks: task labels of the benchmark, each once; may be empty (the initial model).
             variant: ``same``; for noise floors ``order`` (another data order and dropout) or ``seed`` (another
-                initialisation as well).
+                initialisation as well); ``full``: with a slot for each task, see :meth:`full`.
 
         Returns:
             A model in evaluation mode, kept and returned again: do not change it.
@@ -216,10 +215,7 @@ class References:
         Raises:
             ReferencesError: for a task that the benchmark does not have, or that is named twice.
         """
-        checks.one_of("variant", variant, Variant)
-        return self._reference(remaining_tasks, variant)
-
-    def _reference(self, remaining_tasks: Sequence[int], variant: Expected) -> nn.Module:
+        checks.one_of("variant", variant, Expected)
         try:
             path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
         except ValueError as error:
@@ -243,7 +239,7 @@ class References:
         Args:
             tasks: that it learned, in this order.
             model: of a strategy that ``make_strategy`` made; it is kept itself, in evaluation mode.
-            variant: as of :meth:`reference`; ``full``: as of :meth:`full`.
+            variant: as of :meth:`reference`.
         """
         self._models[variant, tuple(tasks)] = model.eval()
 
@@ -259,7 +255,7 @@ class References:
             if not 0 <= tasks <= len(self._experiences):
                 raise ReferencesError(f"the number of tasks must lie in 0..{len(self._experiences)}, got {tasks}")
             tasks = list(self._experiences)[:tasks]
-        return self._reference(tasks, self._full_variant)
+        return self.reference(tasks, self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
         """Wall-clock seconds that training the reference of these tasks takes from the beginning.
@@ -267,7 +263,7 @@ class References:
         Parts that several references share were trained once, and count in each.
         """
         self.reference(remaining_tasks)
-        path = checks.integers("remaining_tasks", remaining_tasks, "tasks")
+        path = tuple(map(int, remaining_tasks))
         return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
 
     def without(self, left_out: Mapping[int, Collection[int]]) -> References:
@@ -285,7 +281,7 @@ class References:
             vars(twin).update(
                 vars(self), workers=None, trainings=0, keys={}, _models={}, _seconds={}, _runs={}, _without={}
             )
-            changed = {task: experience_without(self._own(task), positions) for task, positions in key}
+            changed = {task: experience_without(self.train_experience(task), positions) for task, positions in key}
             twin._experiences = self._experiences | changed
         return self._without[key] if key else self
 
@@ -297,10 +293,6 @@ class References:
         """
         sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
         return self.without(plugin.forgotten.left_out(sizes))
-
-    def train_experience(self, task: int) -> Any:
-        """The benchmark's training experience of a task, without requests."""
-        return self._experiences[task]
 
     def test_experience(self, task: int) -> Any:
         """The benchmark's test experience of a task."""
@@ -316,7 +308,7 @@ class References:
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare
                 paths += [(self._full_variant, trained)] if "full" in self._expected else []
-                paths += [(variant, remaining) for variant in get_args(Variant) if variant in self._expected]
+                paths += [(variant, remaining) for variant in _OF_REMAINING if variant in self._expected]
         return list(dict.fromkeys(paths))
 
     def _train_ahead(self, workers: Workers) -> None:

@@ -7,7 +7,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from torch import nn
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.compared import ComparedMetric
+from avalanche_amnesia.evaluation.bases import ComparedMetric
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy

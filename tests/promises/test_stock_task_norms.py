@@ -15,8 +15,7 @@ from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_un
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
-from avalanche_amnesia.evaluation.features import features_of
-from avalanche_amnesia.evaluation.probes import take_probe
+from avalanche_amnesia.evaluation.probes import features_of, take_probe
 from avalanche_amnesia.models import MultiHeadModel, TaskNormModel
 from avalanche_amnesia.training import load_state, save_state
 from avalanche_amnesia.training.host import find_plugin

@@ -5,8 +5,7 @@ from avalanche.evaluation.metric_utils import get_metric_name
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.evaluation.event_metric import CallbackMetric
-from avalanche_amnesia.evaluation.probes import unlearning_of
+from avalanche_amnesia.evaluation.bases import CallbackMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
 

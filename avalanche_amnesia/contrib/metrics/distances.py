@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.evaluation.compared import FeatureDistance, Floor, Scope
+from avalanche_amnesia.evaluation.bases import FeatureDistance, Floor, Scope
 from avalanche_amnesia.evaluation.functional import check_pair
 from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References

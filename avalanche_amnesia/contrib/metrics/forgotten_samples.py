@@ -11,10 +11,9 @@ from torch.nn import functional as F
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.metrics.membership import membership_auc
-from avalanche_amnesia.evaluation.compared import ComparedMetric, by_task_label
-from avalanche_amnesia.evaluation.features import task_features
+from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, unlearning_of
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.evaluation.probes import unlearning_of
+from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
 

@@ -15,9 +15,8 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.contrib.metrics.membership import membership_auc
-from avalanche_amnesia.evaluation.compared import by_task_label
-from avalanche_amnesia.evaluation.features import features_of
-from avalanche_amnesia.evaluation.probes import Probe, take_probe
+from avalanche_amnesia.evaluation.bases import by_task_label
+from avalanche_amnesia.evaluation.probes import Probe, features_of, take_probe
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.retraining import Store
 from avalanche_amnesia.seeding import derive_seed

@@ -9,7 +9,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from avalanche_amnesia.evaluation.event_metric import EventMetric
+from avalanche_amnesia.evaluation.bases import EventMetric
 from avalanche_amnesia.evaluation.figures import Cell, Table, matrix_figure
 from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.models.task_masked import TaskMaskedModel

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.compared import ComparedMetric, by_task_label, some_task_data
+from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, some_task_data
 from avalanche_amnesia.evaluation.references import References
 
 

@@ -10,8 +10,8 @@ from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from avalanche_amnesia.evaluation.bases import CallbackMetric
 from avalanche_amnesia.evaluation.capacity import network_capacity, trajectory_bytes
-from avalanche_amnesia.evaluation.event_metric import CallbackMetric
 from avalanche_amnesia.evaluation.figures import (
     REQUEST,
     ROLES,

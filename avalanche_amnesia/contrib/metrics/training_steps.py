@@ -4,7 +4,7 @@ from typing import Any
 
 from avalanche.evaluation.metric_results import MetricValue
 
-from avalanche_amnesia.evaluation.event_metric import CallbackMetric
+from avalanche_amnesia.evaluation.bases import CallbackMetric
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin

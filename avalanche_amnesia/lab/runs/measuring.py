@@ -22,8 +22,8 @@ from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
 from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
 from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
+from avalanche_amnesia.evaluation.bases import Floor
 from avalanche_amnesia.evaluation.capacity import capacity_metrics
-from avalanche_amnesia.evaluation.compared import Floor
 from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics

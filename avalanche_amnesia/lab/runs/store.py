@@ -21,10 +21,9 @@ from typing import Any
 from filelock import FileLock
 
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
-from avalanche_amnesia.benchmarks.data import labels_fingerprint
+from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.evaluation.same_data import few_samples
 from avalanche_amnesia.lab.runs.behaviour import facts_of
 from avalanche_amnesia.lab.runs.script_code import script_code
 from avalanche_amnesia.ledger import RequestError

@@ -1,10 +1,11 @@
-"""Bases of metrics of unlearned tasks that stand beside a retrained reference, which never saw the tasks."""
+"""Bases of metrics: of events, of unlearned tasks, and of these beside a retrained reference, which never saw them."""
 
-from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
+from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 from torch import Tensor, nn
@@ -12,14 +13,158 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.benchmarks.stream_labels import labelled_stream
-from avalanche_amnesia.evaluation.probes import ProbeKind, ProbingMetric, unlearning_of
+from avalanche_amnesia.evaluation.probes import Probe, ProbeKind, features_of, take_probe
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.resolution import floor_ratio
+from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 Floor = Literal["order", "seed"]
 Scope = Literal["unlearned", "remaining", "all"]
 """Tasks whose data is compared: the unlearned ones, the remaining ones, or all that were seen."""
+
+
+class CallbackMetric(PluginMetric):
+    """A metric whose values are what its callbacks return."""
+
+    axis = "event"
+    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
+
+    def emit(self, strategy: Strategy, named: Mapping[str, Any]) -> list[MetricValue]:
+        """The values that there are: those that are not None."""
+        x = strategy.clock.train_iterations
+        return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
+
+    def emit_by_task(
+        self, strategy: Strategy, name: str, by_task: Mapping[int, float], mean: float | None = None
+    ) -> list[MetricValue]:
+        """One value per task and their mean, of an evaluation.
+
+        Args:
+            strategy: that is evaluated.
+            name: of the values.
+            by_task: task → value.
+            mean: in the place of the mean of the tasks' values.
+        """
+        named = {get_metric_name(name, strategy, add_task=task): value for task, value in by_task.items()}
+        if by_task:
+            of_all = sum(by_task.values()) / len(by_task) if mean is None else mean
+            named[get_metric_name(name, strategy, add_task=False)] = of_all
+        return self.emit(strategy, named)
+
+    def result(self, strategy: Strategy | None = None) -> None:
+        """Only the callbacks emit values."""
+
+    def reset(self, strategy: Strategy | None = None) -> None:
+        """Do nothing: no values are accumulated."""
+
+
+class EventMetric(CallbackMetric, ABC):
+    """A metric of the strategy itself, emitted after every training and every unlearning; it needs no evaluation."""
+
+    def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
+        """Values once a task is trained."""
+        return self.emit(strategy, self.named(strategy))
+
+    def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
+        """Values once tasks are unlearned."""
+        return self.emit(strategy, self.named(strategy))
+
+    @abstractmethod
+    def named(self, strategy: Strategy) -> Mapping[str, Any]:
+        """Name → value, as the strategy stands; None for a value that it does not have."""
+
+
+class ProbingMetric(CallbackMetric, ABC):
+    """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
+
+    of_parts = False
+    """True: it has values where nothing but samples of remaining tasks was unlearned, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.probes: dict[int, Probe] = {}
+        self._taken: dict[int, Probe] = {}
+        self._loaded: dict[int, Any] = {}
+
+    def state(self) -> dict[int, Any]:
+        """State to save: the tensors of the probes."""
+        return {task: probe.state() for task, probe in self.probes.items()}
+
+    def load_state(self, state: Any) -> None:
+        """Take back what :meth:`state` returned; heads and norms are made once the model is known."""
+        self._loaded = dict(state)
+
+    def after_loading(self, strategy: Strategy) -> None:
+        """Make heads and norms like those that the model's own tasks have."""
+        self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
+        self._loaded = {}
+
+    def before_unlearning(self, strategy: Strategy) -> None:
+        """Copy the mask and head of the tasks that are about to go, if that is allowed."""
+        plugin = unlearning_of(strategy)
+        assert plugin.current is not None
+        for task in plugin.current.tasks:
+            self.probes.pop(task, None)
+        self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
+
+    def after_unlearning(self, strategy: Strategy) -> None:
+        """Keep what was taken, now that the tasks are gone."""
+        self.probes |= self._taken
+        self._taken = {}
+
+    def after_training_exp(self, strategy: Strategy) -> None:
+        """A task that is learned again is a new task: the old one's probe goes."""
+        self.probes.pop(int(strategy.experience.task_label), None)
+
+    def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
+        """The metric's values; None in the middle of a task, and while nothing has been unlearned."""
+        plugin = unlearning_of(strategy)
+        gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
+        if plugin.current_task is not None or not gone:
+            return None
+        return self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
+
+    @abstractmethod
+    def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
+        """Values to emit."""
+
+    def probed_features(
+        self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
+    ) -> Tensor | None:
+        """Features ``(n, features)`` of a task's inputs in a model, which may be ``main`` itself; None without a mask.
+
+        What a ``kind`` looks through: :class:`FeatureDistance`. A remaining task's own mask and norms are the main
+        model's; where a model has no masks, norms that the task had of its own count for ``own``.
+        """
+        with_norms = isinstance(main, TaskNormModel) and main.features_per_task
+        if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):
+            probe = take_probe(main, task) if task in remaining else self.probes.get(task)
+            if probe is None or (probe.mask is None and probe.parts is None):
+                return None
+            return features_of(model, x, probe.mask, parts=probe.parts)
+        if kind == "none" or not isinstance(main, TaskMaskedModel):
+            return features_of(model, x, task=None if with_norms else task)
+        assert isinstance(model, TaskMaskedModel)
+        seen = [features_of(model, x, model.binary_mask(t), parts=model.task_parts(t)) for t in remaining]
+        return torch.stack(seen).mean(0) if seen else None
+
+    def probed_logits(self, model: nn.Module, x: Tensor, task: int) -> Tensor | None:
+        """Logits ``(n, classes)`` of the head that an unlearned task had, on its inputs; None where none was kept."""
+        probe = self.probes.get(task)
+        if probe is None or probe.head is None:
+            return None
+        features = features_of(model, x, probe.mask, parts=probe.parts, task=task)
+        with torch.no_grad():
+            logits: Tensor = probe.head.cpu()(features)
+        return logits
+
+    def reset(self, strategy: Strategy | None = None) -> None:
+        """Drop all probes."""
+        self.probes.clear()
 
 
 class ReferenceMetric(ProbingMetric):
@@ -203,3 +348,14 @@ def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
     """Inputs and labels of at most so many of an experience's samples, evenly spread, as its evaluation sees them."""
     n = len(experience.dataset)
     return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())
+
+
+def unlearning_of(strategy: Strategy) -> UnlearningPlugin:
+    """The strategy's UnlearningPlugin."""
+    plugin = find_plugin(strategy, UnlearningPlugin)
+    if plugin is None:
+        raise TypeError(
+            f"unlearning metrics need an UnlearningPlugin, which {type(strategy).__name__} does not have: use "
+            "AmnesiacHAT or WSN, or plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+        )
+    return plugin
