@@ -154,10 +154,18 @@ class Gate:
         self.open(1.0)
 
     @torch.no_grad()
-    def open(self, scale: float, *, learns: bool = True) -> None:
-        """Set the gate to a scale ``s``."""
+    def open(self, scale: float, *, learns: bool = True) -> Tensor:
+        """Set the soft mask to a scale ``s`` of the mini-batch, and drop the gradients of the one before.
+
+        Args:
+            scale: ``s``.
+            learns: whether gradients collect; a mask that no longer changes needs none.
+
+        Returns:
+            The gate ``a``, ``(n_units,)``.
+        """
         if not learns and scale == self._fixed_at:
-            return
+            return self.value
         if self._barred is None:
             torch.mul(self.embedding, scale, out=self._exponent)
         else:
@@ -172,6 +180,7 @@ class Gate:
         for leaf in self.leaves.values():
             leaf.grad = None
             leaf.requires_grad_(learns)
+        return self.value
 
     def reread(self) -> None:
         """Let the next :meth:`open` read embedding and allowed units anew: values were loaded, or units have moved."""

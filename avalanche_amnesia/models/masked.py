@@ -188,8 +188,7 @@ class MaskedModel(TaskMaskedModel):
         return LayerMasks(self.by_layer(mask.float()), self._entries_of(mask > 0))
 
     def _chosen(self) -> Tensor:
-        _, gate = self._in_training
-        return gate.open_units()
+        return self.gate.open_units()
 
     def task_embedding(self, task: int) -> Tensor:
         """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
@@ -285,57 +284,24 @@ class MaskedModel(TaskMaskedModel):
 
     def finish_task(self) -> None:
         """Keep the binary mask ``a > 0.5`` of the task in training, which ends its training."""
-        task, gate = self._in_training
-        self._keep(task, gate.open_units(), gate.embedding.detach())
+        task = self._keep(self.gate.open_units(), self.gate.embedding.detach())
         if task in self.own:
             self.settle_parts(self.parts_of(task), task)
 
     @property
-    def gate(self) -> Tensor | None:
-        """The soft mask ``a`` of the task in training, ``(n_units,)``; None while there is none."""
-        return None if self._opened is None else self._opened.value
+    def gate(self) -> Gate:
+        """The soft mask of the task in training.
 
-    @property
-    def allowed(self) -> Tensor | None:
-        """The units that the task in training may open, bool ``(n_units,)``; None: all of them, or no task trains."""
-        return None if self._opened is None else self._opened.allowed
-
-    @property
-    def gate_leaves(self) -> LayerMasks:
-        """The open gate's layers, which collect gradients; empty while no task is in training."""
-        return LayerMasks({}) if self._opened is None else self._opened.leaves
-
-    def open_gate(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Set the soft mask ``σ(scale · e)`` through which the task in training is run in training mode.
-
-        Its layers are leaves, whose gradients collect over every forward until the next call.
-
-        Args:
-            scale: ``s`` of the mini-batch.
-            learns: whether they collect gradients; a mask that no longer changes needs none.
-
-        Returns:
-            The gate ``a``, ``(n_units,)``.
+        Raises:
+            ValueError: while no task is.
         """
-        _, gate = self._in_training
-        gate.open(scale, learns=learns)
-        return gate.value
-
-    def reread_gate(self) -> None:
-        """Let :meth:`open_gate` read embedding and allowed units anew, where something else than a step wrote there."""
-        _, gate = self._in_training
-        gate.reread()
-
-    def gate_gradient(self) -> Tensor:
-        """``∂loss/∂a`` of the open gate, ``(n_units,)``; zero for layers that no backward pass reached."""
-        _, gate = self._in_training
-        return gate.gradient()
+        return self._in_training
 
     # Forward --------------------------------------------------------------------------------------------------
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         if task == self.current_task and self.training:
-            return self.backbone(x, self.parts_of(task), self.gate_leaves)
+            return self.backbone(x, self.parts_of(task), self.gate.leaves)
         return self.masked_features(x, self._mask_or_all(task), self.parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor | LayerMasks, parts: nn.Module | None = None) -> Tensor:
@@ -348,7 +314,7 @@ class MaskedModel(TaskMaskedModel):
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)
         if self.current_task is not None:  # the middle of its training, loaded again
-            self.reread_gate()
+            self.gate.reread()
             return
         for task in self.own.tasks:
             self.own[task].learn(task not in self._masks, self.training)

@@ -100,8 +100,7 @@ class SubnetModel(TaskMaskedModel):
         return sum(self._sizes)
 
     def _chosen(self) -> Tensor:
-        _, subnet = self._in_training
-        return self.choose(subnet.scores.detach()).bool()
+        return self.choose(self._in_training.scores.detach()).bool()
 
     def _packed_mask(self, mask: Tensor) -> Tensor:
         return pack_bits(mask)
@@ -184,13 +183,11 @@ class SubnetModel(TaskMaskedModel):
 
         ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
         """
-        _, subnet = self._in_training
-        subnet.open()
+        self._in_training.open()
 
     def pass_gradients(self) -> None:
         """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
-        _, subnet = self._in_training
-        subnet.pass_gradients()
+        self._in_training.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
         """Keep the mask of the task in training, which ends its training.
@@ -199,15 +196,13 @@ class SubnetModel(TaskMaskedModel):
             keep_scores: whether to keep its scores too, for a later task to start from.
             score_bits: bits per score that are kept, with the mask's; None: the scores as they are.
         """
-        task, subnet = self._in_training
-        mask, scores = self.binary_mask(task), subnet.scores
+        mask, scores = self._chosen(), self._in_training.scores.detach()
+        if score_bits is not None:
+            scores = encode_scores(scores, mask, self._sizes, score_bits)
+        task = self._keep(mask, scores if keep_scores else None)
         own = self._state_of(self.task_parts(task))
         if own is not None:
             own.drop_unchanged(self._state.sites)
-        kept = None
-        if keep_scores:
-            kept = scores.detach() if score_bits is None else encode_scores(scores, mask, self._sizes, score_bits)
-        self._keep(task, mask, kept)
 
     def _end_training(self) -> None:
         self._substitutes.take_back()  # a forward may have been interrupted

@@ -216,20 +216,23 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return learned
 
     @property
-    def _in_training(self) -> tuple[int, Any]:
-        """Label of the task in training, and what it is run through."""
-        if self.current_task is None or self._opened is None:
+    def _in_training(self) -> Any:
+        """What the task in training is run through."""
+        if self._opened is None:
             raise ValueError("no task is in training: start_task begins one")
-        return self.current_task, self._opened
+        return self._opened
 
-    def _keep(self, task: int, mask: Tensor, learned: Tensor | None) -> None:
+    def _keep(self, mask: Tensor, learned: Tensor | None) -> int:
         """Keep the mask, bool ``(n,)``, of the task in training, and what it was learned by; ends the training."""
+        task = self.current_task
+        assert task is not None
         self._masks[task] = self._packed_mask(mask)
         if learned is not None:
             self._learned[task] = learned
         for container in self._containers:
             container.finish(task)
         self._end_training()
+        return task
 
     @abstractmethod
     def finish_task(self) -> None:

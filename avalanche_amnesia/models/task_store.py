@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -144,39 +143,6 @@ def whole(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for store, in_sight in hidden:
             store._show(in_sight)
-
-
-def state_of_model(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model's ``state_dict()`` themselves, under the same names: found in a third of the time."""
-    found: dict[str, Tensor] = {}
-    _find_state(model, "", found)
-    return found
-
-
-def _find_state(module: nn.Module, prefix: str, found: dict[str, Tensor]) -> None:
-    held, kind = vars(module), cast(Any, type(module))
-    if held["_state_dict_hooks"] or held["_state_dict_pre_hooks"] or not _is_saved_as_any(kind):
-        found.update(module.state_dict(prefix=prefix))
-        return
-    if isinstance(module, TaskStore):
-        held = {**held, module.part: module.held}
-    for name, parameter in held["_parameters"].items():
-        if parameter is not None:
-            found[prefix + name] = parameter
-    for name, buffer in held["_buffers"].items():
-        if buffer is not None and name not in held["_non_persistent_buffers_set"]:
-            found[prefix + name] = buffer
-    for name, inner in held["_modules"].items():
-        if inner is not None:
-            _find_state(inner, f"{prefix}{name}.", found)
-
-
-@cache
-def _is_saved_as_any(kind: Any) -> bool:
-    """Tell whether a class saves its parameters and buffers, and nothing else."""
-    if kind.state_dict not in (nn.Module.state_dict, TaskStore.state_dict):
-        return False
-    return all(getattr(kind, name) is getattr(nn.Module, name) for name in ("_save_to_state_dict", "get_extra_state"))
 
 
 def finished_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -24,7 +24,6 @@ from avalanche_amnesia.audit.record import (
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import state_of_model
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -86,11 +85,11 @@ def apply(
                 purged.append(line)
         if train_again is None:
             _forget(context, change)
-        after = state_hashes(state_of_model(model))
+        after = state_hashes(model.state_dict(keep_vars=True))
         claims.unlearned(context, after, change)
         if train_again is not None:
             plan = train_again(context, change)
-            after = state_hashes(state_of_model(model))
+            after = state_hashes(model.state_dict(keep_vars=True))
         record = UnlearningRecord(
             plan=plan,
             changes=tuple(

@@ -21,7 +21,7 @@ from torch import nn
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_store import Parts, state_of_model
+from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import memory_of
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.saving.encoding import Apart
@@ -94,7 +94,7 @@ class Claims:
 
     def look_before_training(self, model: nn.Module) -> None:
         """Note what something else has written into the model since; before any plugin prepares a training."""
-        self.changed = self.tampered(state_hashes(state_of_model(model)))
+        self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
         """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
@@ -118,14 +118,14 @@ class Claims:
             self._trainings.pop(task, None)
         self._first = None if first else self._first
         if self._hashes is None:  # tasks were unlearned in the middle of it, which stays
-            self._hashes = state_hashes(state_of_model(model))
+            self._hashes = state_hashes(model.state_dict(keep_vars=True))
 
     def end(self, task: int, model: nn.Module, forgotten: Collection[int]) -> None:
         """Enter a task whose training is over, and the state in which it left the model."""
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that are not what the reference has
         self.influences = frozenset()
-        self._hashes = state_hashes(state_of_model(model))
+        self._hashes = state_hashes(model.state_dict(keep_vars=True))
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
         """Enter an unlearning, and the state in which it leaves the model."""

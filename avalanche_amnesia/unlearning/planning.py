@@ -10,7 +10,7 @@ from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import state_of_model, whole
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.undo_log import Updates
 from avalanche_amnesia.unlearning.claims import Claims, TamperedError
@@ -21,7 +21,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Enter into its context what an unlearning would do; changes nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
-    state = state_of_model(model)
+    state = model.state_dict(keep_vars=True)
     context.hashes = state_hashes(state)
     tampered = claims.tampered(context.hashes, in_training=context.before is not None)
     if strict and tampered:

@@ -137,12 +137,12 @@ def test_a_loaded_embedding_is_read_though_the_mask_was_fixed():
     state = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         model.embedding[:15] = -1.0
-    model.open_gate(400.0, learns=False)
-    assert model.gate_leaves.entries
+    model.gate.open(400.0, learns=False)
+    assert model.gate.leaves.entries
     model.load_state_dict(state)
-    gate = model.open_gate(400.0, learns=False)
+    gate = model.gate.open(400.0, learns=False)
     assert bool((gate == 1).all())
-    assert not model.gate_leaves.entries
+    assert not model.gate.leaves.entries
 
 
 @pytest.mark.usefixtures("every_entry_counts")
@@ -152,14 +152,14 @@ def test_a_copy_in_the_middle_of_a_task_goes_on_by_itself():
     model.add_head(0, 2)
     model.start_task(0, torch.linspace(-1, 1, model.n_units))
     for _ in range(EVERY):
-        model.open_gate(300.0)
+        model.gate.open(300.0)
     twin = copy.deepcopy(model)
     x, y = torch.rand(8, 64), torch.arange(8) % 2
     for one in (model, twin):
-        one.open_gate(350.0)
+        one.gate.open(350.0)
         nn.functional.cross_entropy(one(x, 0), y).backward()
-    assert twin.gate_leaves.entries.keys() == model.gate_leaves.entries.keys() != set()
-    assert torch.equal(twin.gate_gradient(), model.gate_gradient())
+    assert twin.gate.leaves.entries.keys() == model.gate.leaves.entries.keys() != set()
+    assert torch.equal(twin.gate.gradient(), model.gate.gradient())
 
 
 @pytest.mark.usefixtures("every_entry_counts")
@@ -170,13 +170,13 @@ def test_allowed_units_that_were_written_over_are_read_again(learns):
     model.add_head(0, 2)
     allowed = torch.arange(model.n_units) % 2 == 0
     model.start_task(0, torch.ones(model.n_units), allowed)
-    model.open_gate(400.0, learns=learns)
+    model.gate.open(400.0, learns=learns)
     moved = ~allowed
-    model.allowed.copy_(moved)
-    model.reread_gate()
-    gate = model.open_gate(400.0, learns=learns)
+    model.gate.allowed.copy_(moved)
+    model.gate.reread()
+    gate = model.gate.open(400.0, learns=learns)
     assert torch.equal(gate > 0.5, moved)
-    assert model.gate_leaves.entries["layers.0.weight"].rows.tolist() == list(range(1, 20, 2))
+    assert model.gate.leaves.entries["layers.0.weight"].rows.tolist() == list(range(1, 20, 2))
 
 
 @pytest.mark.usefixtures("every_entry_counts")

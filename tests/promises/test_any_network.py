@@ -28,7 +28,7 @@ class GateGradients(SupervisedPlugin):
         self.largest = {}
 
     def after_backward(self, strategy, **kwargs):
-        for name, part in strategy.model.by_layer(strategy.model.gate_gradient().abs()).items():
+        for name, part in strategy.model.by_layer(strategy.model.gate.gradient().abs()).items():
             self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
 
 

@@ -142,11 +142,11 @@ def test_embedding_gradient_by_hand_equals_autograd(mode, forwards):
     scale, sizes = 2.5, [layer.units for layer in model.graph.layers.values()]
     regulariser = SparsityRegulariser(0.75, mode, in_use, sizes, 4)
 
-    gate = model.open_gate(scale)
+    gate = model.gate.open(scale)
     model.train()
     for _ in range(forwards):  # gradients of every forward before the step count
         nn.functional.cross_entropy(model(batch[0], 0), batch[1]).backward()
-    by_hand = embedding_gradient(model.gate_gradient() + regulariser.gradient(gate), gate, scale)
+    by_hand = embedding_gradient(model.gate.gradient() + regulariser.gradient(gate), gate, scale)
 
     leaf = e.clone().requires_grad_()
     soft = torch.sigmoid(scale * leaf)
@@ -167,12 +167,12 @@ def test_the_gate_carries_gradient_through_a_mixed_mini_batch():
     model.start_task(1, e)
     x, y = permuted(1).train_stream[0].tensors
     x, y, t = x[:32], y[:32], torch.arange(32) % 2
-    gate = model.open_gate(1.5)
+    gate = model.gate.open(1.5)
     nn.functional.cross_entropy(model.train()(x, t), y).backward()
     leaf = e.clone().requires_grad_()
     own = model.head(1)(model.masked_features(x[t == 1], torch.sigmoid(1.5 * leaf)))
     (nn.functional.cross_entropy(own, y[t == 1]) / 2).backward()
-    assert torch.allclose(embedding_gradient(model.gate_gradient(), gate, 1.5), leaf.grad, atol=1e-6, rtol=1e-4)
+    assert torch.allclose(embedding_gradient(model.gate.gradient(), gate, 1.5), leaf.grad, atol=1e-6, rtol=1e-4)
 
 
 def test_initial_embeddings():

@@ -97,9 +97,9 @@ def test_the_network_reads_shut_gates_as_0_and_everything_else_the_exact_gate():
     model.add_head(0, 10)
     embedding = torch.linspace(-1, 1, model.n_units)[torch.randperm(model.n_units)]
     model.start_task(0, embedding)
-    exact = model.open_gate(60.0)
+    exact = model.gate.open(60.0)
     assert torch.equal(exact, torch.sigmoid(60.0 * embedding))
-    read = torch.cat(list(model.gate_leaves.values()))
+    read = torch.cat(list(model.gate.leaves.values()))
     shut = exact <= gate.SHUT
     assert 5 < int(shut.sum()) < 60
     assert bool((read[shut] == 0).all())
@@ -117,7 +117,7 @@ def test_the_embedding_of_a_shut_unit_gets_the_gradient_of_the_exact_gate():
         def before_update(self, strategy, **kwargs):
             model, plugin = strategy.model, find_plugin(strategy, HATPlugin)
             exact = torch.sigmoid(plugin.in_training.scale * model.embedding.detach())
-            of_gate = model.gate_gradient() + plugin.in_training.regulariser.gradient(exact)
+            of_gate = model.gate.gradient() + plugin.in_training.regulariser.gradient(exact)
             expected = embedding_gradient(of_gate, exact, plugin.in_training.scale)
             compensate_(expected, model.embedding.detach(), plugin.in_training.scale, 400.0, 50.0)
             assert torch.equal(model.embedding.grad, expected)

@@ -66,7 +66,7 @@ class Shadow:
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
     def _gate(self) -> Mapping[str, Tensor]:
-        leaves = self.model.gate_leaves
+        leaves = self.model.gate.leaves
         return leaves if self.joint else leaves.detached()
 
     @torch.no_grad()

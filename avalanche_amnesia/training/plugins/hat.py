@@ -310,7 +310,7 @@ class HATPlugin(TaskMaskPlugin):
                 self._fix_mask(model)
         fixed = now.fixed
         now.scale = self.masks.s_max if fixed else mask_scale(batch, batches, self.masks.s_max, self.masks.annealing)
-        now.gate = model.open_gate(now.scale, learns=not fixed)
+        now.gate = model.gate.open(now.scale, learns=not fixed)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
@@ -330,7 +330,7 @@ class HATPlugin(TaskMaskPlugin):
         self.begin_step(strategy, sparsity)
         if now.fixed:
             return
-        of_gate = self.model_of(strategy).gate_gradient().add_(now.regulariser.gradient(gate))
+        of_gate = self.model_of(strategy).gate.gradient().add_(now.regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, now.scale)
         compensate_(embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp)
 

@@ -72,7 +72,7 @@ def test_a_convolution_and_a_norm_have_importances_too():
     x, y = torch.randn(20, 3, 32, 32), torch.arange(20) % 2
     model.add_head(0, 2)
     model.start_task(0, torch.randn(model.n_units))
-    model.open_gate(100.0)
+    model.gate.open(100.0)
     model.finish_task()
     for measure in MEASURES:
         assert bool((measure(model, 0, x, y) > 0)[model.binary_mask(0)].float().mean() > 0.5)

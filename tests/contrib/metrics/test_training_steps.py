@@ -28,7 +28,7 @@ class Naive(SupervisedPlugin):
     def before_update(self, strategy, **kwargs):
         model, task = strategy.model, int(strategy.experience.task_label)
         masks = [m for t, m in model.masks.items() if t != task]
-        gate, layers, rates = model.by_layer(model.gate.detach()), list(model.graph.layers), []
+        gate, layers, rates = model.by_layer(model.gate.value), list(model.graph.layers), []
         for index, layer in enumerate(layers):
             count = sum((m[layer].double() for m in masks), torch.zeros(len(gate[layer])).double())
             free = (count == 0).double()

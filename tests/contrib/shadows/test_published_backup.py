@@ -86,7 +86,7 @@ class Watch(SupervisedPlugin):
         x, y, task = strategy.mb_x, strategy.mb_y, int(strategy.experience.task_label)
         with torch.no_grad():
             head, main = model.head(task), layers(backbone(strategy))
-            gate = list(model.by_layer(model.gate).values())
+            gate = list(model.by_layer(model.gate.value).values())
             masks = {t: [m.float() for m in of.values()] for t, of in model.masks.items()}
             losses = []
             for other, shadow in now.shadows.items():
