@@ -3,7 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 _ALGORITHM = "Ed25519"
 
@@ -34,7 +34,7 @@ def checked(document: str, public_key: Any) -> dict[str, Any]:
 def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
     """Public key and signature of plain values: of their JSON, with sorted keys and no spaces, in UTF-8."""
     key = private(private_key)
-    serialization = _cryptography().serialization
+    _, serialization, _ = _cryptography()
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     signature = base64.b64encode(key.sign(_canonical(values))).decode()
     return {"algorithm": _ALGORITHM, "public_key": base64.b64encode(raw).decode(), "signature": signature}
@@ -43,6 +43,7 @@ def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
 def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
     """Make the check that something is the signature of plain values by the holder of a key."""
     key = _key(public_key, "public")
+    _, _, invalid_signature = _cryptography()
 
     def check(values: Mapping[str, Any], signature: Any) -> None:
         if signature is None:
@@ -51,7 +52,7 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
             key.verify(base64.b64decode(signature["signature"], validate=True), _canonical(values))
         except (ValueError, TypeError, KeyError) as error:
             raise SigningError(f"its signature is none ({type(error).__name__}: {error})") from error
-        except _cryptography().InvalidSignature:
+        except invalid_signature:
             raise SigningError(
                 "the signature does not hold: it was changed after signing, or another key signed it; take it from a "
                 "source that you trust"
@@ -70,8 +71,8 @@ def _canonical(record: Mapping[str, Any]) -> bytes:
 
 
 def _key(given: Any, side: str) -> Any:
-    library = _cryptography()
-    kind = getattr(library.ed25519, f"Ed25519{side.capitalize()}Key")
+    ed25519, serialization, _ = _cryptography()
+    kind = getattr(ed25519, f"Ed25519{side.capitalize()}Key")
     if isinstance(given, kind):
         return given
     if isinstance(given, bytes):
@@ -79,9 +80,9 @@ def _key(given: Any, side: str) -> Any:
             if len(given) == 32:
                 return getattr(kind, f"from_{side}_bytes")(given)
             if side == "private":
-                loaded = library.serialization.load_pem_private_key(given, password=None)
+                loaded = serialization.load_pem_private_key(given, password=None)
             else:
-                loaded = library.serialization.load_pem_public_key(given)
+                loaded = serialization.load_pem_public_key(given)
         except (ValueError, TypeError) as error:
             raise SigningError(
                 f"the {side} key can't be read: give the 32 raw bytes of an {kind.__name__}, or its unencrypted PEM"
@@ -94,19 +95,12 @@ def _key(given: Any, side: str) -> Any:
     )
 
 
-class _Cryptography(NamedTuple):
+def _cryptography() -> tuple[Any, Any, type[Exception]]:
     """The parts of the optional package that are used here."""
-
-    ed25519: Any
-    serialization: Any
-    InvalidSignature: type[Exception]
-
-
-def _cryptography() -> _Cryptography:
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
         raise SigningError("signing needs the package cryptography: pip install 'avalanche-amnesia[sign]'") from error
-    return _Cryptography(ed25519, serialization, InvalidSignature)
+    return ed25519, serialization, InvalidSignature

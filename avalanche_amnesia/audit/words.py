@@ -97,7 +97,8 @@ def _of_plan(plan: UnlearningPlan) -> Iterator[tuple[str, str]]:
     if entries:
         yield "taken out", f"{entries:,} entries of {len(plan.entries)} shared tensors"
     if plan.removed:
-        yield "removed", f"{len(plan.removed)} tensors of their own: {_shortened(plan.removed)}"
+        shown = (*plan.removed[:4], "…") if len(plan.removed) > 4 else plan.removed
+        yield "removed", f"{len(plan.removed)} tensors of their own: {', '.join(shown)}"
     if plan.trajectory_bytes:
         yield "freed", f"{plan.trajectory_bytes:,} bytes of trajectory"
     if plan.affected:
@@ -117,10 +118,6 @@ def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
     else:
         yield "claim", "approximate, because"
         yield from (("", f"- {reason}") for reason in plan.reasons)
-
-
-def _shortened(names: Sequence[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
 
 
 def _numbers(tasks: Collection[int]) -> str:

@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -47,16 +47,10 @@ def apply(
 ) -> UnlearningRecord:
     """Carry an unlearning out as a whole; any exception leaves everything as it was.
 
-    Args:
-        context: the tasks that go, and what was worked out of them.
-        claims: of the strategy.
-        announce: called before and after.
-        provenance: for the record.
-        fingerprint: for the record.
-        train_again: trains a task that goes again, without some samples, so that it remains; returns the plan as it
-            came out.
+    ``train_again`` trains a task that goes again, without some samples, so that it remains; it returns the plan as it
+    came out.
     """
-    model, plan, removal, before = context.model, context.plan, context.removal, context.hashes
+    model, removal = context.model, context.removal
     evidence = None if fingerprint is None else fingerprint(context)
     if evidence is not None and train_again is not None:  # the task learns much the same again: no residue
         evidence = replace(evidence, sketches={})
@@ -88,21 +82,9 @@ def apply(
         after = state_hashes(model.state_dict(keep_vars=True))
         claims.unlearned(context, after, change)
         if train_again is not None:
-            plan = train_again(context, change)
+            context.plan = train_again(context, change)
             after = state_hashes(model.state_dict(keep_vars=True))
-        record = UnlearningRecord(
-            plan=plan,
-            changes=tuple(
-                TensorChange(name, before.get(name), after.get(name))
-                for name in sorted({*before, *after})
-                if before.get(name) != after.get(name)
-            ),
-            unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
-            purged=tuple(purged),
-            fingerprint=evidence,
-            repair=repaired,
-            **_stamp(context, provenance),
-        )
+        record = _record(context, provenance, after, purged, evidence, repaired)
         announce("after_unlearning", record, change)
         # Old log files are deleted last, when all else has succeeded; a failure here can still be taken back.
         context.trajectory.settle()
@@ -112,18 +94,13 @@ def apply(
 
 def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
     """Enter the request into the ledger and announce it, and leave everything as it is: a control."""
-    reasons = (NOT_OBEYED,)
     nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
+    context.plan = replace(context.plan, claim="approximate", reasons=(NOT_OBEYED,), **nothing)
     with Transaction() as change:
         announce("before_unlearning", None, change)
         _forget(context, change)
-        record = UnlearningRecord(
-            plan=replace(context.plan, claim="approximate", reasons=reasons, **nothing),
-            changes=(),
-            unchanged=context.hashes,
-            purged=("nothing: requests are only entered into the ledger",),
-            **_stamp(context, provenance),
-        )
+        purged = ["nothing: requests are only entered into the ledger"]
+        record = _record(context, provenance, context.hashes, purged)
         announce("after_unlearning", record, change)
         change.commit()
     return record
@@ -135,16 +112,30 @@ def _forget(context: UnlearningContext, change: Transaction) -> None:
     context.ledger.forget(context.tasks, context.event)
 
 
-def _stamp(context: UnlearningContext, provenance: Provenance) -> dict[str, Any]:
-    """Time, duration and model of a record, as its arguments."""
-    return {
-        "remaining": context.ledger.remaining,
-        "n_trained": context.ledger.n_trained,
-        "iteration": context.strategy.clock.train_iterations,
-        "seconds": time.perf_counter() - context.started,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "provenance": provenance,
-    }
+def _record(
+    context: UnlearningContext,
+    provenance: Provenance,
+    after: Mapping[str, str],
+    purged: Sequence[str],
+    fingerprint: Fingerprint | None = None,
+    repair: RepairSummary | None = None,
+) -> UnlearningRecord:
+    before, names = context.hashes, sorted({*context.hashes, *after})
+    changed = [name for name in names if before.get(name) != after.get(name)]
+    return UnlearningRecord(
+        plan=context.plan,
+        changes=tuple(TensorChange(name, before.get(name), after.get(name)) for name in changed),
+        unchanged={name: digest for name, digest in after.items() if before.get(name) == digest},
+        purged=tuple(purged),
+        remaining=context.ledger.remaining,
+        n_trained=context.ledger.n_trained,
+        iteration=context.strategy.clock.train_iterations,
+        seconds=time.perf_counter() - context.started,
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance=provenance,
+        fingerprint=fingerprint,
+        repair=repair,
+    )
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:

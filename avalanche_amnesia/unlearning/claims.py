@@ -13,6 +13,7 @@ Whatever does not hold is a reason, in words; an unlearning with a reason is ``a
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -182,12 +183,11 @@ class Claims:
     def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
         """Reasons why a task that was trained again may differ from one that never had the samples, beside the plan's.
 
-        Args:
-            context: of the unlearning; the task is among the remaining ones by now.
-            first: the circumstances of its training before.
+        ``first`` are the circumstances of its training before.
         """
-        (task,) = context.tasks
-        found = list(self.reasons(context.without_tasks(), ()))
+        (task,), trained_again = context.tasks, copy(context)
+        trained_again.tasks = ()  # by now the task is among those that remain
+        found = list(self.reasons(trained_again, ()))
         if self._trainings[task].place != first.place:
             found.append(f"task {task} was dealt other units or weights, or reads other tasks', than at first")
         return tuple(dict.fromkeys((*context.plan.reasons, *found)))

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
@@ -109,22 +108,17 @@ class Repair(Protocol):
 
 def compensates(thing: Any) -> TypeGuard[Compensation]:
     """Tell whether something is a :class:`Compensation`, by its class."""
-    return _is_based_on(thing.__class__, Compensation)
+    return issubclass(type(thing), Compensation)  # isinstance looks at every member of the object, each time
 
 
 def revises(thing: Any) -> TypeGuard[RevisingCompensation]:
     """Tell whether something is a :class:`RevisingCompensation`, by its class."""
-    return _is_based_on(thing.__class__, RevisingCompensation)
+    return issubclass(type(thing), RevisingCompensation)
 
 
 def repairs(thing: Any) -> TypeGuard[Repair]:
     """Tell whether something is a :class:`Repair`, by its class."""
-    return _is_based_on(thing.__class__, Repair)
-
-
-@lru_cache(maxsize=256)
-def _is_based_on(kind: Any, protocol: Any) -> bool:
-    return issubclass(kind, protocol)  # with a protocol this goes through all its members, every time
+    return issubclass(type(thing), Repair)
 
 
 @dataclass(frozen=True)

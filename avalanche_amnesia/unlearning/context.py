@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -89,12 +88,6 @@ class UnlearningContext:
         """The strategy's optimizer."""
         return self.strategy.optimizer
 
-    def without_tasks(self) -> UnlearningContext:
-        """The same in which no task goes."""
-        twin = copy(self)
-        twin.tasks = ()
-        return twin
-
     @property
     def remaining(self) -> tuple[int, ...]:
         """Tasks that remain without those that go, in training order."""
@@ -145,20 +138,17 @@ def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> Non
             change.call(module.restore_task_state, module.task_state())
             if task in module.tasks:
                 module.remove_task(task)
-        elif isinstance(module, MultiHeadClassifier):
+            continue
+        if isinstance(module, MultiHeadClassifier):
             _remove_avalanche_head(module, task, change)
-        elif hasattr(module, "known_train_tasks_labels"):
-            _forget_label(module, task, change)
+        if hasattr(module, "known_train_tasks_labels"):
+            labels: Any = module.known_train_tasks_labels
+            change.set(module, known_train_tasks_labels=labels - {task})
 
 
 def _remove_avalanche_head(module: MultiHeadClassifier, task: int, change: Transaction) -> None:
-    _forget_label(module, task, change)
     change.set(module.classifiers, _modules=dict(module.classifiers._modules))
     change.set(module, _buffers=dict(module._buffers))
     if str(task) in module.classifiers:
         del module.classifiers[str(task)]
     module._buffers.pop(f"active_units_T{task}", None)
-
-
-def _forget_label(module: Any, task: int, change: Transaction) -> None:
-    change.set(module, known_train_tasks_labels=module.known_train_tasks_labels - {task})

@@ -65,14 +65,7 @@ class ForgottenSamples:
 
 
 class LeftOut:
-    """A request for a part of a task, checked against the task's data.
-
-    Args:
-        forgotten: what was forgotten until now.
-        task: the one that remains.
-        request: names samples, classes or both.
-        experience: the task's data, as it was given at first.
-        event: of the request, for messages.
+    """A request for a part of a task, checked against the task's data as it was given at first.
 
     Attributes:
         hashes: of the samples that go now.
@@ -122,11 +115,7 @@ class StreamInUse:
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """The experience with a task's data: the one that is given, else that of the stream.
-
-        Raises:
-            RequestError: where there is none, or it is not the data that the task was trained on.
-        """
+        """The experience with a task's data: the one that is given, else that of the stream; a RequestError if none."""
         last = self._held()
         found = [given] if given is not None else getattr(last, "origin_stream", None) or [last]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]

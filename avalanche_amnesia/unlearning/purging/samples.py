@@ -135,7 +135,7 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
 
 def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
     """Let go of the old samples: last batches, and the loader of a training that is under way."""
-    last = [name for name in vars(strategy) if name in _LAST_BATCH or name.startswith("mb_buffer_")]
+    last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
     change.set(strategy, **dict.fromkeys((*last, *loaders)))
     if not loaders or context.in_training is None:
@@ -151,9 +151,6 @@ def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> N
 def _endless(data: Any, batch_size: int) -> Iterator[Any]:
     # As the host's, but a buffer that holds no whole batch any more must give what it has: it would spin for ever.
     return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
-
-
-_LAST_BATCH = ("batch_logits",)
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
