@@ -92,29 +92,17 @@ class Pools:
     def allocate(self, strategy: Strategy, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
         """Units of a task whose training begins: those of its slot, and those that it may read.
 
-        Args:
-            strategy: which trains it.
-            model: the strategy's.
-            task: its label.
-            min_units: that it must find free in every layer.
-
         Raises:
-            CapacityError: if it finds fewer; nothing changed.
+            CapacityError: if it finds fewer than ``min_units`` free in a layer; nothing changed.
         """
         layout = self._layout(strategy)
         found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
-        if not model.masks:
-            self._warn_if_crowded(layout, strategy, CHOICES)
+        if not model.masks and self.when_full == "error":
+            _warn_if_crowded(layout, strategy.experience, CHOICES)
         return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
         """Share of the weights of a task whose training begins, and the tasks whose shares it may read.
-
-        Args:
-            strategy: which trains it.
-            model: the strategy's.
-            task: its label.
-            seed: of the partition.
 
         Raises:
             CapacityError: if its share is another task's; nothing changed.
@@ -131,14 +119,9 @@ class Pools:
             raise CapacityError(
                 f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}: {MORE_SLOTS}"
             )
-        if not shares:
-            self._warn_if_crowded(layout, strategy, MORE_SLOTS)
+        if not shares and self.when_full == "error":
+            _warn_if_crowded(layout, strategy.experience, MORE_SLOTS)
         return found
-
-    def _warn_if_crowded(self, layout: StreamLayout, strategy: Strategy, choices: str) -> None:
-        text = None if self.when_full == "share" else crowded(layout, strategy.experience, choices)
-        if text is not None:
-            warnings.warn(text, CapacityWarning, stacklevel=3)
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
         """The layout of the stream that a strategy trains a task of."""
@@ -248,8 +231,8 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
     return slots
 
 
-def crowded(layout: StreamLayout, experience: Any, choices: str) -> str | None:
-    """Warning, before the first task, of the first one in the stream that will find no pool of its own."""
+def _warn_if_crowded(layout: StreamLayout, experience: Any, choices: str) -> None:
+    """Warn, before the first task, of the first one in the stream that will find no pool of its own."""
     gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
         if task in layout.permanent:  # these share what they have
@@ -264,12 +247,13 @@ def crowded(layout: StreamLayout, experience: Any, choices: str) -> str | None:
             continue
         late = [other for other in there if layout.is_open(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""
-        return (
+        text = (
             f"task {task} will find one of the {layout.slots} slots taken by tasks {there}{why}, unless they are "
             f"unlearned in time; the stream requests no more. {choices[0].upper()}{choices[1:]}. "
             "Pools.planned(benchmark) deals slots by the stream's requests"
         )
-    return None
+        warnings.warn(text, CapacityWarning, stacklevel=3)
+        return
 
 
 # Units of a slot ---------------------------------------------------------------------------------------------------
@@ -298,39 +282,31 @@ def allocation_of(
             f"{slots} slots need at least {slots * min_units} units in every layer (min_units={min_units} each), but "
             f"layers have fewer: {too_few}; widen them, or give Pools(slots=…) a smaller number"
         )
-    free_units = pool(list(widths.values()), slots, layout.slots_of(task))
-    free_units = free_units.to(model.cumulative_mask().device)
-    allocation = allocation_within(free_units, task, model, layout)
-    if allocation.sharing_tasks and when_full == "error":
+    wanted = pool(list(widths.values()), slots, layout.slots_of(task)).to(model.cumulative_mask().device)
+    open_tasks = frozenset(other for other in model.masks if layout.is_open(other, task))
+    readable = model.cumulative_mask(open_tasks)
+    free = wanted & ~readable
+    sharing = frozenset(
+        other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
+    )
+    if sharing and when_full == "error":
         raise CapacityError(
             f"task {task} finds its pool (slot {sorted(layout.slots_of(task))} of {layout.slots}) taken by tasks "
-            f"{sorted(allocation.sharing_tasks)}, which may still be unlearned: {CHOICES}"
+            f"{sorted(sharing)}, which may still be unlearned: {CHOICES}"
         )
+    # With tasks in its slot it shares as in HAT: it may read all their units, and takes those that are left.
+    # Tasks that are permanent from the start share freely with each other: a full region is still readable.
+    taken = model.cumulative_mask(sharing)
+    own, permanent = free & ~taken, task in layout.permanent
     # What is still missing here lies with tasks whose units it may read, and must leave as they are.
-    narrow = [name for name, part in model.by_layer(allocation.own).items() if int(part.sum()) < min_units]
-    if narrow and when_full == "error" and not allocation.permanent:
-        holders = sorted(
-            other for other in allocation.open_tasks if bool((model.binary_mask(other) & free_units).any())
-        )
+    narrow = [name for name, part in model.by_layer(own).items() if int(part.sum()) < min_units]
+    if narrow and when_full == "error" and not permanent:
+        holders = sorted(other for other in open_tasks if bool((model.binary_mask(other) & wanted).any()))
         raise CapacityError(
             f"task {task} finds fewer than {min_units} free units in layers {narrow} of its pool (slot "
             f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {CHOICES}"
         )
-    return allocation
-
-
-def allocation_within(free_units: Tensor, task: int, model: MaskedModel, layout: StreamLayout) -> UnitAllocation:
-    """The units that a task may use, from those among which it may take some."""
-    open_tasks = frozenset(other for other in model.masks if layout.is_open(other, task))
-    readable = _union(model, open_tasks)
-    free = free_units & ~readable
-    sharing = frozenset(
-        other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
-    )
-    taken = _union(model, sharing)
-    # With tasks in its slot it shares as in HAT: it may read all their units, and takes those that are left.
-    # Tasks that are permanent from the start share freely with each other: a full region is still readable.
-    return UnitAllocation(free & ~taken, readable | taken, open_tasks, sharing, task in layout.permanent)
+    return UnitAllocation(own, readable | taken, open_tasks, sharing, permanent)
 
 
 MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger number from the beginning"
@@ -344,8 +320,3 @@ def _checked(slots: Mapping[int, int]) -> dict[int, int]:
     if not checked or len(checked) < len(slots):
         raise ValueError(f"slots must name a slot from 0 on for task labels, {{0: 0, 1: 1, 2: 0}}; got {dict(slots)!r}")
     return checked
-
-
-def _union(model: MaskedModel, tasks: frozenset[int]) -> Tensor:
-    nothing = torch.zeros_like(model.cumulative_mask())
-    return torch.stack([nothing, *map(model.binary_mask, sorted(tasks))]).any(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.text_table import text_table
@@ -102,12 +101,8 @@ def utilisation(model: MaskedModel, *, counts: bool = False) -> dict[str, dict[i
         raise ValueError(
             f"a layer of the model is called {ALL_LAYERS!r}, which is the name of the table's last row: rename it"
         )
-    remaining = model.masks
-    in_use = {
-        name: torch.stack([torch.zeros(n, dtype=torch.bool), *(mask[name].cpu() for mask in remaining.values())]).any(0)
-        for name, n in units.items()
-    }
-    columns: dict[int | str, Mapping[str, Tensor]] = {**dict(remaining.items()), "any": in_use}
+    in_use = model.by_layer(model.cumulative_mask())
+    columns: dict[int | str, Mapping[str, Tensor]] = {**dict(model.masks.items()), "any": in_use}
     table: dict[str, dict[int | str, float]] = {
         name: {**{column: int(mask[name].sum()) for column, mask in columns.items()}, "units": n}
         for name, n in units.items()

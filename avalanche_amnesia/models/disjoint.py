@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.substitutes import kept_tensors, state_sites, unlike
 from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.seeding import derive_seed
@@ -117,11 +117,6 @@ class TaskShare(nn.Module):
     def share(self) -> Share:
         """Share that was dealt to the task."""
         return Share.decoded(self.dealt)
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers, by their names in the backbone."""
-        return dict((*self.entries.named_parameters(), *self.entries.named_buffers()))
 
 
 class DisjointModel(MultiHeadModel):
@@ -334,15 +329,14 @@ class DisjointModel(MultiHeadModel):
             return held.entries
         return self._opened.network(self, task)
 
-    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Features ``(batch, features)`` through a task's network; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, lambda samples, label: run_on(self.network(label), samples))
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        return run_on(self.network(task), x)
 
     @torch.no_grad()
     def write_network(self, network: nn.Module, task: int) -> None:
         """Write a finished task's network into a copy of the backbone."""
         held: TaskShare = self.shares[task]
-        dealt, own = self.dealt(held.share), held.tensors
+        dealt, own = self.dealt(held.share), dict((*held.entries.named_parameters(), *held.entries.named_buffers()))
         for name, parameter in network.named_parameters():
             if name in dealt:
                 parameter.zero_()
@@ -361,53 +355,46 @@ class DisjointModel(MultiHeadModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        named = [name.split(".", 2) for name in state if name.startswith(("heads.", "shares."))]
-        saved: dict[str, dict[str, Tensor]] = {task: {} for _, task, _ in named}
-        for container, task, inside in named:
-            if container == "shares":
-                saved[task][inside] = state[f"shares.{task}.{inside}"]
+        self._opened = _Opened()
+        super()._match_tasks(state)
+        saved = {task: _inside(state, f"shares.{task}.") for task in self.tasks}
         for task, held in saved.items():
-            if _DEALT not in held and task not in map(str, self.shares.unfinished):
+            if _DEALT not in held and task not in self.shares.unfinished:
                 raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
         shares = {task: Share.decoded(held[_DEALT]) for task, held in saved.items() if _DEALT in held}
         for task, share in shares.items():
+            if task in self.shares.unfinished and self.share(task) == share:
+                continue  # the middle of its training, loaded again
+            room = self._room(share, saved[task])
             others = {other for other in shares if other != task and not shares[other].overlaps(share)}
-            fits = f"heads.{task}.weight" in state
-            fits &= self._is_in_training(task, saved[task]) or self._is_kept(share, saved[task])
-            if not fits or len(others) + 1 < len(shares) or not others.issuperset(map(str, share.reads)):
+            fits = _shapes(room.state_dict()) == _shapes(saved[task])
+            if not fits or len(others) + 1 < len(shares) or not others.issuperset(share.reads):
                 raise ValueError(
                     f"what this state holds of task {task} is no share of this backbone, or no other one than those of "
                     "all other tasks: it was saved with another backbone, or in the middle of a training; save "
                     "between tasks"
                 )
-        self._opened = _Opened()
-        super()._match_tasks(state)
-        device = next(self.backbone.parameters()).device
-        for task in [task for task in shares if not self._holds_like(task, saved[task])]:
-            kept = nn.Module()
-            for name in saved[task].keys() - {_DEALT}:
-                inside, like = name.removeprefix(_ENTRIES), torch.zeros_like(saved[task][name], device=device)
-                _place(kept, inside, nn.Parameter(like, requires_grad=False) if inside in self._learning else like)
-            self._keep(int(task), TaskShare(kept, torch.zeros_like(saved[task][_DEALT], device=device)))
+            self._keep(task, room)
 
-    def _holds_like(self, task: str, saved: Mapping[str, Tensor]) -> bool:
-        """Tell whether what a task holds here has the names and shapes of what it has in a state."""
-        here = dict(self.shares[task].state_dict()) if task in self.shares else {}
-        return saved.keys() == here.keys() and all(value.shape == here[name].shape for name, value in saved.items())
+    def _room(self, share: Share, saved: Mapping[str, Tensor]) -> TaskShare:
+        """Room for what a finished task keeps of this backbone, which a state then fills."""
+        kept, dealt = nn.Module(), self.dealt(share)
+        for name, parameter in self.backbone.named_parameters():
+            if name in self._learning:
+                owned = [int(share.owned(name, parameter.shape).sum())] if name in dealt else parameter.shape
+                _place(kept, name, nn.Parameter(parameter.new_zeros(owned), requires_grad=False))
+        for site in state_sites(self.backbone):
+            if _ENTRIES + site.name in saved:
+                _place(kept, site.name, torch.zeros_like(site.value))
+        return TaskShare(kept, share.encoded().to(self._device))
 
-    def _is_in_training(self, task: str, saved: Mapping[str, Tensor]) -> bool:
-        """Tell whether a state is of the network that a task trains here."""
-        if not self._holds_like(task, saved) or int(task) not in self.shares.unfinished:
-            return False
-        return torch.equal(saved[_DEALT].cpu(), self.shares[task].dealt.cpu())
 
-    def _is_kept(self, share: Share, saved: Mapping[str, Tensor]) -> bool:
-        """Tell whether a state is what a finished task keeps of this backbone."""
-        shapes = {name: p.shape for name, p in self.backbone.named_parameters() if name in self._learning}
-        shapes |= {name: torch.Size([int(share.owned(name, p.shape).sum())]) for name, p in self.dealt(share).items()}
-        sites = {site.name: site.value.shape for site in state_sites(self.backbone) if _ENTRIES + site.name in saved}
-        known = {_ENTRIES + name: shape for name, shape in {**shapes, **sites}.items()}
-        return {name: value.shape for name, value in saved.items() if name != _DEALT} == known
+def _inside(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in state.items()}
 
 
 class _Opened:
@@ -416,9 +403,6 @@ class _Opened:
     def __init__(self) -> None:
         self._network: nn.Module | None = None
         self._holds: Any = None
-
-    def __deepcopy__(self, memo: Any) -> "_Opened":
-        return _Opened()
 
     def __reduce__(self) -> Any:
         return _Opened, ()

@@ -105,16 +105,13 @@ class ComputedUnits:
         self._left_out: Tensor | None = None
         self._looks = 0
         if allowed is not None:
-            self._leave_out(~allowed)
+            self.leave_out(~allowed)
 
-    def _leave_out(self, units: Tensor) -> None:
+    def leave_out(self, units: Tensor) -> None:
+        """Compute all but some units, bool ``(n_units,)``, from here on."""
         if self._left_out is None or not torch.equal(units, self._left_out):
             self._left_out, self._bounds = units, torch.where(units, -FAR, math.inf)
             self.entries = self._entries_of(~units)
-
-    def keep_to(self, is_open: Tensor) -> None:
-        """Compute some units, bool ``(n_units,)``, from here on."""
-        self._leave_out(~is_open)
 
     def look(self, exponent: Tensor) -> None:
         """Follow a gate that learns."""
@@ -122,7 +119,7 @@ class ComputedUnits:
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
         if turn or (self.entries and bool((exponent > self._bounds).any())):  # one of them came back
-            self._leave_out(exponent < -FAR)
+            self.leave_out(exponent < -FAR)
 
 
 class Gate:
@@ -175,7 +172,7 @@ class Gate:
         torch.sigmoid(self._exponent, out=self.value)
         torch.threshold(self.value, SHUT, 0.0, out=self._read)
         if not learns:
-            self._computed.keep_to(self._read > 0)
+            self._computed.leave_out(~(self._read > 0))
         self._fixed_at, self.leaves.entries = None if learns else scale, self._computed.entries
         for leaf in self.leaves.values():
             leaf.grad = None

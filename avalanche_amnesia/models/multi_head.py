@@ -16,6 +16,7 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 # Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
 NO_CLASS = -1000.0
 _BACKBONE = "backbone."
+_EXTRA = "_extra_state"
 _KNOWN = "known_label"
 _HEAD = re.compile(r"heads\.\d+\.weight")
 Value = TypeVar("Value")
@@ -93,6 +94,10 @@ class MultiHeadModel(MultiTaskModule):
         return None
 
     @property
+    def _device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    @property
     def _containers(self) -> list[TaskModules]:
         return [getattr(self, name) for name in self.task_containers]
 
@@ -138,14 +143,13 @@ class MultiHeadModel(MultiTaskModule):
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Parameters like those of a next task's head, for whoever must know their shapes; no part of the model."""
-        device = next(self.backbone.parameters()).device
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             return list(self._new_head(1).parameters())
 
     def remove_task(self, task: int) -> None:
         """Take out everything that belongs to the task alone."""
-        for container in self._containers:
-            container.drop(task)
+        for store in self._stores:
+            store.drop(task)
         self.known_train_tasks_labels.discard(task)
 
     def task_modules(self, task: int) -> list[nn.Module]:
@@ -197,7 +201,11 @@ class MultiHeadModel(MultiTaskModule):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Backbone features ``(batch, features)`` of ``x`` for a task label, or one label per sample ``(batch,)``."""
-        return run_on(self.backbone, x)
+        return by_task(x, task, self._features) if self.features_per_task else run_on(self.backbone, x)
+
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        """Features of samples of one task, where they depend on it."""
+        raise NotImplementedError
 
     def head(self, task: int) -> nn.Module:
         """The head of a task.
@@ -259,11 +267,9 @@ class MultiHeadModel(MultiTaskModule):
             ValueError: for the state of another model; nothing changed.
         """
         given = type(state_dict).__name__
-        if isinstance(state_dict, Mapping):
-            wrong = (
-                f"{name}: {type(value).__name__}" for name, value in state_dict.items() if not _is_state(name, value)
-            )
-            given = next(wrong, "")
+        if isinstance(state_dict, Mapping):  # of tensors, and what a module makes of its own beside them
+            others = ((n, v) for n, v in state_dict.items() if not (isinstance(v, Tensor) or n.endswith(_EXTRA)))
+            given = next((f"{name}: {type(value).__name__}" for name, value in others), "")
         if given:
             raise TypeError(
                 f"load_state_dict takes a mapping of tensors, as model.state_dict() returns it, got {given}; a file is "
@@ -278,18 +284,17 @@ class MultiHeadModel(MultiTaskModule):
                 unlike = self._unlike(state_dict)
                 before = [value.detach().clone() for value in values] if unlike else []
                 return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except RuntimeError as error:  # torch has loaded by then what fits
+        except Exception as error:
             with torch.no_grad():
-                for value, held in zip(values, before, strict=False):
+                for value, held in zip(values, before, strict=False):  # torch has loaded by then what fits
                     value.copy_(held)
             self.restore_task_state(tasks)
+            if not isinstance(error, RuntimeError):
+                raise
             raise ValueError(
                 f"this state is that of another model than this {type(self).__name__}: {'; '.join(unlike) or error}. "
                 "Build the model from the same network with the same arguments"
             ) from error
-        except Exception:
-            self.restore_task_state(tasks)
-            raise
 
     def _unlike(self, state: Mapping[str, Tensor]) -> list[str]:
         """Tensors of a state that the model has otherwise or not at all, and those that the state lacks, in words."""
@@ -313,19 +318,9 @@ class MultiHeadModel(MultiTaskModule):
                 self.add_head(task, shape[0])
 
 
-def _is_state(name: str, value: object) -> bool:
-    """Tell whether a value may stand in a state: a tensor, or what a module makes of its own beside them."""
-    return isinstance(value, Tensor) or name.endswith("_extra_state")
-
-
 def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
     """Values of the backbone's parameters, by their names inside it; those of other parameters are left out."""
-    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if is_inside_backbone(name)}
-
-
-def is_inside_backbone(name: str) -> bool:
-    """Tell whether a name in the model is one of the backbone's."""
-    return name.startswith(_BACKBONE)
+    return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
 
 
 def _n_classes(experience: Any) -> int:

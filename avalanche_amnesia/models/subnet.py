@@ -19,13 +19,13 @@ from avalanche_amnesia.models.mask_codes import (
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
 from avalanche_amnesia.models.weight_cover import (
     BiasRule,
     NormRule,
     WeightCover,
     strip_normalisation,
-    switch_off,
     take_inventory,
 )
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
@@ -63,6 +63,7 @@ class SubnetModel(TaskMaskedModel):
     """
 
     graph: WeightCover
+    norms: TaskModules
     keeps_shared_entries = True
     task_containers = ("heads", "norms")
     learned_by = "scores"
@@ -82,7 +83,8 @@ class SubnetModel(TaskMaskedModel):
         inventory = take_inventory(backbone, density, bias, norm)
         super().__init__(backbone, n_features, inventory.cover, [t.size for t in inventory.cover.layers.values()])
         self.density, self.bias = density, bias
-        switch_off(inventory.biases)
+        for module, attribute in inventory.biases:  # outputs are then those with biases of zero
+            module._parameters[attribute] = None
         if norm == "batch":
             strip_normalisation(inventory.norms)
         self._sites = inventory.sites
@@ -200,9 +202,8 @@ class SubnetModel(TaskMaskedModel):
         if score_bits is not None:
             scores = encode_scores(scores, mask, self._sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
-        own = self._state_of(self.task_parts(task))
-        if own is not None:
-            own.drop_unchanged(self._state.sites)
+        if task in self.norms:
+            self.norms[task][-1].drop_unchanged(self._state.sites)
 
     def _end_training(self) -> None:
         self._substitutes.take_back()  # a forward may have been interrupted
@@ -277,19 +278,15 @@ class SubnetModel(TaskMaskedModel):
         # +0 where the mask is 0: the sign of a weight that another task may train is nothing for this one to read.
         return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
-    @staticmethod
-    def _state_of(parts: nn.Module | None) -> TaskState | None:
-        return next((part for part in ([] if parts is None else parts.children()) if isinstance(part, TaskState)), None)
-
-    def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: nn.Module | None, *, learns: bool) -> Tensor:
+    def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
         """The backbone's forward with other weights, norms and tensors put in for its duration."""
-        own = self._state_of(parts)
+        *norms, own = list[Any](parts or [None])
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()
             for module, attribute in self._sites[name]
         ]
-        others += self._copies.standing_in(() if parts is None else parts.children())
+        others += self._copies.standing_in(norms)
         others += self._state.standing_in(own, learns=learns)
         with self._substitutes.put(others):
             features = run_on(self.backbone, x)
@@ -330,9 +327,8 @@ class SubnetModel(TaskMaskedModel):
         if self.current_task is not None:
             return
         for task in self.tasks:
-            own = self._state_of(self.task_parts(task))
-            if own is not None:
-                own.drop_all_but(state, f"norms.{task}.{len(self._copies.prototypes)}.")
+            if task in self.norms:
+                self.norms[task][-1].drop_all_but(state, f"norms.{task}.{len(self._copies.prototypes)}.")
         if "_order" in state:
             self._masks.reorder(state["_order"].tolist())
             self._masks_changed()

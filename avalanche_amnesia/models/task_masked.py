@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError, by_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
 from avalanche_amnesia.unit_graph.graph import Computed
 
@@ -67,12 +67,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return getattr(self, self.learned_store)
 
     @property
-    def _stores_of_tensors(self) -> set[str]:
-        return set(self.stores) - set(self.task_containers)
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.backbone.parameters()).device
+    def _tensors(self) -> dict[str, TaskTensors]:
+        return {name: store for name, store in self.named_children() if isinstance(store, TaskTensors)}
 
     # Masks ----------------------------------------------------------------------------------------------------
 
@@ -259,8 +255,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         for other in self._learned_from([task]):
             self._learned.drop(other)
         super().remove_task(task)
-        for name in self._stores_of_tensors - {self.learned_store}:
-            getattr(self, name).drop(task)
         self._masks_changed()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
@@ -268,14 +262,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return [task for task in tasks if task in self._learned]
 
     # Forward --------------------------------------------------------------------------------------------------
-
-    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Features ``(batch, features)`` through the task's mask; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, self._features)
-
-    @abstractmethod
-    def _features(self, x: Tensor, task: int) -> Tensor:
-        """Features of samples of one task."""
 
     @abstractmethod
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
@@ -291,12 +277,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Names, in ``state_dict``, of the tasks' tensors, of what was learned from them, and of their statistics."""
-        own = [name for name in self.stores if name in self._stores_of_tensors - {self.learned_store}]
-        return [
-            *(f"{name}.{task}" for name in own for task in tasks if task in getattr(self, name)),
-            *(f"{self.learned_store}.{task}" for task in self._learned_from(tasks)),
-            *super().buffer_names(tasks),
-        ]
+        going = dict.fromkeys(self._tensors, tasks) | {self.learned_store: self._learned_from(tasks)}
+        tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
+        return tensors + super().buffer_names(tasks)
 
     def restore_task_state(self, state: Any) -> None:
         """As the base class's."""
@@ -304,12 +287,18 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._masks_changed()
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        if self.learned_by in state:
-            self._check_same_training(state)
+        if self.learned_by in state:  # from the middle of a task's training: early stopping goes back to it
+            if self.current_task is None or state.keys() != self.state_dict().keys():
+                task = self.current_task
+                now = "none is in training now" if task is None else f"in training is task {task}"
+                raise ValueError(
+                    "this state was saved in the middle of a task, and can be loaded in the same training alone; "
+                    f"{now}: save between tasks"
+                )
             return
         super()._match_tasks(state)
-        for name in self._stores_of_tensors:
-            getattr(self, name).match(state, f"{name}.", self._device)
+        for name, store in self._tensors.items():
+            store.match(state, f"{name}.", self._device)
         for container in self._containers:
             for task in container.tasks:
                 if task in self._masks:
@@ -318,12 +307,3 @@ class TaskMaskedModel(MultiHeadModel, ABC):
                     container.resume(task)
                     self.set_trainable(task, True)
         self._end_training()
-
-    def _check_same_training(self, state: Mapping[str, Any]) -> None:
-        """Let a state from the middle of a task's training back into that training only (early stopping does so)."""
-        if self.current_task is None or state.keys() != self.state_dict().keys():
-            now = "none is in training now" if self.current_task is None else f"in training is task {self.current_task}"
-            raise ValueError(
-                f"this state was saved in the middle of a task, and can be loaded in the same training alone; {now}: "
-                "save between tasks"
-            )

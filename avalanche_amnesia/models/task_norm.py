@@ -77,10 +77,7 @@ class TaskNormModel(MultiHeadModel):
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Features ``(batch, features)`` through a task's norms; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, self._features)
-
-    def _features(self, x: Tensor, task: int) -> Tensor:
-        return self.features_through(x, self.task_norms(task))
+        return by_task(x, task, lambda samples, label: self.features_through(samples, self.task_norms(label)))
 
     def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
         """Features ``(batch, features)`` through norms that a task has, or had; None: those that were given."""

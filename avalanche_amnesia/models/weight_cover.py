@@ -80,7 +80,7 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
     sites: dict[str, list[Site]] = {}
     biases: list[Site] = []
     for name, parameter in backbone.named_parameters():
-        held = _sites_of(backbone, parameter)
+        held = [(m, at) for m in backbone.modules() for at, value in m._parameters.items() if value is parameter]
         rule = _rule(backbone, name, parameter, held)
         if rule == "bias" and bias == "off":
             biases += held
@@ -90,15 +90,6 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
     if not layers:
         raise ModelError(f"{type(backbone).__name__} has no Linear, Conv or Embedding whose weights a mask could cover")
     return Inventory(WeightCover(layers), sites, biases, list(norms_of(backbone).values()))
-
-
-def _sites_of(backbone: nn.Module, parameter: nn.Parameter) -> list[Site]:
-    return [
-        (module, attribute)
-        for module in backbone.modules()
-        for attribute, value in module._parameters.items()
-        if value is parameter
-    ]
 
 
 def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[Site]) -> str:
@@ -121,12 +112,6 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
             "it reads them, and one with sparse=True has no dense gradient; make it without them"
         )
     return "bias" if all(attribute == "bias" for _, attribute in sites) else "weight"
-
-
-def switch_off(biases: list[Site]) -> None:
-    """Take biases out of their modules, whose outputs are then those with biases of zero."""
-    for module, attribute in biases:
-        module._parameters[attribute] = None
 
 
 def strip_normalisation(norms: list[nn.Module]) -> None:

@@ -7,8 +7,9 @@ that value plus its ``Δ``, added in float64; on the same bits it writes the sam
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -18,12 +19,12 @@ from avalanche_amnesia.bits import as_integers, map_two_threads, same_bits
 from avalanche_amnesia.trajectory.sparse import (
     SparseEntries,
     SparseValues,
-    chosen,
     chosen_by,
     copied,
     positions,
     put,
     take,
+    united,
 )
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
@@ -53,11 +54,6 @@ class Revision:
     alone: bool = False
     base: Tensor | float = 1.0
 
-    @property
-    def index(self) -> Tensor:
-        """Flat positions of the entries, ``(k,)``."""
-        return self.where.reshape(-1).nonzero()[:, 0]
-
     def written(self, before: Tensor, own: Tensor) -> Tensor:
         """Values after the revised task ``(k,)``, from those before it and its own update there, float64 ``(k,)``."""
         return before * self.base + (own * self.factor + self.added)
@@ -65,21 +61,6 @@ class Revision:
 
 Revisions = Mapping[int, Mapping[str, Revision]]
 """Remaining task → tensor name → what its update becomes."""
-
-
-def dropped_entries(order: Iterable[int], revisions: Mapping[int, Revision]) -> dict[int, Tensor]:
-    """Entries of one tensor at which each task's update gives way to a later one's that is to stand alone."""
-    result: dict[int, Tensor] = {}
-    later: Tensor | None = None
-    for task in reversed(tuple(order)):
-        if later is not None:
-            result[task] = later
-        if task in revisions and revisions[task].alone:
-            where = revisions[task].where.reshape(-1)
-            later = where if later is None else torch.logical_or(later, where)
-    return result
-
-
 Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
 """A write: who wrote, its entry, the flat index, the values before, the values written."""
 
@@ -120,7 +101,7 @@ def replay(
     handed: list[tuple[Tensor, Tensor]] = []
     value = copied(committed)
     nothing = SparseValues.none(committed)
-    dropped = dropped_entries([task for task, _ in writers], revisions)
+    order = [task for task, _ in writers]
     # A task whose update is revised takes part even if it wrote nothing here: the revision may name other entries.
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
@@ -135,13 +116,20 @@ def replay(
             continue
         update = written.double() - old.double()
         # A later task's revision stands alone at these entries: neither this update nor its way back is needed there.
-        if task in dropped:
-            kept = ~dropped[task][index]
+        later = (revisions[other] for other in order[order.index(task) + 1 :] if other in revisions)
+        alone = [revision.where.reshape(-1) for revision in later if revision.alone]
+        if alone:
+            stands = ~torch.stack(alone).any(0)
+            kept = stands[index]
             if not bool(kept.all()):
-                entry = logs[task][name] = entry.restricted(~dropped[task])
+                entry = logs[task][name] = entry.restricted(stands)
             index, old, written, update = index[kept], old[kept], written[kept], update[kept]
         # Read before the task's own write: a revision replaces that write, and starts from the same value before it.
-        revised = _revised(value, revisions[task], index, update) if task in revisions else None
+        if task in revisions:
+            target = positions(revisions[task].where)
+            own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
+            start = value[target]
+            revised = revisions[task].written(start.double(), own[target]).to(value.dtype)
         here = take(value, index)
         # Where the value before is the same bit for bit, the written bits are put back: before + Δ may round to others.
         unmoved = same_bits(here, old)
@@ -152,40 +140,18 @@ def replay(
             new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
             put(value, index, new)
             logs[task][name] = entry.rebased(here, new)
-        if revised is not None:
-            target, start, result = revised
-            value[target] = result
+        if task in revisions:
+            value[target] = revised
             logs[task][name] = logs[task].get(name, nothing).extended(target, start)
     # By now no log is made from an older one any more, so what is entered stays.
     for index, old in handed:
-        _hand_over(name, index, old, reading, logs, nothing)
+        for task, reads in reading.items():
+            taken = reads[index]
+            if bool(taken.any()):
+                logs[task][name] = logs[task].get(name, nothing).extended(index[taken], old[taken])
+                # One log leads back from an entry, the first reader's; the next readers get what is left.
+                index, old = index[~taken], old[~taken]
     return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
-
-
-def _revised(value: Tensor, revision: Revision, index: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Flat index of the entries that a task's revision names, the values there before the task, and those after."""
-    target = revision.index
-    own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
-    start = value[target]
-    return target, start, revision.written(start.double(), own[target]).to(value.dtype)
-
-
-def _hand_over(
-    name: str,
-    index: Tensor,
-    values_before: Tensor,
-    reading: Mapping[int, Tensor],
-    logs: Mapping[int, Log],
-    nothing: SparseEntries,
-) -> None:
-    """Enter the values before some entries into the log of the first task that reads each of them."""
-    for task, reads in reading.items():
-        taken = reads[index]
-        if not bool(taken.any()):
-            continue
-        logs[task][name] = logs[task].get(name, nothing).extended(index[taken], values_before[taken])
-        # One log leads back from an entry, the first reader's; the next readers get what is left.
-        index, values_before = index[~taken], values_before[~taken]
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
@@ -237,28 +203,6 @@ class Moved:
         return len(self.now)
 
 
-class WholeTensors(Mapping[str, Tensor]):
-    """Tensor name → all its values without the tasks; each made when it is first asked for, as few ever are."""
-
-    def __init__(self, moved: Mapping[str, Moved], current: Mapping[str, Tensor]) -> None:
-        self._moved, self._current = moved, current
-        self._made: dict[str, Tensor] = {}
-
-    def __getitem__(self, name: str) -> Tensor:
-        moved = self._moved[name]
-        if name not in self._made:
-            value = self._current[name].detach().clone()
-            moved.take_out(value)
-            self._made[name] = value
-        return self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._moved)
-
-    def __len__(self) -> int:
-        return len(self._moved)
-
-
 @dataclass(frozen=True)
 class Removal:
     """Result of taking tasks out of a trajectory; nothing has been changed yet.
@@ -271,7 +215,7 @@ class Removal:
         shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
         updates: writer that goes, task or repair → tensor name → its update ``Δ``, float64: for copies of old states
             (an anchor, say).
-        values: tensor name → all its new values, for tensors that change.
+        current: tensor name → values now.
     """
 
     tasks: tuple[int, ...]
@@ -280,15 +224,19 @@ class Removal:
     logs: Mapping[int, Log]
     shared: Mapping[str, Tensor]
     updates: Mapping[int, Updates]
-    values: Mapping[str, Tensor]
+    current: Mapping[str, Tensor]
+
+    @cached_property
+    def values(self) -> dict[str, Tensor]:
+        """Tensor name → all its new values, for tensors that change; made when they are first asked for."""
+        result = {name: self.current[name].detach().clone() for name in self.moved}
+        for name, moved in self.moved.items():
+            moved.take_out(result[name])
+        return result
 
     def written(self) -> dict[str, Tensor]:
         """Tensor name → bool tensor of the entries that the writers which go had moved."""
-        result: dict[str, Tensor] = {}
-        for of_task in self.updates.values():
-            for name, update in of_task.items():
-                result[name] = result[name] | (update != 0) if name in result else update != 0
-        return result
+        return united({name: update != 0 for name, update in of.items()} for of in self.updates.values())
 
 
 def work_out(
@@ -327,7 +275,13 @@ def work_out(
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
         # A revision may move entries that no writer who goes has touched: then no entry can be passed over.
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
-        taking_part = _taking_part(name, later, gone, going, revised)
+        # Replayed are those who wrote an entry that changes, or are revised.
+        taking_part = [
+            (writer, entry)
+            for writer, entry in ((writer, log.get(name)) for writer, log in later.items())
+            if writer in revised
+            or (entry is not None and (writer in gone or going is None or (chosen_by([entry]) & going).any()))
+        ]
         here = committed.detach().cpu()
         if going is None:
             where = torch.ones(committed.shape, dtype=torch.bool)
@@ -361,27 +315,10 @@ def work_out(
             now = current[name].detach()
             value = moved_along(now, before[name], new_before[name])
             where = ~same_bits(value, now)
-            moved[name] = Moved(where, chosen(now, where), chosen(value, where))
+            moved[name] = Moved(where, take(now, positions(where)), take(value, positions(where)))
     # Merged logs hold a way back past writers that go; without these it is not needed. Logs that stay keep their file.
     kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
-    return Removal(tuple(tasks), moved, new_before, kept, shared, updates, WholeTensors(moved, current))
-
-
-def _taking_part(
-    name: str,
-    later: Mapping[int, Log],
-    gone: Collection[int],
-    going: np.ndarray | None,
-    revised: Mapping[int, Revision],
-) -> list[tuple[int, SparseEntries | None]]:
-    """Writers of a tensor that are replayed: who wrote an entry that changes (``going``; None: any), or is revised."""
-    entries = ((writer, log.get(name)) for writer, log in later.items())
-    return [
-        (writer, entry)
-        for writer, entry in entries
-        if writer in revised
-        or (entry is not None and (writer in gone or going is None or (chosen_by([entry]) & going).any()))
-    ]
+    return Removal(tuple(tasks), moved, new_before, kept, shared, updates, current)
 
 
 def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from math import prod
@@ -270,6 +270,15 @@ def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
     return reduce(np.bitwise_or, (expand(of.chosen, -(-prod(of.shape) // 8)) for of in entries))
 
 
+def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Tensor name → bool tensor of the entries that any of some choices has."""
+    result: dict[str, Tensor] = {}
+    for choice in choices:
+        for name, where in choice.items():
+            result[name] = result[name] | where if name in result else where
+    return result
+
+
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
     """Bytes, or their zlib where that is shorter (uint8)."""
     coder = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if repeats else zlib.Z_HUFFMAN_ONLY)
@@ -315,16 +324,6 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
         as_integers(tensor).reshape(-1).numpy()[index.numpy()] = as_integers(values).numpy()
     else:
         tensor.view(-1).index_copy_(0, index, values)
-
-
-def chosen(tensor: Tensor, where: Tensor) -> Tensor:
-    """Values ``(k,)`` of the entries at which a bool tensor of the same shape is True."""
-    return take(tensor, positions(where))
-
-
-def fill(tensor: Tensor, where: Tensor, values: Tensor) -> None:
-    """Set the entries at which a bool tensor of the same shape is True to ``values`` ``(k,)``, in place."""
-    put(tensor, positions(where), values)
 
 
 def copied(tensor: Tensor) -> Tensor:

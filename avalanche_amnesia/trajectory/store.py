@@ -22,6 +22,7 @@ keeps what the log does not) would leave residue behind.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, without_unneeded, work_out
-from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded
-from avalanche_amnesia.trajectory.undo_log import AddedError, Log, report
+from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded, united
+from avalanche_amnesia.trajectory.undo_log import AddedError, Log
 
 
 class Trajectory:
@@ -101,11 +102,7 @@ class Trajectory:
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
         """As :meth:`moved`, of all :meth:`writers` that go with some tasks; of none: what goes whatever is removed."""
-        result: dict[str, Tensor] = {}
-        for writer in self.writers(tasks):
-            for name, where in self.moved(writer).items():
-                result[name] = result[name] | where if name in result else where
-        return result
+        return united(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
         """Table of every task's log: bytes, and the error that keeping it this way added to the model.
@@ -115,7 +112,20 @@ class Trajectory:
             ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (what ``dtype`` changed of its weights), and
             ``merged``.
         """
-        return report({task: self._log(task) for task in self.tasks}, self._merged)
+        rows: dict[int, dict[str, float]] = {}
+        for task in self.tasks:
+            log = self._log(task)
+            entries, parameters = sum(int(entry.where.sum()) for entry in log.values()), max(log.parameters, 1)
+            rows[task] = {
+                "entries": entries,
+                "share": entries / parameters,
+                "bytes": log.nbytes,
+                "bytes_per_parameter": log.nbytes / parameters,
+                "error_max": log.error.largest,
+                "error_l2": sqrt(log.error.squares),
+                "merged": task in self._merged,
+            }
+        return rows
 
     def record(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.saving.values import StateError, checked, made
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, fill
+from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues, positions, put
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class Updates(Mapping[str, Tensor]):
             update = written.double() - entry.before(written).double()
             self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
         result = torch.zeros(entry.shape, dtype=torch.float64)
-        fill(result, entry.where, self._values[name])
+        put(result, positions(entry.where), self._values[name])
         return result
 
     def __iter__(self) -> Iterator[str]:
@@ -140,20 +139,3 @@ def entries_from(state: Any) -> dict[str, Any]:
         if entries.before(torch.zeros(n, dtype=entries.dtype)).shape != (n,):
             raise StateError(f"invalid value in state at {name}: other values than {n} entries")
     return found
-
-
-def report(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, dict[str, float]]:
-    """A row per task: entries, bytes, error added; see :meth:`Trajectory.report`."""
-    rows: dict[int, dict[str, float]] = {}
-    for task, log in logs.items():
-        entries = sum(int(entry.where.sum()) for entry in log.values())
-        rows[task] = {
-            "entries": entries,
-            "share": entries / max(log.parameters, 1),
-            "bytes": log.nbytes,
-            "bytes_per_parameter": log.nbytes / max(log.parameters, 1),
-            "error_max": log.error.largest,
-            "error_l2": sqrt(log.error.squares),
-            "merged": task in merged,
-        }
-    return rows

@@ -26,6 +26,7 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.sparse import united
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters, remove_task_modules
@@ -222,12 +223,9 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
 def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move."""
     # Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
-    result = {name: moved.where for name, moved in removal.moved.items()}
-    for repair in (updates for writer, updates in removal.updates.items() if writer < 0):
-        for name in repair:
-            noted = repair.where(name).to(parameters[name].device)
-            result[name] = result[name] | noted if name in result else noted
-    return result
+    changed = {name: moved.where for name, moved in removal.moved.items()}
+    repairs = [updates for writer, updates in removal.updates.items() if writer < 0]
+    return united([changed, *({name: of.where(name).to(parameters[name].device) for name in of} for of in repairs)])
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:

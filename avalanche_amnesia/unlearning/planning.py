@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.models.multi_head import MultiHeadModel, is_inside_backbone
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revision, Revisions
@@ -144,7 +144,7 @@ def _affected(context: UnlearningContext) -> tuple[int, ...]:
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
     users = _users(context, model, {name: moved.where for name, moved in removal.moved.items()})
-    own = [name for name in removal.moved if not is_inside_backbone(name)]  # by a repair that is taken out
+    own = [name for name in removal.moved if not name.startswith("backbone.")]  # by a repair that is taken out
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
     )

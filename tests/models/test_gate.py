@@ -71,7 +71,7 @@ def test_what_is_not_allowed_is_never_computed_and_a_fixed_mask_computes_what_it
     assert units_of(found, 4).tolist() == [True, True, False, False]
     found.look(torch.tensor([1.0, -3.0, -torch.inf, -torch.inf]))
     assert units_of(found, 4).tolist() == [True, True, False, False]
-    found.keep_to(torch.tensor([True, False, False, False]))
+    found.leave_out(torch.tensor([False, True, True, True]))
     assert units_of(found, 4).tolist() == [True, False, False, False]
 
 

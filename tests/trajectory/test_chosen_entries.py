@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.sparse import chosen, fill
+from avalanche_amnesia.trajectory.sparse import positions, put, take
 
 LAYOUTS = {
     "contiguous": lambda t: t,
@@ -29,8 +29,8 @@ def test_reading_and_writing_are_those_of_an_index(layout, shape, dtype, seed):
 
     tensor, other = drawn(), drawn()
     where = torch.rand(tensor.shape, generator=generator) < 0.5
-    assert same_bits(chosen(tensor, where), tensor[where]).all()
+    assert same_bits(take(tensor, positions(where)), tensor[where]).all()
     expected, values = tensor.clone(), other[where]
     expected[where] = values
-    fill(tensor, where, values)
+    put(tensor, positions(where), values)
     assert same_bits(tensor, expected).all()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -56,9 +56,8 @@ class NetworkPerTask(MultiHeadModel):
         super().add_head(task, n_classes)
         self.networks[task] = deepcopy(self.backbone)
 
-    def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Features ``(batch, features)`` through the network of a task; one label, or one per sample ``(batch,)``."""
-        return by_task(x, task, lambda samples, label: run_on(self.network(label), samples))
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        return run_on(self.network(task), x)
 
 
 class SideNetworks(NetworkPerTask):

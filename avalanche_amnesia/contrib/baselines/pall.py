@@ -18,6 +18,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
+from avalanche_amnesia.trajectory.sparse import united
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
@@ -103,15 +104,13 @@ class PALLPlugin(SubnetPlugin):
 
     def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
         """The reset entries that remaining tasks read, by tensor, and those tasks."""
-        shared: dict[str, Tensor] = {}
-        readers = []
+        readers = {}
         for task in model.masks:
             use = dict(model.entries_of(task))
             reads = {name: where.to(use[name].device) & use[name] for name, where in reset.items()}
             if task in self.memory.samples and any(bool(where.any()) for where in reads.values()):
-                readers.append(task)
-                shared = {name: shared[name] | where if name in shared else where for name, where in reads.items()}
-        return {name: where for name, where in shared.items() if bool(where.any())}, readers
+                readers[task] = reads
+        return {name: where for name, where in united(readers.values()).items() if bool(where.any())}, list(readers)
 
     def _fine_tune(
         self,
