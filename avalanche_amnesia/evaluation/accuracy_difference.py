@@ -159,11 +159,5 @@ def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
 def accuracy_difference_metrics(
     references: References, *, controls: Sequence[Control] = ("heads",)
 ) -> list[AccuracyDifference]:
-    """The accuracy difference of a run to its full models, and its controls.
-
-    Args:
-        references: of the run.
-        controls: which of ``heads`` and ``reference``, see :class:`AccuracyDifference`; the second one costs a
-            reference.
-    """
+    """The accuracy difference of a run to its full models, and its controls; arguments of the class."""
     return [AccuracyDifference(references, controls)]

@@ -119,13 +119,9 @@ class References:
             )
 
     def attach(self, make_strategy: Callable[..., Any]) -> None:
-        """Give ``make_strategy`` again, after these references were loaded without it.
+        """Give the ``make_strategy`` that they were made with again, after these references were loaded without it.
 
-        Args:
-            make_strategy: the one that they were made with.
-
-        Raises:
-            ReferencesError: if it can't be called, returns no strategy, or one with other initial values than before.
+        ReferencesError: if it can't be called, returns no strategy, or one with other initial values than before.
         """
         _check_maker(make_strategy)
         with preserved_rng():
@@ -154,11 +150,7 @@ class References:
         Labels are compared, and a few samples as an evaluation sees them. The first time that all is well it starts
         the workers, if any are wanted and a metric announced what it will ask for; later it warns of one that failed.
 
-        Args:
-            experience: that the measured run trains.
-
-        Raises:
-            ReferencesError: if it is not.
+        ReferencesError: if it is not.
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
@@ -173,13 +165,9 @@ class References:
             self._train_ahead(self.workers)
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
-        """Check the tasks that a run has trained, of which the data may be gone by now, by their labels.
+        """Check the tasks that a run has trained, of which the data may be gone by now: task → fingerprint of labels.
 
-        Args:
-            trained: task → :func:`labels_fingerprint` of its data.
-
-        Raises:
-            ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
+        ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
         """
         for task, digest in trained.items():
             if task not in self._labels:
@@ -234,13 +222,7 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Keep a model that was trained elsewhere, in place of training it.
-
-        Args:
-            tasks: that it learned, in this order.
-            model: of a strategy that ``make_strategy`` made; it is kept itself, in evaluation mode.
-            variant: as of :meth:`reference`.
-        """
+        """Keep a model that learned some tasks elsewhere, in place of training it: itself, in evaluation mode."""
         self._models[variant, tuple(tasks)] = model.eval()
 
     def full(self, tasks: int | Sequence[int]) -> nn.Module:
@@ -286,11 +268,7 @@ class References:
         return self._without[key] if key else self
 
     def of(self, plugin: Any) -> References:
-        """References over the data that a run's tasks were trained on, without the samples that it forgot.
-
-        Args:
-            plugin: the run's :class:`UnlearningPlugin`.
-        """
+        """References over the data that a run's tasks were trained on, by its plugin: without what it forgot."""
         sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
         return self.without(plugin.forgotten.left_out(sizes))
 

@@ -22,12 +22,7 @@ class UnlearnedAccuracy(ComparedMetric):
     ``UnlearnedAccuracy_tasks`` says how many tasks these means cover: those of which nothing was kept
     (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
-    Args:
-        benchmark: of the run; its test stream holds the unlearned tasks' data.
-        references: of the run; None: no comparison.
-
-    Raises:
-        TypeError: for a benchmark or references that are none.
+    Arguments, and errors, are those of :class:`ComparedMetric`.
     """
 
     higher_is_better = False
@@ -50,10 +45,5 @@ class UnlearnedAccuracy(ComparedMetric):
 
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:
-    """Accuracy on the unlearned tasks of a benchmark through what the evaluation kept of them.
-
-    Args:
-        benchmark: of the run.
-        references: beside it, what the same heads read from the retrained reference; None: not measured.
-    """
+    """Accuracy on the unlearned tasks of a benchmark through what the evaluation kept of them; arguments of the class."""
     return [UnlearnedAccuracy(benchmark, references)]

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
 from matplotlib.figure import Figure
 from matplotlib.image import imread
@@ -68,8 +69,7 @@ def payload_of(value: Any) -> Payload | None:
         buffer.seek(0)
         return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
     if isinstance(value, TensorImage):
-        pixels = _pixels(_as_array(value.image))
-        return None if pixels is None else to_pil_image(pixels)
+        return _image_of(value.image)
     if isinstance(value, Tensor | np.ndarray):
         return _payload_of_array(_as_array(value))
     return value if isinstance(value, Image) else None
@@ -93,17 +93,11 @@ def _as_array(value: Tensor | np.ndarray) -> np.ndarray:
     return value.double().numpy() if value.dtype.is_floating_point else value.resolve_conj().numpy()
 
 
-def _pixels(array: np.ndarray) -> np.ndarray | None:
-    """HxW or HxWx3 bytes of an image that has its channels first or last; None if it is not one."""
-    channels_first = array.ndim == 3 and array.shape[0] in (1, 3)
-    if channels_first and (array.dtype.kind == "f" or array.shape[2] not in (1, 3)):
-        array = np.moveaxis(array, 0, -1)
-    if array.ndim == 3 and array.shape[2] == 1:
-        array = array[..., 0]
-    if array.ndim != 2 and (array.ndim != 3 or array.shape[2] != 3):
-        return None
-    if array.dtype == np.uint8:
-        return np.ascontiguousarray(array)
-    if array.dtype.kind == "f" and array.size and array.min() >= 0 and array.max() <= 1:  # False for NaN
-        return np.ascontiguousarray((array * 255).round().astype(np.uint8))
-    return None
+def _image_of(pixels: Tensor) -> Image | None:
+    """An image of bytes, or shares in [0, 1], CxHxW with 1 or 3 channels or HxW; None if it is not one."""
+    pixels = pixels.detach().cpu()
+    if pixels.is_floating_point():
+        pixels = (pixels.double() * 255).round()
+        pixels = pixels.to(torch.uint8) if pixels.numel() and 0 <= pixels.min() <= pixels.max() <= 255 else pixels
+    is_image = pixels.dim() == 2 or (pixels.dim() == 3 and pixels.shape[0] in (1, 3))
+    return to_pil_image(pixels) if is_image and pixels.dtype == torch.uint8 else None

@@ -143,7 +143,7 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
     """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw."""
     # Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
     own, removal = context.own_parameters, context.removal
-    parameters, optimizer = context.parameters, context.optimizer
+    parameters, optimizer = context.parameters, context.strategy.optimizer
     keeps = context.before is not None and not claims.influences & set(context.tasks)
     changed = {id(parameters[name]): moved.where for name, moved in removal.moved.items()} if keeps else {}
     for parameter in parameters.values():
@@ -210,7 +210,7 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
         return None
     return repair.carry_out(
         context.model,
-        context.optimizer,
+        context.strategy.optimizer,
         context.trajectory,
         tasks=plan.repaired,
         compensated=plan.compensated,

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from avalanche.models import MultiHeadClassifier
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.ledger import TaskLedger
@@ -82,11 +81,6 @@ class UnlearningContext:
     def model(self) -> nn.Module:
         """The strategy's model."""
         return cast(nn.Module, self.strategy.model)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The strategy's optimizer."""
-        return self.strategy.optimizer
 
     @property
     def remaining(self) -> tuple[int, ...]:

@@ -61,7 +61,6 @@ IMAGES = {
     "tensor image chw, one channel": (TensorImage(torch.rand(1, 5, 7)), (7, 5)),
     "tensor image chw, three wide": (TensorImage(torch.rand(3, 5, 3)), (3, 5)),
     "tensor image chw": (TensorImage(torch.rand(3, 5, 7)), (7, 5)),
-    "tensor image hwc": (TensorImage(torch.rand(5, 7, 3)), (7, 5)),
     "first alternative": (AlternativeValues(object(), Image.new("L", (7, 5)), torch.zeros(9)), (7, 5)),
 }
 
