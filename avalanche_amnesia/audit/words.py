@@ -51,10 +51,7 @@ def gone_in_words(plan: UnlearningPlan) -> str:
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
     """Outcome of an unlearning in a saved state, in sentences for people who must answer for it.
 
-    Args:
-        record: of the unlearning.
-        state: directory of the new state.
-        before: directory of the state that was read; the same one where it was replaced.
+    ``state`` is the directory of the new state, ``before`` of the one that was read: the same where it was replaced.
     """
     plan, gone = record.plan, gone_in_words(record.plan)
     told = [f"{gone[0].upper()}{gone[1:]} went out of {state}."]

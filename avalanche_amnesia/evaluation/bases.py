@@ -41,14 +41,7 @@ class CallbackMetric(PluginMetric):
     def emit_by_task(
         self, strategy: Strategy, name: str, by_task: Mapping[int, float], mean: float | None = None
     ) -> list[MetricValue]:
-        """One value per task and their mean, of an evaluation.
-
-        Args:
-            strategy: that is evaluated.
-            name: of the values.
-            by_task: task → value.
-            mean: in the place of the mean of the tasks' values.
-        """
+        """One value per task and their mean, of an evaluation; ``mean``: in the place of that of the tasks' values."""
         named = {get_metric_name(name, strategy, add_task=task): value for task, value in by_task.items()}
         if by_task:
             of_all = sum(by_task.values()) / len(by_task) if mean is None else mean
@@ -168,12 +161,7 @@ class ProbingMetric(CallbackMetric, ABC):
 
 
 class ReferenceMetric(ProbingMetric):
-    """A number per unlearned task, read in the main model and in others beside it.
-
-    Emitted after every evaluation between tasks, per task and as their mean, under the metric's name, and those of the
-    other models under the name and a suffix. ``<name>_tasks`` says how many tasks the means cover: those of which
-    nothing was kept (``keep_probes=False``) are left out.
-    """
+    """A number per unlearned task, read in the main model and, under its name with a suffix, in others beside it."""
 
     def __init__(self, references: References | None) -> None:
         super().__init__()

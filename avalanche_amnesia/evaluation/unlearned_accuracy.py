@@ -45,5 +45,5 @@ class UnlearnedAccuracy(ComparedMetric):
 
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:
-    """Accuracy on the unlearned tasks of a benchmark through what the evaluation kept of them; arguments of the class."""
+    """Accuracy on unlearned tasks through what the evaluation kept of them; arguments of the class."""
     return [UnlearnedAccuracy(benchmark, references)]

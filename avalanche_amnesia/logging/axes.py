@@ -13,11 +13,7 @@ UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
 def axis_of(name: str, callback: str | None, origin: object = None) -> str:
-    """The axis of a value's plot.
-
-    The metric's own, where its class names one (`axis = "event"`). Otherwise everything emitted around an unlearning
-    goes over `event`, evaluation over `task`, training over `iteration`.
-    """
+    """The axis of a value's plot: the metric's own, else by the event at which it comes."""
     own = getattr(origin, "axis", None)
     if own is not None:
         if own not in AXES:

@@ -20,8 +20,6 @@ from avalanche_amnesia.logging.payloads import Histogram, Image, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 
 Mode = Literal["online", "offline", "disabled"]
-_OLD_NAMES = {"run": "online", "dryrun": "offline"}
-"""Names that WANDB_MODE still takes."""
 _FLUSH_SECONDS = 30.0
 _BLOCK, _FILE_HEADER, _CHUNK = 32 * 1024, 7, struct.Struct("<IHB")
 _WHOLE, _FIRST, _LAST = 1, 2, 4
@@ -167,11 +165,7 @@ class WandBLogger(RunLogger):
 
     @property
     def run(self) -> Any:
-        """The W&B run.
-
-        Raises:
-            RuntimeError: the run is finished, or was left behind by pickling.
-        """
+        """The W&B run; a RuntimeError where it is finished, or was left behind by pickling."""
         writer = self._open()
         assert isinstance(writer, WandBWriter)
         return writer.run
@@ -217,8 +211,7 @@ def _check_run(run: Any) -> None:
 def resolve_mode(mode: str | None) -> Mode:
     """The mode for `wandb.init`, found without network and without a prompt."""
     # Read here because wandb keeps the environment of its first use in the process.
-    variable = os.environ.get("WANDB_MODE") or None
-    for name, given in (("mode", mode), ("WANDB_MODE", _OLD_NAMES.get(variable or "", variable))):
+    for name, given in (("mode", mode), ("WANDB_MODE", os.environ.get("WANDB_MODE") or None)):
         if given is not None:
             checks.one_of(name, given, Mode)
             return cast(Mode, given)

@@ -67,14 +67,8 @@ class ForgottenSamples:
 class LeftOut:
     """A request for a part of a task, checked against the task's data as it was given at first.
 
-    Attributes:
-        hashes: of the samples that go now.
-        closed: labels that lose the last of their samples now.
-        forgotten: what is forgotten afterwards.
-        experience: the task's data without all of them.
-
-    Raises:
-        RequestError: for samples or classes that the task does not have any more, and where none would be left.
+    It has ``hashes`` of the samples that go now, labels that are ``closed`` by that, and what is ``forgotten``, and the
+    ``experience`` that is left, afterwards.
     """
 
     def __init__(
