@@ -118,6 +118,11 @@ class TaskShare(nn.Module):
         """Share that was dealt to the task."""
         return Share.decoded(self.dealt)
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers, by their names in the backbone."""
+        return dict((*self.entries.named_parameters(), *self.entries.named_buffers()))
+
 
 class DisjointModel(MultiHeadModel):
     """Any network whose weights are dealt out to disjoint shares, one for each task, and one head per task.
@@ -336,7 +341,7 @@ class DisjointModel(MultiHeadModel):
     def write_network(self, network: nn.Module, task: int) -> None:
         """Write a finished task's network into a copy of the backbone."""
         held: TaskShare = self.shares[task]
-        dealt, own = self.dealt(held.share), dict((*held.entries.named_parameters(), *held.entries.named_buffers()))
+        dealt, own = self.dealt(held.share), held.tensors
         for name, parameter in network.named_parameters():
             if name in dealt:
                 parameter.zero_()
