@@ -2,7 +2,7 @@
 
 import lazy_loader
 
-from avalanche_amnesia.contrib.export import entrywise, moves, shrunk_layers, shrunk_modules
+from avalanche_amnesia.contrib.export import entries, shrunk_layers
 
-_ = (entrywise, moves, shrunk_layers, shrunk_modules)  # imported for their registrations: every walk needs them
+_ = (entries, shrunk_layers)  # imported for their registrations: every walk needs them
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

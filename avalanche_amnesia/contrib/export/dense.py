@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from avalanche_amnesia.contrib.export.layout import taken_along
-from avalanche_amnesia.contrib.export.shrinking import Shrinking
+from avalanche_amnesia.contrib.export.shrinking import Shrinking, taken_along
 from avalanche_amnesia.contrib.export.shrunk_layers import dense
 from avalanche_amnesia.models.disjoint import DisjointModel
 from avalanche_amnesia.models.masked import MaskedModel

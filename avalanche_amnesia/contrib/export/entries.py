@@ -1,4 +1,4 @@
-"""Rules for operations that move, join, pool or average entries."""
+"""Rules for operations without weights: functions of single entries; moves, joins, pools and means of entries."""
 
 import operator
 from collections.abc import Sequence
@@ -7,14 +7,139 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from avalanche_amnesia.contrib.export.layout import Live, live, one_axis
-from avalanche_amnesia.contrib.export.shrinking import Shrinking, shrinks
+from avalanche_amnesia.contrib.export.shrinking import (
+    Live,
+    Shrinking,
+    depends_on_the_input,
+    live,
+    nonzero,
+    one_axis,
+    places_in,
+    shrinks,
+)
+from avalanche_amnesia.unit_graph.masking import masked
 from avalanche_amnesia.unit_graph.rules.derived import walk_dims
+from avalanche_amnesia.unit_graph.rules.elementwise import KEEP_ZERO, LIFT, POLES, SAME_VALUES
 from avalanche_amnesia.unit_graph.rules.mixing import POOLS
 from avalanche_amnesia.unit_graph.rules.shapes import MOVES
 from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
 
 A: Any = torch.ops.aten
+
+
+@shrinks(*SAME_VALUES, *KEEP_ZERO, *LIFT, *POLES, A.add, A.sub, A.rsub, A.subtract, A.mul, A.multiply, A.div)
+@shrinks(A.true_divide, A.floor_divide, A.remainder, A.fmod, A.pow, A.addcmul, A.maximum, A.minimum, A.where, A.lerp)
+def entry_by_entry(walk: Shrinking, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
+    """Any number of operands, as they broadcast; left-out entries hold the function of what they held before."""
+    if node not in walk.values:
+        return NotImplemented
+    value, cut = walk.values[node], walk.cut(node)
+    if cut is None and not bool(walk.open(node).all()):
+        return NotImplemented
+    operands = leaves((args, kwargs))
+    axis = next((x.axis - len(x.shape) for x in operands if isinstance(x, Live) and x.axis is not None), -1)
+    axis = axis if cut is None else cut[0] - len(value.shape)
+    index = walk.kept(node, axis, operands)
+    summed = _added_into(walk, node, axis, index, *args, **kwargs)
+    if summed is not None:
+        return summed
+    if cut is None:
+        return walk.as_it_was(node, args, kwargs)
+    fill = {Masked.ZERO: 0.0, Masked.DIRTY: None}.get(value.masked)
+    if value.masked is Masked.CONSTANT:
+        fill = _constant(walk, node, args, kwargs, axis, index)
+        if fill is None:
+            return NotImplemented
+    units = value.shape[axis]
+    here = walk.emit(node, *map_leaves((args, kwargs), lambda leaf: _brought(walk, leaf, axis, index, units)))
+    return live(here, value.shape, axis, index, fill)
+
+
+def _added_into(walk: Shrinking, node: fx.Node, axis: int, index: Tensor, *args: Any, **kwargs: Any) -> Live | None:
+    """Sum of two values that lack different entries, the narrower added into the wider; None for any other sum."""
+    if node.target is not A.add.Tensor or kwargs or not all(isinstance(x, Live) and x.fill == 0 for x in args):
+        return None
+    if args[0].shape != args[1].shape or any(x.axis not in (None, axis + len(x.shape)) for x in args):
+        return None
+    wide, narrow = sorted(args, key=lambda x: -len(x.kept(axis)))
+    held, dim = narrow.kept(axis), axis + len(wide.shape)
+    if len(held) == len(index) or not all(bool(torch.isin(x.kept(axis), index).all()) for x in args):
+        return None
+    if walk.values[node.args[0]].dtype != walk.values[node.args[1]].dtype:  # type: ignore[index]
+        return None
+    places = walk.parts.put_tensor(places_in(held, index), "index")
+    here = walk.new.call_method("index_add_", (walk.fresh(wide, dim, index, written=True), dim, places, narrow.node))
+    return live(here, wide.shape, axis, index)
+
+
+def _spans(operand: Any, axis: int, units: int) -> bool:
+    """Whether an operand has an entry of its own for each of the units."""
+    return isinstance(operand, (Live, Tensor)) and len(operand.shape) >= -axis and operand.shape[axis] == units
+
+
+def _brought(walk: Shrinking, operand: Any, axis: int, index: Tensor, units: int) -> Any:
+    """An operand with these entries of the units' axis; whole where it has one entry for all of them."""
+    if _spans(operand, axis, units):
+        return walk.bring(operand, axis, index) if isinstance(operand, Live) else operand.index_select(axis, index)
+    return walk.whole(operand) if isinstance(operand, Live) else operand
+
+
+def _constant(walk: Shrinking, node: fx.Node, args: Any, kwargs: Any, axis: int, index: Tensor) -> float | None:
+    """The one number that all left-out entries hold; None where it is not one, or not known."""
+    units = walk.values[node].shape[axis]
+    rest = torch.arange(units)[~torch.isin(torch.arange(units), index)]
+    operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Live)]
+    if any(x.axis != axis + len(x.shape) or x.fill is None for x in operands):
+        return None
+
+    def held(leaf: Any) -> Any:
+        if isinstance(leaf, Live):
+            return torch.tensor(leaf.fill, dtype=walk.dtype)
+        return leaf.index_select(axis, rest) if _spans(leaf, axis, units) else leaf
+
+    args, kwargs = map_leaves((args, kwargs), held)
+    if node.target is A.where.self:
+        args = (args[0].bool(), *args[1:])
+    values = walk.worked_out(node, args, kwargs).unique()
+    return float(values) if values.numel() == 1 and bool(values.isfinite()) else None
+
+
+@shrinks(masked)
+def behind_a_layer(walk: Shrinking, node: fx.Node, x: Live, mask: Tensor | None) -> Any:
+    """A mask behind a layer: entries in use stay as they are, the others are left out."""
+    if mask is None:
+        return x
+    cut, shape = walk.cut(node), walk.values[node].shape
+    if cut is None:
+        full = walk.whole(x)
+        if bool(walk.open(node).all()):
+            return full
+        return Live(walk.new.call_function(torch.mul, (full.node, walk.as_node(mask))), shape)
+    index = walk.kept(node, cut[0], [x])
+    here = walk.bring(x, cut[0], index).node
+    here = here if bool(walk.open(node).any()) else walk.new.call_function(torch.mul, (here, 0.0))
+    return live(here, shape, cut[0], index)
+
+
+@shrinks(A.dropout, A.feature_dropout, A.alpha_dropout, A.feature_alpha_dropout)
+def dropout(walk: Shrinking, node: fx.Node, x: Any, p: float, train: bool) -> Any:
+    """Dropout: idle in evaluation, unless its ``train`` says otherwise."""
+    return entry_by_entry(walk, node, x, p, train) if train or not isinstance(x, Live) else x
+
+
+@shrinks(A.clone, A.contiguous, A.alias)
+def passed_on(walk: Shrinking, node: fx.Node, x: Any, **options: Any) -> Any:
+    """Copies and aliases: the same entries in other memory."""
+    return x
+
+
+@shrinks(A.prelu)
+def prelu(walk: Shrinking, node: fx.Node, x: Any, slopes: Any) -> Any:
+    """Learned slopes, of all channels or of each."""
+    if not isinstance(x, Live) or not isinstance(slopes, Tensor) or not x.along(1):
+        return NotImplemented
+    kept = slopes if len(slopes) == 1 else slopes[x.kept(1)]
+    return x.at(walk.emit(node, (x, kept), {}), x.shape)
 
 
 @shrinks(*POOLS)
@@ -54,10 +179,7 @@ def moved(walk: Shrinking, node: fx.Node, x: Any, *args: Any, **kwargs: Any) -> 
     The full value is filled with its entries' numbers and moved, and so is the cut one: where the second result is the
     first without some entries of one axis, the operation commutes with the cut.
     """
-    others = leaves((args, kwargs))
-    if not isinstance(x, Live) or x.axis is None or x.index is None:
-        return NotImplemented
-    if any(isinstance(leaf, fx.Node) or (isinstance(leaf, Live) and leaf.content is None) for leaf in others):
+    if not isinstance(x, Live) or x.axis is None or x.index is None or depends_on_the_input(args, kwargs):
         return NotImplemented
     places = torch.arange(x.shape.numel()).reshape(x.shape)
     numbers = places.index_select(x.axis, x.index)
@@ -129,8 +251,7 @@ def _picked(walk: Shrinking, node: fx.Node, x: Live, places: Tensor, goals: list
         picked = places.index_select(x.axis, entries)
         if picked.shape != goal.shape or not torch.equal(picked, goal):
             return NotImplemented
-        at = torch.isin(entries, x.index).nonzero()[:, 0]
-        at = at if len(at) else torch.zeros(1, dtype=torch.long)
+        at = nonzero(torch.isin(entries, x.index))
         part = walk.bring(x, x.axis, entries[at])
         results.append(live(part.node, goal.shape, x.axis, at, x.fill))
     return results[0] if node in walk.values else tuple(results)
@@ -153,9 +274,7 @@ def joined(walk: Shrinking, node: fx.Node, tensors: Sequence[Any], dim: int = 0)
         index = torch.cat([kept + start for kept, start in zip(held, starts, strict=False)])
         return live(walk.emit(node, (list(tensors), along), {}), shape, axis, index, fill)
     index = walk.kept(node, axis, values)
-    brought = [
-        walk.bring(part, axis, index) if isinstance(part, Live) else part.index_select(axis, index) for part in tensors
-    ]
+    brought = [_brought(walk, part, axis - len(shape), index, shape[axis]) for part in tensors]
     return live(walk.emit(node, (brought, along), {}), shape, axis, index, fill)
 
 
