@@ -6,8 +6,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from avalanche_amnesia.contrib.metrics.mask_sharing import overlap_figure
-from avalanche_amnesia.contrib.metrics.pictures import capacity_figure
+from avalanche_amnesia.contrib.metrics.mask_use import capacity_figure, overlap_figure
 from avalanche_amnesia.evaluation.figures import Cell, as_png, matrix_figure
 
 NAMES = {"row_label": "after", "column_label": "tested on"}

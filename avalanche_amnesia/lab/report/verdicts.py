@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, NamedTuple
 
-from avalanche_amnesia.contrib.metrics.paired import paired_test
+from avalanche_amnesia.contrib.metrics.statistics import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
 from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, spread

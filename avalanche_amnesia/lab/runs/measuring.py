@@ -15,10 +15,8 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.contrib.metrics.cost import cost_metrics
 from avalanche_amnesia.contrib.metrics.distances import distance_metrics
-from avalanche_amnesia.contrib.metrics.forgotten_samples import forgotten_samples_metrics
-from avalanche_amnesia.contrib.metrics.mask_sharing import mask_overlap_metrics, owners_metrics
-from avalanche_amnesia.contrib.metrics.membership import membership_metrics
-from avalanche_amnesia.contrib.metrics.pictures import capacity_pictures_metrics
+from avalanche_amnesia.contrib.metrics.mask_use import capacity_pictures_metrics, mask_overlap_metrics, owners_metrics
+from avalanche_amnesia.contrib.metrics.membership import forgotten_samples_metrics, membership_metrics
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
 from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
 from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from avalanche_amnesia.contrib.metrics.pictures import MAX_LAYERS, layer_masks, masks_figure
+from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, layer_masks, masks_figure
 
 
 def test_rows_are_the_masks_in_the_order_of_the_mapping() -> None:
