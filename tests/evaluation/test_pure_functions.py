@@ -20,7 +20,6 @@ from avalanche_amnesia.contrib.metrics import (
     membership_auc,
     overlap_matrix,
     owners,
-    times_faster,
 )
 
 losses = st.lists(st.one_of(st.integers(0, 3).map(float), st.floats(0, 1e30)), min_size=1, max_size=12)
@@ -206,15 +205,3 @@ def test_an_empty_mask_owns_nothing_and_no_layer_is_empty():
     assert owners({0: torch.zeros(2, dtype=torch.bool)}) == {"free": 1, "shared": 0, "0": 0}
     with pytest.raises(ValueError, match="n > 0"):
         owners({0: torch.zeros(0, dtype=torch.bool)})
-
-
-def test_a_ratio_of_seconds_needs_both():
-    assert times_faster(0.5, 2.0) == 4
-    assert times_faster(2.0, 0.5) == 0.25
-    for unlearn, retrain in ((None, 1.0), (1.0, None), (0.0, 1.0), (1.0, 0.0)):
-        assert times_faster(unlearn, retrain) is None
-    for wrong in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="unlearn must be at least 0"):
-            times_faster(wrong, 1.0)
-        with pytest.raises(ValueError, match="retrain must be at least 0"):
-            times_faster(1.0, wrong)

@@ -76,17 +76,10 @@ class SideNetworks(NetworkPerTask):
         self.register_buffer("_merged_late", torch.tensor(False))
 
     @property
-    def merged_late(self) -> bool:
-        """Tell whether a task that had a side network was merged into the main one.
-
-        When that happens depends on all tasks that were trained: a model retrained without some of them would differ.
-        """
-        return bool(self._merged_late)
-
-    @property
     def isolates(self) -> bool:
-        """As the base class's; no longer once a task was merged late."""
-        return not self.merged_late
+        """As the base class's; no longer once a task that had a side network was merged into the main one."""
+        # When that happens depends on all tasks that were trained: a model retrained without some of them would differ.
+        return not bool(self._merged_late)
 
     @property
     def main_tasks(self) -> tuple[int, ...]:

@@ -1,6 +1,5 @@
 from .cost import UnlearningCost as UnlearningCost
 from .cost import cost_metrics as cost_metrics
-from .cost import times_faster as times_faster
 from .distances import OtherDistance as OtherDistance
 from .distances import cka_distance as cka_distance
 from .distances import cosine_distance as cosine_distance
@@ -9,13 +8,11 @@ from .distances import euclidean_distance as euclidean_distance
 from .dose_response import detection_limit as detection_limit
 from .dose_response import dose_response as dose_response
 from .dose_response import put_back as put_back
-from .dose_response import rank_sum_p as rank_sum_p
 from .dose_response import update_of as update_of
 from .likelihood_ratio import LikelihoodRatio as LikelihoodRatio
 from .likelihood_ratio import LikelihoodRatioAudit as LikelihoodRatioAudit
 from .likelihood_ratio import likelihood_ratio_attack as likelihood_ratio_attack
 from .likelihood_ratio import likelihood_ratio_audit as likelihood_ratio_audit
-from .likelihood_ratio import margins as margins
 from .mask_use import CapacityPictures as CapacityPictures
 from .mask_use import MaskOverlap as MaskOverlap
 from .mask_use import Owners as Owners

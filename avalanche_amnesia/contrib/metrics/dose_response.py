@@ -99,11 +99,11 @@ def dose_response(
 def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float = 0.05) -> float | None:
     """Smallest share that a measure distinguishes from 0: there, and at every larger share, it reads more than at 0.
 
-    More by an exact one-sided rank-sum test over independent runs (:func:`rank_sum_p`). It is not paired: an audit of
-    one model has no reading of the same model without residue. So what counts is the spread of clean readings
-    from run to run, and a reading that depends on its run (scale of the features, task) is to be given relative to its
-    run's control: a JSD in units of its order floor, an accuracy minus that of the retrained model. The level holds for
-    each share by itself.
+    More by an exact one-sided rank-sum test over independent runs (Mann and Whitney, 1947), not paired: an audit of one
+    model has no reading of the same model without residue. So what counts is the spread of clean readings from run to
+    run, and a reading that depends on its run (scale of the features, task) is to be given relative to its run's
+    control: a JSD in units of its order floor, an accuracy minus that of the retrained model. The level holds for each
+    share by itself.
 
     Args:
         readings: share, 0 among them → a reading per run, where more means more residue; as many at every share.
@@ -135,16 +135,8 @@ def detection_limit(readings: Mapping[float, Sequence[float]], *, level: float =
 
 
 def rank_sum_p(larger: Sequence[float], smaller: Sequence[float]) -> float:
-    """Exact one-sided p-value of the rank-sum test: chance that shuffled labels rank the first as high or higher.
-
-    ``n`` and ``m`` ≥ 1 values, of which the alternative has the first larger; ties share their mean rank. In (0, 1]:
-    ``n! m! / (n + m)!`` where all of the first lie above all of the second. ``ValueError`` for an empty list.
-
-    Reference: Wilcoxon, Individual comparisons by ranking methods, Biometrics Bulletin 1945; Mann and Whitney, On a
-    test of whether one of two random variables is stochastically larger than the other, 1947.
-    """
-    n = checks.whole_number("len(larger)", len(larger))
-    checks.whole_number("len(smaller)", len(smaller))
+    """Chance that shuffled labels rank the first values as high or higher; ties share their mean rank."""
+    n = len(larger)
     doubled = np.rint(2 * stats.rankdata([*larger, *smaller])).astype(int)  # mean ranks of ties are halves
     ways = np.zeros((n + 1, int(doubled.sum()) + 1))  # how many values are chosen → sum of their ranks → ways
     ways[0, 0] = 1

@@ -126,21 +126,7 @@ def _read(scores: Tensor, false_positives: float) -> tuple[float, float]:
 
 
 def margins(model: nn.Module, probe: Probe, x: Tensor, y: Tensor, task: int) -> Tensor:
-    """Confidence of a model in the labels of samples, through the mask and head that their task had: ``ln(p/(1 − p))``.
-
-    Args:
-        model: the one to read.
-        probe: :func:`~avalanche_amnesia.evaluation.take_probe` of the task, before it was unlearned.
-        x: samples, ``(n, …)``.
-        y: their labels, ``(n,)``.
-        task: its label, for models with a network per task.
-
-    Returns:
-        float64 ``(n,)``.
-
-    Raises:
-        ValueError: for a probe without a head.
-    """
+    """Confidence of a model in the labels of samples, through a task's kept mask and head: ``ln(p/(1 − p))``."""
     if probe.head is None:
         raise ValueError("the probe has no head, whose confidence could be read")
     features = features_of(model, x, probe.mask, parts=probe.parts, task=task)

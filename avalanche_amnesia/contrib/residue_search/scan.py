@@ -117,16 +117,11 @@ def _audit_objects(
     findings, looked_at = [], 0
     name = "model" if isinstance(strategy, nn.Module) else "strategy"
     for path, thing in reachable(strategy, name, [record, evidence], enter=lambda t: _tasks_of(t) is None):
-        if isinstance(thing, SparseValues):
-            thing = _dense(thing)
-        tensor = _as_tensor(thing)
+        tensor, tasks = _as_tensor(thing), _tasks_of(thing)
+        looked_at += tensor is not None or tasks is not None
         if tensor is not None:
-            looked_at += 1
             findings += [Finding(path, *match) for match in recogniser.matches(tensor)]
-            continue
-        tasks = _tasks_of(thing)
-        if tasks is not None:
-            looked_at += 1
+        elif tasks is not None:
             findings += [Finding(path, "data set", f"task {task}", 1.0) for task in sorted(tasks & gone)]
     return AuditReport(tuple(sorted(findings, key=lambda finding: finding.path)), looked_at)
 
@@ -136,15 +131,13 @@ def _learned_again(strategy: Strategy) -> set[int]:
     return {task for ledger in ledgers for task in ledger.remaining}
 
 
-def _dense(entry: SparseValues) -> Tensor:
-    dense = torch.zeros(entry.shape, dtype=entry.values.dtype).reshape(-1)
-    dense[entry.where.reshape(-1)] = entry.values
-    return dense
-
-
 def _as_tensor(thing: object) -> Tensor | None:
     if isinstance(thing, Tensor):
         return thing
+    if isinstance(thing, SparseValues):
+        dense = torch.zeros(thing.shape, dtype=thing.values.dtype)
+        dense[thing.where] = thing.values
+        return dense
     if isinstance(thing, np.ndarray) and thing.dtype.kind in "fiub" and thing.dtype.itemsize <= 8 and thing.size:
         return torch.from_numpy(np.ascontiguousarray(thing))
     return None

@@ -104,7 +104,7 @@ def test_clpu_merges_at_the_deadline_and_the_first_as_it_is():
     strategy.train(stream[2])
     assert strategy.model.main_tasks == (0,)
     assert torch.equal(logits(strategy, TEST[0]), expected)
-    assert strategy.model.merged_late
+    assert not strategy.model.isolates
 
 
 # PALL -----------------------------------------------------------------------------------------------------------
