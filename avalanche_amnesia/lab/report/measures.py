@@ -66,24 +66,20 @@ def jsd_names(moment: Moment) -> list[str]:
     return sorted((name.removesuffix("_tasks") for name in counts), key=lambda name: (name != "JSD_own", name))
 
 
-def jsd_name(moment: Moment) -> str | None:
-    """The JSD that is shown."""
-    return next(iter(jsd_names(moment)), None)
+def jsd_name(moment: Moment) -> str:
+    """The JSD that is shown; empty where none was measured."""
+    return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
     """Getter of the JSD that is shown, or with a suffix of one of its floors."""
-    return lambda moment: moment.number(f"{jsd_name(moment)}{suffix}")
+    return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 
-def ratio_of(name: str) -> Get:
-    """Getter of a distance in units of its order floor."""
-
-    def ratio(moment: Moment) -> float | None:
-        distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
-        return None if distance is None or floor is None else floor_ratio(distance, floor)
-
-    return ratio
+def ratio_of(moment: Moment, name: str) -> float | None:
+    """A distance in units of its order floor."""
+    distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
+    return None if distance is None or floor is None else floor_ratio(distance, floor)
 
 
 def mean_accuracy(moment: Moment) -> float | None:
@@ -103,7 +99,7 @@ COLUMNS = {
     "control": Column("AD control", "its control", number("AccuracyDifference_control"), points),
     "jsd": Column("JSD", "JSD (bit)", jsd_of(), distance_in_words),
     "order": Column("floor: order", "JSD floor: order", jsd_of("_floor_order"), distance_in_words),
-    "ratio": Column("JSD / floor", "JSD / order floor", lambda moment: ratio_of(f"{jsd_name(moment)}")(moment), times),
+    "ratio": Column("JSD / floor", "JSD / order floor", lambda moment: ratio_of(moment, jsd_name(moment)), times),
     "seed": Column("floor: seed", "JSD floor: seed", jsd_of("_floor_seed"), distance_in_words),
     "unlearned": Column("old head", "old head", number("UnlearnedAccuracy"), percent),
     "reference": Column(

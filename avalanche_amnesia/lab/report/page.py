@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.charts import legend_of
 from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, entries, number, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, entries, grouped, number, spread
 from avalanche_amnesia.lab.report.sections import sections_of
 from avalanche_amnesia.lab.report.tables import Row, Table, mean, of_seeds, table, text
 from avalanche_amnesia.lab.report.tables import number as cell
@@ -151,25 +151,16 @@ def _summary(lines: Sequence[Line]) -> Table:
 
 def _sources(runs: Sequence[Run]) -> Table | None:
     """One row per source, where there are several."""
-    of_sources = {
-        source: [run for run in runs if run.source == source] for source in dict.fromkeys(r.source for r in runs)
-    }
-    rows: list[Row] = [
-        {
-            "source": text(source),
-            "runs": text(len(mine)),
-            **{
-                what: text(listed(list(dict.fromkeys(found))))
-                for what, found in {
-                    "strategies": [run.name for run in mine],
-                    "seeds": [run.seed for run in mine],
-                    "records": [words for run in mine for words in run.signatures],
-                    **{p: [run.versions.get(p, MISSING) for run in mine] for p in ("avalanche-amnesia", "torch")},
-                }.items()
-            },
+    rows: list[Row] = []
+    for source, mine in grouped(runs, lambda run: run.source).items():
+        found = {
+            "strategies": [run.name for run in mine],
+            "seeds": [run.seed for run in mine],
+            "records": [words for run in mine for words in run.signatures],
+            **{p: [run.versions.get(p, MISSING) for run in mine] for p in ("avalanche-amnesia", "torch")},
         }
-        for source, mine in of_sources.items()
-    ]
+        words = {what: text(listed(dict.fromkeys(each))) for what, each in found.items()}
+        rows.append({"source": text(source), "runs": text(len(mine)), **words})
     return table("Sources of the runs", rows) if len(rows) > 1 else None
 
 
@@ -200,8 +191,8 @@ def _records(run: Run) -> Iterator[Row]:
 
 def _about(runs: Sequence[Run]) -> str:
     """Data and seeds, in one line."""
-    seeds = list(dict.fromkeys(each.seed for each in runs if each.seed is not None))
-    data = list(dict.fromkeys(str(each.settings["data"]) for each in runs if "data" in each.settings))
+    seeds = dict.fromkeys(each.seed for each in runs if each.seed is not None)
+    data = dict.fromkeys(str(each.settings["data"]) for each in runs if "data" in each.settings)
     parts = [listed(data)] if data else []
     parts += [f"seed{'s' * (len(seeds) > 1)} {listed(seeds)}"] if seeds else []
     return ", ".join(parts)

@@ -3,17 +3,20 @@
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from avalanche_amnesia.audit.record import NOT_OBEYED, UnlearningRecord, verify
 from avalanche_amnesia.audit.signing import SigningError
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError, lines_of
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 Numbers = dict[str, dict[int | None, float]]
 """Name of a metric → task, None for all of them → number."""
 Table = Sequence[Sequence[Any]]
@@ -389,32 +392,34 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     """
     if not runs:
         raise ValueError("a report needs at least one run")
-    groups: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        group = groups.setdefault((run.name, json.dumps(seedless(run.settings), sort_keys=True)), [])
-        same = next((other for other in group if _is_same(run, other)), None)
-        if same is not None:
+    groups = grouped(runs, lambda run: (run.name, json.dumps(seedless(run.settings), sort_keys=True)))
+    for same, run in (pair for group in groups.values() for pair in combinations(group, 2)):
+        if _is_same(run, same):
             raise ValueError(
                 f"{same.folder} and {run.folder} have the same name and settings, and both are of {run.of_seed}: give "
                 "each run once"
             )
-        group.append(run)
-    found = []
-    firsts = [flat(group[0].settings) for group in groups.values()]
-    of_study = {key for settings in firsts for key in settings if key.startswith(OF_STUDY)}
-    differ = {key for key in of_study if len({repr(each[key]) for each in firsts if key in each}) > 1}
     named = [name for name, _ in groups]
-    apart = [
-        _apart(group[0], [of[0] for (n, _), of in groups.items() if n == name], differ)
-        for (name, _), group in groups.items()
-    ]
-    short = [_short(keys) for keys in apart]
-    labels = [_label(group[0], keys) for group, keys in zip(groups.values(), short, strict=True)]
-    for name, group, keys, label in zip(named, groups.values(), apart, labels, strict=True):
-        if list(zip(named, labels, strict=True)).count((name, label)) > 1:
-            label = _label(group[0], keys)
+    flats = [flat(seedless(group[0].settings)) for group in groups.values()]
+    of_study = {key for each in flats for key in each if key.startswith(OF_STUDY)}
+    differ = {key for key in of_study if len({repr(each[key]) for each in flats if key in each}) > 1}
+    alike = [[each for other, each in zip(named, flats, strict=True) if other == name] for name in named]
+    apart = [_apart(mine, others, differ) for mine, others in zip(flats, alike, strict=True)]
+    shown = [(name, _label(mine, _short(keys))) for name, mine, keys in zip(named, flats, apart, strict=True)]
+    found = []
+    for (name, label), mine, keys, group in zip(shown, flats, apart, groups.values(), strict=True):
+        if shown.count((name, label)) > 1:
+            label = _label(mine, keys)
         found.append(Entry(f"{name} ({label})" if label else name, group))
     return found
+
+
+def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items that have the same key, in their order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(by(item), []).append(item)
+    return groups
 
 
 def _is_same(run: Run, other: Run) -> bool:
@@ -444,11 +449,10 @@ def seedless(value: Any, key: str = "") -> Any:
     return value
 
 
-def _apart(run: Run, alike: Sequence[Run], of_study: Collection[str]) -> list[str]:
+def _apart(mine: Mapping[str, Any], alike: Sequence[Mapping[str, Any]], of_study: Collection[str]) -> list[str]:
     """Settings in which a run differs from others of its name, and its study from others."""
-    mine, *flats = [flat(seedless(each.settings)) for each in (run, *alike)]
-    keys = dict.fromkeys(key for each in flats for key in each)
-    apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in flats)]
+    keys = dict.fromkeys(key for each in alike for key in each)
+    apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in alike)]
     return apart + [key for key in mine if key in of_study and key not in apart]
 
 
@@ -461,7 +465,6 @@ def _short(apart: list[str]) -> list[str]:
     return apart
 
 
-def _label(run: Run, keys: Sequence[str]) -> str:
+def _label(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
     """Words of some settings."""
-    mine = flat(seedless(run.settings))
     return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in keys)

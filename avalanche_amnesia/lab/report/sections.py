@@ -4,33 +4,18 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
-from avalanche_amnesia.lab.report.measures import (
-    JSD,
-    OLD_HEAD,
-    READINGS,
-    Reading,
-    capacity_before,
-    jsd_of,
-    ratio_of,
-)
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, number
+from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, capacity_before, jsd_of, ratio_of
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, grouped, number
 from avalanche_amnesia.lab.report.tables import Row, Table, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.tables import number as cell
-from avalanche_amnesia.lab.report.wording import (
-    MISSING,
-    percent,
-    points,
-    seconds,
-    share,
-    tasks,
-    times,
-)
+from avalanche_amnesia.lab.report.wording import MISSING, percent, points, seconds, share, tasks, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
 _OVERLAP = "Figure/Overlap/table"
@@ -47,6 +32,7 @@ class Section(NamedTuple):
 
 def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Section]:
     """All sections by their keys in the template, in the order of the page, also those with nothing in them."""
+    lines = partial(_lines, entries)
     transferred = {"average forgetting": number("Forgetting"), "backward transfer": number("BackwardTransfer")}
     capacity = {
         "before requests": (capacity_before, share),
@@ -58,10 +44,24 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
             matrices=[matrix for matrix in map(_accuracy_matrix, entries) if matrix.columns],
             tables=of_moments("Accuracies", entries, _accuracy_rows),
         ),
-        JSD.key: Section(_jsd_lines(entries), tables=of_moments("JSD", entries, _jsd_rows)),
+        JSD.key: Section(
+            lines(
+                "JSD",
+                JSD.axis,
+                ("here", "JSD to the retrained model", jsd_of()),
+                ("order", "floor: another data order", jsd_of("_floor_order")),
+                ("seed", "floor: another seed", jsd_of("_floor_seed")),
+            ),
+            tables=of_moments("JSD", entries, _jsd_rows),
+        ),
         **{reading.key: _reading(entries, reading) for reading in READINGS},
         "difference": Section(
-            _difference_lines(entries),
+            lines(
+                "accuracy difference",
+                Axis("points of accuracy", points, _signed),
+                ("here", "against the model that never unlearned", _GAIN),
+                ("never", "control: only heads fitted again", _CONTROL),
+            ),
             tables=of_moments(
                 "Accuracy difference", entries, numbers({"AD": (_GAIN, points), "AD, control": (_CONTROL, points)})
             ),
@@ -71,7 +71,15 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
                 "Remaining tasks", entries, numbers({name: (get, points) for name, get in transferred.items()})
             )
         ),
-        "capacity": Section(_capacity_lines(entries), tables=of_moments("Capacity", entries, numbers(capacity))),
+        "capacity": Section(
+            lines(
+                "free capacity",
+                Axis("capacity (1: all free)", share, "{:g}".format, (0.0, 1.0)),
+                ("here", "after each task and its requests", number("Capacity")),
+                ("never", "before these requests", capacity_before),
+            ),
+            tables=of_moments("Capacity", entries, numbers(capacity)),
+        ),
         "owners": Section(matrices=list(_owners(entries))),
         "overlap": Section(matrices=list(_overlaps(entries))),
         "distances": Section(tables=of_moments("Distances", entries, _distance_rows)),
@@ -128,7 +136,7 @@ def _distance_rows(moment: Moment) -> Iterator[Row]:
 def _floor_cells(moment: Moment, name: str) -> Row:
     return {
         "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
-        "value / order floor": cell(ratio_of(name)(moment), times),
+        "value / order floor": cell(ratio_of(moment, name), times),
         "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
     }
 
@@ -151,9 +159,7 @@ def _cost_rows(run: Run) -> Iterator[Row]:
 
 def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]]) -> Table:
     """Settings or versions, a column for all runs of the same ones."""
-    alike: dict[str, list[Run]] = {}
-    for run in runs:
-        alike.setdefault(json.dumps([run.settings, run.versions], sort_keys=True), []).append(run)
+    alike = grouped(runs, lambda run: json.dumps([run.settings, run.versions], sort_keys=True))
     found = [of(group[0]) for group in alike.values()]
     # No path of the machine goes into a page that is passed on: folders are named as they lie below the one of all.
     folders = [os.path.commonpath([run.folder.absolute() for run in group]) for group in alike.values()]
@@ -191,17 +197,6 @@ def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str,
     return [LineChart(entry.name, title, each, axis, scale, entry.after, list(entry.requests)) for entry, each in drawn]
 
 
-def _jsd_lines(entries: Sequence[Entry]) -> list[LineChart]:
-    return _lines(
-        entries,
-        "JSD",
-        JSD.axis,
-        ("here", "JSD to the retrained model", jsd_of()),
-        ("order", "floor: another data order", jsd_of("_floor_order")),
-        ("seed", "floor: another seed", jsd_of("_floor_seed")),
-    )
-
-
 def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
     """A reading of unlearned tasks on this model and on the retrained one."""
     axis, beside = shown.axis, f"{shown.metric}_reference"
@@ -225,29 +220,8 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
     return Section(charts, tables=of_moments(shown.check.capitalize(), entries, rows))
 
 
-def _difference_lines(entries: Sequence[Entry]) -> list[LineChart]:
-    """Accuracy against a model that never unlearned."""
-    return _lines(
-        entries,
-        "accuracy difference",
-        Axis("points of accuracy", points, _signed),
-        ("here", "against the model that never unlearned", _GAIN),
-        ("never", "control: only heads fitted again", _CONTROL),
-    )
-
-
 def _signed(value: float) -> str:
     return f"{100 * value:+.3g}" if value else "0"
-
-
-def _capacity_lines(entries: Sequence[Entry]) -> list[LineChart]:
-    return _lines(
-        entries,
-        "free capacity",
-        Axis("capacity (1: all free)", share, "{:g}".format, (0.0, 1.0)),
-        ("here", "after each task and its requests", number("Capacity")),
-        ("never", "before these requests", capacity_before),
-    )
 
 
 # Matrices ------------------------------------------------------------------------------------------------------
@@ -283,7 +257,7 @@ def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
             if shares:
                 named = sorted({task for of in shares.values() for task in of if isinstance(task, int)})
                 title = f"owners (%), request after task {moment.task}"
-                yield _matrix(entry, title, shares, ["free", "shared", *named], "")
+                yield _matrix(entry, title, shares, ["free", "shared", *named])
 
 
 def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float]]:
@@ -303,12 +277,10 @@ def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
         if found:
             _, *rows = found[-1]
             shares = {task: dict(zip((task for task, *_ in rows), of, strict=True)) for task, *of in rows}
-            yield _matrix(entry, "overlap (%)", shares, list(shares), "")
+            yield _matrix(entry, "overlap (%)", shares, list(shares))
 
 
-def _matrix(
-    entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any], corner: str
-) -> Matrix:
+def _matrix(entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any]) -> Matrix:
     """A matrix of shares by row and column."""
     cells = [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]
-    return Matrix(entry.name, title, list(shares), columns, cells, corner)
+    return Matrix(entry.name, title, list(shares), columns, cells, "")

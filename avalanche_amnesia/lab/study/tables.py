@@ -3,12 +3,12 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from textwrap import fill
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from matplotlib.figure import Figure
@@ -17,13 +17,12 @@ from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, n
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
-from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, read_run, seedless, spread
+from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, read_run, seedless, spread
 from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
 from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
 from avalanche_amnesia.saving.files import replace_file
 
-Key = TypeVar("Key", str, int)
 _NAME_WIDTH = 28
 """Letters of a method's name on one line of a picture."""
 _LEAST = 0.05
@@ -107,28 +106,28 @@ def as_markdown(rows: Sequence[Row]) -> str:
     In front of those of several scenarios stand two with a column each: the remaining tasks' accuracy, and the JSD.
     """
     lines: list[str] = []
-    for experiment, of_experiment in _grouped(rows, lambda row: row.experiment).items():
+    for experiment, of_experiment in grouped(rows, lambda row: row.experiment).items():
         lines += [f"# {experiment}", "", _setup(of_experiment[0].settings), ""]
-        scenarios = _grouped(of_experiment, lambda row: row.scenario)
+        scenarios = grouped(of_experiment, lambda row: row.scenario)
         for name in ("remaining", "ratio") if len(scenarios) > 1 else ():
             lines += [f"## All scenarios: {MEASURES[name].title}", ""]
             body = [
                 [method, *(_cell([row for row in mine if row.scenario == one], name) for one in scenarios)]
-                for method, mine in _grouped(of_experiment, lambda row: row.method).items()
+                for method, mine in grouped(of_experiment, lambda row: row.method).items()
             ]
             lines += _markdown(["method", *scenarios], body)
         for scenario, of_scenario in scenarios.items():
             lines += [f"## {scenario}", ""]
             body = []
-            for method, mine in _grouped(of_scenario, lambda row: row.method).items():
+            for method, mine in grouped(of_scenario, lambda row: row.method).items():
                 seeds = ", ".join(str(row.seed) for row in sorted(mine, key=lambda row: row.seed))
                 claims = ", ".join(dict.fromkeys(row.claim or MISSING for row in mine))
                 body.append([method, seeds, claims, *(_cell(mine, name) for name in MEASURES)])
             lines += _markdown(["method", "seeds", "claim", *(m.title for m in MEASURES.values())], body)
-    sources = _grouped(rows, lambda row: row.source)
+    sources = grouped(rows, lambda row: row.source)
     for source, mine in sources.items() if len(sources) > 1 else ():
         seeds = ", ".join(map(str, sorted({row.seed for row in mine})))
-        lines += [f"From {source}: {'; '.join(_grouped(mine, lambda row: row.method))}; seeds {seeds}.", ""]
+        lines += [f"From {source}: {'; '.join(grouped(mine, lambda row: row.method))}; seeds {seeds}.", ""]
     lines += ["Means ± standard deviations over the seeds, at the end of the stream.", ""]
     lines += [f"* *{MEASURES[key].title}*: {meaning}" for key, meaning in MEANINGS.items()]
     lines += ["* *claim*: exact: equal to the retrained model to the bit, by construction; approximate: see the rest;"]
@@ -149,12 +148,12 @@ def _one_line(cell: str) -> str:
 @house_style
 def figure(rows: Sequence[Row]) -> Figure:
     """Accuracy of remaining tasks beside the distance from the retrained model: mean and range over the seeds."""
-    scenarios = _grouped(rows, lambda row: row.scenario)
-    methods = list(_grouped(rows, lambda row: row.method))
+    scenarios = grouped(rows, lambda row: row.scenario)
+    methods = list(grouped(rows, lambda row: row.method))
     picture = new_figure(60 + len(scenarios) * (50 + 20 * len(methods)), width=650)
     axes = picture.subplots(len(scenarios), 2, squeeze=False, sharey=True)
     for (scenario, mine), (left, right) in zip(scenarios.items(), axes, strict=True):
-        of_methods = _grouped(mine, lambda row: row.method)
+        of_methods = grouped(mine, lambda row: row.method)
         for ax, name in ((left, "remaining"), (right, "ratio")):
             found = [spread(_drawn(row, name) for row in of_methods.get(method, ())) for method in methods]
             largest = max((value.high for value in found if value), default=None)
@@ -234,22 +233,15 @@ def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write ``results.csv``, ``results.md``, and per experiment a figure and a JSON file of each seed."""
     out.mkdir(parents=True, exist_ok=True)
     contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
-    for experiment, mine in _grouped(rows, lambda row: row.experiment).items():
+    for experiment, mine in grouped(rows, lambda row: row.experiment).items():
         contents[f"{slug(experiment)}.png"] = as_png(figure(mine))
-        for seed, of_seed in sorted(_grouped(mine, lambda row: row.seed).items()):
+        for seed, of_seed in sorted(grouped(mine, lambda row: row.seed).items()):
             runs = [{"claim": row.claim, "settings": row.settings, "after": row.after} for row in of_seed]
             lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
             contents[f"{slug(experiment)}_seed{seed}.json"] = f"[\n{lines}\n]\n".encode()
     for name, content in contents.items():
         replace_file(out / name, content)
     return [out / name for name in contents]
-
-
-def _grouped(rows: Sequence[Row], by: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    groups: dict[Key, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(by(row), []).append(row)
-    return groups
 
 
 def _cell(rows: Sequence[Row], name: str) -> str:
