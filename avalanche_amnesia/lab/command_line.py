@@ -30,8 +30,7 @@ from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, packs, runs, study
 from avalanche_amnesia.lab import report as pages
-from avalanche_amnesia.lab.study.named import named
-from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings
+from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
 from avalanche_amnesia.typed import typed
 
 Changes = list[tuple[str, str]]

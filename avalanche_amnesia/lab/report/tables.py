@@ -91,24 +91,26 @@ def csv_of(runs: Sequence[Run]) -> bytes:
 
     ``after`` is the task behind which a number was measured, ``task`` the one it is about, if any.
     """
+    of_runs = ((run, moment) for run in runs for moment in run.moments)
+    rows = ([run.name, run.seed, moment.task, *row] for run, moment in of_runs for row in _rows(moment))
+    return csv_text([CSV_COLUMNS, *rows]).encode()
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV: numbers in full, None as nothing."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for run in runs:
-        seed = "" if run.seed is None else run.seed
-        for moment in run.moments:
-            writer.writerows([run.name, seed, moment.task, *row] for row in _rows(moment))
-    return file.getvalue().encode()
+    csv.writer(file, lineterminator="\n").writerows(rows)
+    return file.getvalue()
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """(task or nothing, metric, value)."""
+    """(task or None, metric, value)."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
-    yield "", "claim", moment.claim or ""
+    yield None, "claim", moment.claim
     for name, of in sorted(moment.numbers.items()):
         if name not in _CLOCK:
-            yield from (("" if task is None else task, name, value) for task, value in of.items())
+            yield from ((task, name, value) for task, value in of.items())
     for name, (columns, *rows) in sorted(moment.tables.items()):
         if name != _HISTORY:  # every moment has its own row of it
             yield from (

@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
@@ -26,7 +27,6 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.lab.study.named import chosen, named
 from avalanche_amnesia.lab.study.settings import (
     OBEY_NOTHING,
     Cell,
@@ -35,6 +35,7 @@ from avalanche_amnesia.lab.study.settings import (
     ScenarioSettings,
     StreamSettings,
     TrainingSettings,
+    named,
 )
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
@@ -95,7 +96,7 @@ def make_stream(
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
     root = root or os.environ.get(ENVIRONMENT)
     offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root, "download": download}
-    stream: CLScenario = _called(stream_maker(settings), given, offered, settings.name)
+    stream: CLScenario = _called(maker_of(settings.name, "stream.name"), given, offered, settings.name)
     if not hasattr(stream, "train_stream"):
         raise TypeError(f"{settings.name} returned {stream!r}, no benchmark: return what task_benchmark returns")
     if len(stream.train_stream) != settings.n_tasks:
@@ -106,16 +107,12 @@ def make_stream(
     return stream
 
 
-def stream_maker(settings: StreamSettings) -> Maker:
-    """The function that makes a stream."""
-    if ":" in settings.name:
-        maker: Maker = named(settings.name, "stream.name")
-        return maker
-    return _combined if settings.name == "Combined" else _of_package(settings.name)
-
-
-def _of_package(name: str) -> Any:
-    return getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
+def maker_of(name: str, place: str) -> Any:
+    """The function or class that makes a stream or a network."""
+    if ":" in name:
+        return named(name, place)
+    ours = {"Combined": _combined, "MLP": _mlp, "ResNet18": streams.cifar_resnet18}
+    return ours[name] if name in ours else getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
 
 
 def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
@@ -152,7 +149,7 @@ def _combined(
 
 def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
     """The requests of a stream."""
-    make = chosen(settings.name, SCENARIOS, "scenario")
+    make = named(settings.name, "scenario", SCENARIOS)
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
     return scenario
@@ -160,13 +157,8 @@ def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
 
 def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
     """A feature extractor; draws from torch's global stream."""
-    if settings.name == "MLP":
-        if not settings.widths:
-            raise ValueError("network.widths must have one width at least, that of the features; got []")
-        *hidden, features = settings.widths
-        return MLP(example.numel(), hidden=hidden, features=features)
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
-    network: nn.Module = _called(network_maker(settings), settings.options, offered, settings.name)
+    network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):
         raise TypeError(
             f"{settings.name} returned {network!r}, no network: return a torch.nn.Module from inputs to features"
@@ -185,17 +177,15 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
     return network
 
 
-def network_maker(settings: NetworkSettings) -> Maker:
-    """The class or function that makes a network."""
-    if ":" in settings.name:
-        maker: Maker = named(settings.name, "network.name")
-        return maker
-    return _of_package({"ResNet18": "cifar_resnet18"}.get(settings.name, settings.name))
+def _mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
+    if not widths:
+        raise ValueError("network.widths must have one width at least, that of the features; got []")
+    return MLP(prod(shape), hidden=widths[:-1], features=widths[-1])
 
 
 def strategy_class(settings: MethodSettings) -> type:
     """The class of a method's strategies."""
-    kind = chosen(settings.kind, OWN | STOCK, "methods: kind")
+    kind = named(settings.kind, "methods: kind", OWN | STOCK)
     if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
         raise ValueError(
             f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, such as "
@@ -211,7 +201,7 @@ def optimizer_class(settings: MethodSettings) -> type:
     if ":" not in name and name not in there:
         near = did_you_mean(name, there) or f"; it has {', '.join(sorted(there))}"
         raise ValueError(f"methods: torch.optim has no optimizer {name!r}{near}")
-    kind: type = chosen(name, there, "methods: optimizer")
+    kind: type = named(name, "methods: optimizer", there)
     return kind
 
 
@@ -384,10 +374,9 @@ def check_names(cells: Iterable[Cell]) -> None:
             model_class(strategy_class(method))
         check_options(method)
         optimizer_class(method)
-        stream_maker(experiment.stream)
+        maker_of(experiment.stream.name, "stream.name")
+        maker_of(experiment.network.name, "network.name")
         make_scenario(experiment.scenarios[cell.scenario], experiment.stream.n_tasks)
-        if experiment.network.name != "MLP":
-            network_maker(experiment.network)
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:

@@ -1,9 +1,14 @@
-"""Settings of an experiment: typed, read from one YAML file, and checked before anything runs.
+"""Settings of an experiment: typed, read from one YAML file, and checked before anything runs; what they name.
 
 Nothing here needs torch: ``--help`` must be quick.
 """
 
+import importlib
+import os
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 METHODS = {
@@ -186,3 +191,27 @@ class Cell:
     method: str
     scenario: str
     seed: int
+
+
+def named(name: str, place: str, known: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Look up what ``module:name`` names; modules of the working directory are found, as by ``python -m``.
+
+    Args:
+        name: the words.
+        place: setting or option that has them, for errors.
+        known: things of ours, which have names without a module.
+
+    Raises:
+        ValueError: where there is no such module, or nothing of this name in it.
+    """
+    if name in known:
+        return known[name]
+    module, _, inside = name.partition(":")
+    if not module or not inside:
+        raise ValueError(f"{place} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
+    if os.getcwd() not in sys.path:  # and stays there: what the module imports later lies beside it
+        sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), inside)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{place} {name}: {error}; run the command where {module}.py lies") from error

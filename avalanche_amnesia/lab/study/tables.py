@@ -1,7 +1,5 @@
 """Tables and figures of a study: every run's numbers, means over seeds, a picture per experiment, JSON per seed."""
 
-import csv
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +16,7 @@ from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_word
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, read_run, seedless, spread
+from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
 from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
@@ -91,13 +90,9 @@ def _after(moment: Moment) -> dict[str, Any]:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """One line per run: names, claim, and every measure as it is."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["experiment", "method", "scenario", "seed", "claim", *MEASURES])
-    for row in rows:
-        values = ["" if value is None else repr(value) for value in row.values.values()]
-        table.writerow([row.experiment, row.method, row.scenario, row.seed, row.claim, *values])
-    return text.getvalue()
+    head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
+    lines = ([row.experiment, row.method, row.scenario, row.seed, row.claim, *row.values.values()] for row in rows)
+    return csv_text([head, *lines])
 
 
 def as_markdown(rows: Sequence[Row]) -> str:

@@ -24,7 +24,7 @@ from avalanche_amnesia.lab.study.building import (
     make_network,
     make_scenario,
     make_stream,
-    stream_maker,
+    maker_of,
 )
 from avalanche_amnesia.lab.study.experiment import cells_of, read_experiment
 from avalanche_amnesia.lab.study.settings import (
@@ -46,7 +46,7 @@ def test_the_kinds_that_settings_name_are_those_that_there_are():
     assert set(kinds.METHODS) == {*OWN, *STOCK}
     assert set(kinds.SCENARIOS) == set(SCENARIOS)
     for stream in kinds.STREAMS:
-        assert callable(stream_maker(StreamSettings(stream)))
+        assert callable(maker_of(stream, "stream.name"))
     assert all(kind in OWN for kind in kinds.OBEY_NOTHING)
 
 
