@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.optimizers import flushed_below
-from avalanche_amnesia.training.hat_formulas import LayerSparsity
+from avalanche_amnesia.training.hard_attention import LayerSparsity
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, stored, total
 
 

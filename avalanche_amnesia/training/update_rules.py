@@ -18,7 +18,7 @@ from avalanche_amnesia.models.gate import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.hat_formulas import LayerSparsity
+from avalanche_amnesia.training.hard_attention import LayerSparsity
 from avalanche_amnesia.unit_graph.graph import Between, Computed, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
 from support.strategy_state import bits
 
-from avalanche_amnesia.training import first_layers, head_fit
+from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
-from avalanche_amnesia.training.norm_statistics import retake, running_norms
+from avalanche_amnesia.training.task_in_training import retake, running_norms
 
 
 @torch.no_grad()
@@ -63,7 +63,7 @@ def test_units_of_a_first_layer_are_computed_in_two_states_and_else_where_they_d
         computed.append((len(x), len(weight)))
         return F.linear(x, weight, *bias)
 
-    monkeypatch.setattr(first_layers, "F", SimpleNamespace(linear=counted))
+    monkeypatch.setattr(head_fit, "F", SimpleNamespace(linear=counted))
     for state in (before, before + 0.1):
         weight.copy_(state)
         features(slice(1))
@@ -77,7 +77,7 @@ def test_units_of_a_first_layer_are_computed_in_two_states_and_else_where_they_d
 
 
 def test_results_of_a_first_layer_that_would_take_too_much_are_not_kept(monkeypatch):
-    monkeypatch.setattr(first_layers, "MOST_KEPT", 100)
+    monkeypatch.setattr(head_fit, "MOST_KEPT", 100)
     model, x = trained("mlp"), batch("mlp", 12)
     features = CounterfactualFeatures(model, HALF, x, ())
     for _ in range(3):
