@@ -18,7 +18,6 @@ from .models.mlp import MLP as MLP
 from .models.multi_head import MultiHeadModel as MultiHeadModel
 from .models.subnet import SubnetModel as SubnetModel
 from .training.amnesiac_hat import AmnesiacHAT as AmnesiacHAT
-from .training.disjoint_subnets import DisjointSubnets as DisjointSubnets
 from .training.hard_attention import HardAttention as HardAttention
 from .training.host.saving import load_state as load_state
 from .training.plugins.seeding import SeedingPlugin as SeedingPlugin
@@ -28,9 +27,10 @@ from .training.plugins.unlearning import UnlearningPlugin as UnlearningPlugin
 from .training.plugins.wsn import ScoredWeights as ScoredWeights
 from .training.strategies import HAT as HAT
 from .training.strategies import AdaHAT as AdaHAT
+from .training.subnets import WSN as WSN
+from .training.subnets import DisjointSubnets as DisjointSubnets
 from .training.update_rules import AdaHATRule as AdaHATRule
 from .training.update_rules import AdjustmentRule as AdjustmentRule
-from .training.wsn import WSN as WSN
 from .unit_graph.findings import ModelError as ModelError
 from .unit_graph.registry import rule as rule
 from .unit_graph.validation import fix as fix

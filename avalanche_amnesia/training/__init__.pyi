@@ -1,5 +1,4 @@
 from .amnesiac_hat import AmnesiacHAT as AmnesiacHAT
-from .disjoint_subnets import DisjointSubnets as DisjointSubnets
 from .hard_attention import EVEN_BUDGET as EVEN_BUDGET
 from .hard_attention import HardAttention as HardAttention
 from .host.lookup import find_plugin as find_plugin
@@ -22,6 +21,8 @@ from .plugins.wsn import ScoredWeights as ScoredWeights
 from .plugins.wsn import SubnetPlugin as SubnetPlugin
 from .strategies import HAT as HAT
 from .strategies import AdaHAT as AdaHAT
+from .subnets import WSN as WSN
+from .subnets import DisjointSubnets as DisjointSubnets
 from .task_faults import MaskWarning as MaskWarning
 from .task_in_training import TaskInTraining as TaskInTraining
 from .task_strategy import TaskStrategy as TaskStrategy
@@ -30,4 +31,3 @@ from .update_rules import AdaHATRule as AdaHATRule
 from .update_rules import AdjustmentRule as AdjustmentRule
 from .update_rules import ConstantRule as ConstantRule
 from .update_rules import RandomRule as RandomRule
-from .wsn import WSN as WSN

@@ -5,7 +5,7 @@ published, and where it comes to the same and costs less.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.optimizers import flushed_below
 from avalanche_amnesia.training.hard_attention import LayerSparsity
-from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, stored, total
+from avalanche_amnesia.training.update_rules import AdjustmentRule, LayerOf, OfStep, TaskUse, stored, total
 
 
 class Adjuster:
@@ -26,7 +26,7 @@ class Adjuster:
         *,
         parameters: Mapping[str, nn.Parameter],
         before: Mapping[str, Tensor],
-        layer_of: Callable[[str], int],
+        layer_of: LayerOf,
         zero_rests: bool = False,
         linear: bool = False,
     ) -> None:
@@ -48,11 +48,11 @@ class Adjuster:
         self.on_gradients = rule.space == "gradient" or comes_to_the_same
 
     @cached_property
-    def _prepared(self) -> Callable[[LayerSparsity], list[Tensor]]:
+    def _prepared(self) -> OfStep:
         return self.rule.prepared(self.use, self.names, self._layer_of)
 
     @cached_property
-    def _prepared_divisors(self) -> Callable[[LayerSparsity], list[Tensor]]:
+    def _prepared_divisors(self) -> OfStep:
         return self.rule.divisors(self.use, self.names, self._layer_of)
 
     @cached_property
@@ -151,14 +151,15 @@ class _RowsAndColumns:
 
     def __init__(self, rows: Tensor, columns: Tensor, room: Tensor) -> None:
         self.rows, self.columns = rows, columns
-        self.per_block = max(1, len(room) // columns.numel())
-        parts = rows.split(self.per_block)
+        self._per_block = max(1, len(room) // columns.numel())
+        parts = rows.split(self._per_block)
         self._blocks = [(part, room[: len(part) * columns.numel()].view(len(part), -1)) for part in parts]
 
-    def blocks(self) -> Iterator[Tensor]:
-        """Shares of one block after the other; each only until the next one is computed."""
-        for rows, room in self._blocks:
-            yield torch.minimum(rows, self.columns, out=room)
+    def beside(self, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Blocks of matrices of this shape, each with its shares, which last until the next ones are computed."""
+        parts = zip(*(matrix.split(self._per_block) for matrix in matrices), strict=True)
+        for of, (rows, room) in zip(parts, self._blocks, strict=True):
+            yield *of, torch.minimum(rows, self.columns, out=room)
 
 
 # Those of a large matrix are mostly the least of one number per row and one per column: a block of rows at a time
@@ -167,16 +168,16 @@ class ConstantShares:
     """Shares of several parameters, in as little memory as they need."""
 
     def __init__(self, shares: Sequence[Tensor]) -> None:
-        large = [tensor for tensor in shares if _is_large(tensor)]
-        room = large[0].new_empty(_BLOCK) if large else torch.empty(0)
-        self._shares = [_rows_and_columns(of, room) or of if _is_large(of) else of for of in shares]
-        self._long_rows: list[Tensor | _RowsAndColumns] = []
+        room = torch.empty(_BLOCK, dtype=shares[0].dtype if shares else None, device="cpu")
+        self._shares = [_rows_and_columns(of, room) or of for of in shares]
+
+    @cached_property
+    def _long_rows(self) -> list[Tensor | _RowsAndColumns]:
+        return [in_long_rows(of) if isinstance(of, Tensor) else of for of in self._shares]
 
     def dense(self) -> Iterator[Tensor]:
         """The shares, each of its parameter's shape, one after the other."""
-        yield from (
-            torch.minimum(of.rows, of.columns) if isinstance(of, _RowsAndColumns) else of for of in self._shares
-        )
+        yield from (of if isinstance(of, Tensor) else torch.minimum(of.rows, of.columns) for of in self._shares)
 
     def take_off(self, gradients: Sequence[Tensor | None]) -> None:
         """``g ← g − g·share``, in place; where there is no gradient, nothing."""
@@ -184,39 +185,32 @@ class ConstantShares:
         for gradient, shares in zip(gradients, self._shares, strict=True):
             if gradient is None:
                 continue
-            if isinstance(shares, _RowsAndColumns):
-                for part, share in zip(gradient.split(shares.per_block), shares.blocks(), strict=True):
-                    part.addcmul_(part, share, value=-1)
-            else:
+            if isinstance(shares, Tensor):
                 whole.append(gradient)
                 held.append(shares)
+            else:
+                for part, share in shares.beside(gradient):
+                    part.addcmul_(part, share, value=-1)
         if whole:
             torch._foreach_addcmul_(whole, whole, held, value=-1)
 
     def put_back(self, parameters: Sequence[Tensor], before: Sequence[Tensor]) -> None:
         """``θ ← lerp(θ, θ_before, share)``, in place."""
-        if not self._long_rows:
-            self._long_rows = [of if isinstance(of, _RowsAndColumns) else in_long_rows(of) for of in self._shares]
         whole = []
         for parameter, old, shares in zip(parameters, before, self._long_rows, strict=True):
-            if isinstance(shares, _RowsAndColumns):
-                n = shares.per_block
-                for part, start, share in zip(parameter.split(n), old.split(n), shares.blocks(), strict=True):
-                    part.lerp_(start, share)
-            else:
+            if isinstance(shares, Tensor):
                 whole.append((parameter, old, shares))
+            else:
+                for part, start, share in shares.beside(parameter, old):
+                    part.lerp_(start, share)
         if whole:
             torch._foreach_lerp_(*map(list, zip(*whole, strict=True)))
 
 
-def _is_large(shares: Tensor) -> bool:
-    """Tell whether it pays to keep a number per row and column: on an accelerator every block would be a launch."""
-    return shares.dim() == 2 and 0 not in shares.stride() and shares.numel() > _BLOCK and shares.device.type == "cpu"
-
-
 def _rows_and_columns(shares: Tensor, room: Tensor) -> _RowsAndColumns | None:
-    """Numbers of rows and columns whose least these shares are; None where there are none."""
-    if shares.dtype != room.dtype or shares.shape[1] > len(room):
+    """Numbers of rows and columns whose least these shares are; None where there are none, or they would not pay."""
+    large = shares.dim() == 2 and 0 not in shares.stride() and shares.numel() > _BLOCK >= shares.shape[1]
+    if not large or shares.dtype != room.dtype or shares.device != room.device:  # on an accelerator a block is a launch
         return None
     rows, columns = shares.amax(1, keepdim=True), shares.amax(0, keepdim=True)
     same = torch.equal(torch.minimum(rows, columns), shares)

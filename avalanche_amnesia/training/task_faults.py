@@ -252,7 +252,11 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
     if not all(bool(parameter.isfinite().all()) for parameter in touched):
         return "some of its weights are infinite or NaN"
     try:
-        features, logits = _outputs(model, task, experience)
+        with preserved_rng():
+            x, _ = task_data(experience, torch.arange(min(_FEW_SAMPLES, len(experience.dataset))))
+        with evaluating(model):
+            features = model.features(input_of(model, x), task)
+            logits = model.head(task)(features)
     except Exception:  # samples that a plugin prepares, say: a task that was trained must not be lost to a check
         return None
     for name, values in (("features", features), ("logits", logits)):
@@ -265,14 +269,6 @@ def input_of(model: nn.Module, x: Any) -> Any:
     """Samples on a model's device, numbers in its type."""
     like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
-
-
-def _outputs(model: TaskMaskedModel, task: int, experience: Any) -> tuple[Tensor, Tensor]:
-    with preserved_rng():
-        x, _ = task_data(experience, torch.arange(min(_FEW_SAMPLES, len(experience.dataset))))
-    with evaluating(model):
-        features = model.features(input_of(model, x), task)
-        return features, model.head(task)(features)
 
 
 def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> str | None:

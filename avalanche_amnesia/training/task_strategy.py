@@ -337,14 +337,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     def _before_training_epoch(self, **kwargs: Any) -> None:
         super()._before_training_epoch(**kwargs)
         n, size = len(self.adapted_dataset), self.train_mb_size
-        norms = any(isinstance(module, _BatchNorm) for module in self.model.modules())
-        if (
-            norms
-            and not self.clock.train_exp_epochs
-            and n > size
-            and n % size == 1
-            and len(self.dataloader) > n // size
-        ):
+        alone = n > size and n % size == 1 and len(self.dataloader) > n // size
+        if alone and not self.clock.train_exp_epochs and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
             from avalanche_amnesia.training.host.rehearsal import try_single  # lazy: such a last mini-batch is rare
 
             try_single(self, **kwargs)

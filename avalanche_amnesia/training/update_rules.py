@@ -6,9 +6,10 @@ minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Ad
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ AdjustSpace = Literal["update", "gradient"]
 Importance = Literal["sum", "flat", "number"]
 Measure = Callable[[MaskedModel, int, Tensor, Tensor], Tensor]
 """From a model, a task, samples ``(n, …)`` of it and labels ``(n,)`` to what its units count for, ``(n_units,)``."""
+LayerOf = Callable[[str], int]
+"""From a parameter's name to the index of its layer."""
+OfStep = Callable[[LayerSparsity], list[Tensor]]
+"""From ``κ`` of all layers (empty: not read) to a tensor per parameter, once per step."""
 
 
 class TaskUse:
@@ -162,26 +167,16 @@ class AdjustmentRule:
         """
         return use.covered_by(self.between)[name]
 
-    def prepared(
-        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[LayerSparsity], list[Tensor]]:
-        """:meth:`held` of several parameters as a function of ``κ`` of all layers (empty: not read), once per step.
-
-        Args:
-            use: what the remaining tasks use.
-            names: the parameters, inside the backbone.
-            layer_of: from a parameter's name to the index of its layer.
-        """
+    def prepared(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
+        """:meth:`held` of several parameters, named inside the backbone, as a function of ``κ`` of all layers."""
         return partial(self._one_by_one, use, names, layer_of)  # no closure: a strategy in training can be copied
 
     def _one_by_one(
-        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int], sparsity: LayerSparsity
+        self, use: TaskUse, names: Sequence[str], layer_of: LayerOf, sparsity: LayerSparsity
     ) -> list[Tensor]:
         return [self.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
 
-    def divisors(
-        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[LayerSparsity], list[Tensor]]:
+    def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
         """As :meth:`prepared`, for ``1 / (1 − held)``: what a gradient is divided by."""
         return partial(_divisors, self.prepared(use, names, layer_of))
 
@@ -247,16 +242,6 @@ class ConstantRule(AdjustmentRule, name="constant"):
         return (stored(covered) * (1 - self.alpha)).expand_as(covered)
 
 
-class _Vector(NamedTuple):
-    """Importance of several parameters in one vector, as much room, both by layer, and views of the room by name."""
-
-    importance: Tensor
-    room: Tensor
-    layers: list[tuple[int, Tensor, Tensor]]
-    by_name: list[Tensor]
-    one: Tensor
-
-
 PAPER_ALPHA = 1e-6
 """AdaHAT's published intensity. In float32 it is close to no movement at all; the default is 1e-2."""
 
@@ -303,62 +288,65 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
     def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        importance = self._importance(use, name)
-        return (importance / (importance + self._rate(sparsity))).expand_as(use.covered[name])
+        importance = self.importance_of(use, name)
+        return (importance / (importance + self.rate(sparsity))).expand_as(use.covered[name])
 
-    def _rate(self, sparsity: float | Tensor) -> float | Tensor:
+    def rate(self, sparsity: float | Tensor) -> float | Tensor:
+        """``r_l``."""
         return self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
 
-    def prepared(
-        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[LayerSparsity], list[Tensor]]:
-        return partial(self._all_at_once, self._in_one_vector(use, names, layer_of))
-
-    def divisors(
-        self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]
-    ) -> Callable[[LayerSparsity], list[Tensor]]:
-        return partial(self._all_divisors, self._in_one_vector(use, names, layer_of))
-
-    def _in_one_vector(self, use: TaskUse, names: Sequence[str], layer_of: Callable[[str], int]) -> _Vector:
-        # In one vector, layer by layer: an operation per parameter costs more than what it computes.
-        parts = {name: self._importance(use, name) for name in sorted(names, key=layer_of)}
-        importance = torch.cat(
-            [torch.empty(0, device=use.in_use.device), *(part.reshape(-1) for part in parts.values())]
-        )
-        room = torch.empty_like(importance)
-        split = room.split([part.numel() for part in parts.values()])
-        shares = {n: v.view_as(parts[n]).expand_as(use.covered[n]) for n, v in zip(parts, split, strict=True)}
-        layers = sorted({layer_of(name) for name in names})
-        sizes = [sum(part.numel() for name, part in parts.items() if layer_of(name) == layer) for layer in layers]
-        of_layers = list(zip(layers, importance.split(sizes), room.split(sizes), strict=True))
-        return _Vector(importance, room, of_layers, [shares[name] for name in names], torch.ones(()).to(room))
-
-    def _all_at_once(self, of: _Vector, sparsity: LayerSparsity) -> list[Tensor]:
-        for layer, importance, room in of.layers:
-            torch.add(importance, self._rate(sparsity[layer] if sparsity else 0.0), out=room)
-        torch.div(of.importance, of.room, out=of.room)
-        return of.by_name
-
-    def _all_divisors(self, of: _Vector, sparsity: LayerSparsity) -> list[Tensor]:
-        """``1 + importance / r_l``: one pass over all entries, where shares take two."""
-        for layer, importance, room in of.layers:
-            inverse = 1 / self._rate(sparsity[layer] if sparsity else 0.0)
-            if isinstance(inverse, Tensor):
-                torch.addcmul(of.one, importance, inverse, out=room)
-            else:
-                torch.add(of.one, importance, alpha=inverse, out=room)
-        return of.by_name
-
-    def _importance(self, use: TaskUse, name: str) -> Tensor:
-        """Importance, each stored entry once."""
+    def importance_of(self, use: TaskUse, name: str) -> Tensor:
+        """Importance of a parameter's entries, each stored one once."""
         if self.importance == "number":
             return torch.full_like(stored(use.covered[name]), use.n_tasks + 1)
         if self.importance == "flat":
             return stored(use.covered_by(self.between)[name]) * use.n_tasks
         return stored(use.importance_by(self.between)[name])
 
+    def prepared(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
+        return _OneVector(self, use, names, layer_of).held
 
-def _divisors(prepared: Callable[[LayerSparsity], list[Tensor]], sparsity: LayerSparsity) -> list[Tensor]:
+    def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
+        return _OneVector(self, use, names, layer_of).divisors
+
+
+class _OneVector:
+    """Importance of several parameters in one vector, layer by layer, and as much room for what a step makes of it."""
+
+    # An operation per parameter would cost more than what it computes.
+    def __init__(self, rule: AdaHATRule, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> None:
+        parts = {name: rule.importance_of(use, name) for name in sorted(names, key=layer_of)}
+        sizes = Counter[int]()
+        for name, part in parts.items():
+            sizes[layer_of(name)] += part.numel()
+        nothing = torch.empty(0, device=use.in_use.device)
+        self._rate, self._importance = rule.rate, torch.cat([nothing, *(part.reshape(-1) for part in parts.values())])
+        self._room = torch.empty_like(self._importance)
+        of_layers = (vector.split([*sizes.values()]) for vector in (self._importance, self._room))
+        self._layers = list(zip(sizes, *of_layers, strict=True))
+        views = dict(zip(parts, self._room.split([part.numel() for part in parts.values()]), strict=True))
+        self._made = [views[name].view_as(parts[name]).expand_as(use.covered[name]) for name in names]
+        self._one = torch.ones(()).to(self._room)
+
+    def held(self, sparsity: LayerSparsity) -> list[Tensor]:
+        """``importance / (importance + r_l)``."""
+        for layer, importance, room in self._layers:
+            torch.add(importance, self._rate(sparsity[layer] if sparsity else 0.0), out=room)
+        torch.div(self._importance, self._room, out=self._room)
+        return self._made
+
+    def divisors(self, sparsity: LayerSparsity) -> list[Tensor]:
+        """``1 + importance / r_l``: one pass over all entries, where shares take two."""
+        for layer, importance, room in self._layers:
+            inverse = 1 / self._rate(sparsity[layer] if sparsity else 0.0)
+            if isinstance(inverse, Tensor):
+                torch.addcmul(self._one, importance, inverse, out=room)
+            else:
+                torch.add(self._one, importance, alpha=inverse, out=room)
+        return self._made
+
+
+def _divisors(prepared: OfStep, sparsity: LayerSparsity) -> list[Tensor]:
     return [(1 / (1 - stored(held))).expand_as(held) for held in prepared(sparsity)]
 
 

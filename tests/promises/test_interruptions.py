@@ -105,7 +105,7 @@ KINDS = {
     "economies": ours(AmnesiacHAT, trajectory=lambda path: PrunedTrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
     "weight pools": ours(DisjointSubnets, net=NormNet),
     "wsn": ours(WSN, net=NormNet),
-    "wsn, best": ours(WSN, masks=ScoredWeights(keep="best", validation_share=0.3)),
+    "wsn, best": ours(WSN, masks=ScoredWeights(keep="best")),
     "pall": ours(PALL, repair_steps=3),
     "independent": ours(Independent),
     "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),

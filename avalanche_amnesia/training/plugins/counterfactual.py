@@ -3,7 +3,7 @@
 import random
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
@@ -237,11 +237,9 @@ class CounterfactualPlugin(SupervisedPlugin):
                 head = fitted_head(model, task, features_now.features, labels, sources)
         return None if head is None else replace(head, statistics=statistics)
 
-    @contextmanager
-    def _as_if_unlearned(self, without: _WithoutTasks, gone: Collection[int]) -> Iterator[None]:
+    def _as_if_unlearned(self, without: _WithoutTasks, gone: Collection[int]) -> AbstractContextManager[None]:
         """The model as if some tasks had been unlearned, for the length of a block; then as it was, bit for bit."""
-        with without.taken_out(gone):
-            yield
+        return without.taken_out(gone)
 
     def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
         """Tensor name → bool tensor of the entries that go with a task."""

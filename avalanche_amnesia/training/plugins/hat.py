@@ -38,29 +38,29 @@ _FALLEN = 0.9
 """Of the first mini-batch's loss: chosen on validation images of Omniglot's alphabets."""
 
 
-# Sums stay on the device: they are read once an epoch.
 class EpochLosses:
     """Mean loss of an epoch beside the first mini-batch's, where nothing was learned yet."""
 
+    # Sums stay on the device: they are read once an epoch.
     def __init__(self) -> None:
         self._first: Tensor | None = None
-        self._sum: Tensor | None = None
+        self._sum: Tensor | float = 0.0
         self._batches = 0
 
     def add(self, loss: Tensor) -> None:
         """Add a mini-batch's loss, ``()``."""
         if self._first is None:
             self._first = loss.clone()
-        self._sum = loss.clone() if self._sum is None else self._sum.add_(loss)
+        self._sum = self._sum + loss
         self._batches += 1
 
     def end_epoch(self) -> bool:
         """Begin a new epoch, and tell whether the one before ended with a loss that had hardly fallen."""
-        if self._first is None or self._sum is None:
+        if self._first is None or not self._batches:
             return False
-        first, mean = float(self._first), float(self._sum) / self._batches
-        self._sum, self._batches = None, 0
-        return 0 < _FALLEN * first < mean
+        mean = float(self._sum) / self._batches
+        self._sum, self._batches = 0.0, 0
+        return 0 < _FALLEN * float(self._first) < mean
 
 
 class HATTask(TaskInTraining):
@@ -129,9 +129,7 @@ class HATPlugin(TaskMaskPlugin):
     ) -> None:
         self.masks = checks.object_of("masks", masks, HardAttention, "HardAttention(s_max=100)")
         super().__init__(rule_of(adjustment), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
-        self.isolation = isolation_of(isolation)
-        if self.isolation is not None:
-            _check_isolated(self.masks.embedding_init, self.rule)
+        self.isolation = _isolation_of(isolation, self.masks.embedding_init, self.rule)
 
     @property
     def place(self) -> str:
@@ -349,7 +347,9 @@ def _sizes(model: MaskedModel) -> list[int]:
     return [layer.units for layer in model.graph.layers.values()]
 
 
-def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
+def _isolation_of(
+    given: Isolation | IsolationChoice, embedding_init: EmbeddingInit | None, rule: AdjustmentRule
+) -> Isolation | None:
     """Options of an allocation from what a strategy was given; None: tasks share freely."""
     if isinstance(given, str):
         checks.one_of("isolation", given, IsolationChoice)
@@ -357,16 +357,13 @@ def isolation_of(given: Isolation | IsolationChoice) -> Isolation | None:
             return None
         from avalanche_amnesia.isolation.pools import Pools  # not sooner: who shares freely needs nothing of it
 
-        return Pools()
+        given = Pools()
     if isinstance(given, type) or not hasattr(given, "allocate"):
         raise TypeError(f"isolation must be 'none', 'pools' or Pools(slots=…), got {given!r}")
-    return given
-
-
-def _check_isolated(embedding_init: EmbeddingInit | None, rule: AdjustmentRule) -> None:
     if embedding_init == "last":
         raise ValueError("embedding_init='last' starts from another task's mask, which isolation= rules out")
     if rule.space != "update":
         raise ValueError(f"isolation= holds only in update space: space='update', got {rule.space!r}")
     if rule.locked is not None:
         raise ValueError("isolation= protects every remaining task: leave locked out")
+    return given

@@ -27,10 +27,7 @@ from avalanche_amnesia.training.host.rollback import abort_training, finish, go_
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.host.training_again import retraining
 from avalanche_amnesia.training.plugins.seeding import InMemoryLoaderPlugin, SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import (
-    TaskEndPlugin,
-    TaskMaskPlugin,
-)
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
@@ -522,8 +519,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
         """Values before the task in training; None between tasks."""
-        training = self._trajectory(strategy).training
-        return None if training is None else training.snapshot
+        return self._trajectory(strategy).snapshot
 
     def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
         if self not in strategy.plugins:

@@ -9,10 +9,9 @@ import torch
 from avalanche.models import avalanche_forward
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import single_task, unpacked
+from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.optimizers import BareStep, flush_denormals
@@ -23,10 +22,13 @@ from avalanche_amnesia.training.plugins.seeding import TensorBatches
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 ScoresRule = Literal["keep", "redraw"]
 ScoreInit = Literal["fan_in", "normal", "positive"]
 KeepRule = Literal["last", "best"]
+_HELD_OUT = 0.1
+"""Of each task's training data, under ``keep="best"``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,8 @@ class ScoredWeights:
             strategy's learning rate within the task, in proportion.
         score_optimizer: makes another optimizer from ``[scores]``; nothing changes its settings.
         keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
-            lowest loss) on held out data. Weights, masked biases, scores, normalisation and head are always those of
-            one and the same step; ``fit_head`` then fits the head again.
-        validation_share: share in (0, 1) of each task's training data that ``best`` holds out; 0.1 by default. Not
-            allowed with ``last``.
+            lowest loss) on a tenth of the task's training data, which is held out. Weights, masked biases, scores,
+            normalisation and head are always those of one and the same step; ``fit_head`` then fits the head again.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask. The paper keeps the head that was trained (False).
 
@@ -68,7 +68,6 @@ class ScoredWeights:
     score_lr: float = 1e-3
     score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
     keep: KeepRule = "last"
-    validation_share: float | None = None
     fit_head: bool = True
 
     def __post_init__(self) -> None:
@@ -76,70 +75,46 @@ class ScoredWeights:
         checks.one_of("score_init", self.score_init, ScoreInit)
         checks.one_of("keep", self.keep, KeepRule)
         checks.above("score_lr", self.score_lr, 0)
-        bits, share = self.score_bits, self.validation_share
+        bits = self.score_bits
         if bits is not None and checks.integer(bits) not in range(1, 9):
             raise ValueError(f"score_bits must be a whole number from 1 to 8, or None: as they are; got {bits!r}")
         if bits is not None and self.scores != "keep":
             raise ValueError(f"score_bits={bits} has no meaning for scores={self.scores!r}, which keeps none")
-        if self.keep == "last" and share is not None:
-            raise ValueError(f"validation_share={share} has no meaning for keep='last'; it is what 'best' holds out")
-        if share is not None:
-            checks.within("validation_share", share, "(0, 1)")
         checks.optimizer_maker("score_optimizer", self.score_optimizer)
 
 
 class Holdout:
     """The validation part of one task's training data."""
 
-    def __init__(self, strategy: Strategy, share: float, seed: int, task: int) -> None:
+    def __init__(self, strategy: Strategy, seed: int, task: int) -> None:
         whole = strategy.adapted_dataset
         n = len(whole)
-        held = min(max(1, round(share * n)), n - 1)
+        held = min(max(1, round(_HELD_OUT * n)), n - 1)
         generator = torch.Generator().manual_seed(derive_seed(seed, "validation", task))
         order = torch.randperm(n, generator=generator)
         self.out, self.rest = order[:held].sort().values, order[held:].sort().values
-        self.dataset = whole.subset(self.out.tolist())
-        self.n_whole = n
         strategy.adapted_dataset = whole.subset(self.rest.tolist())
-
-    def in_memory(self, experience: Any) -> tuple[Tensor, Tensor] | None:
-        """The task's tensors ``x``, ``y``, where the experience offers them."""
-        tensors = getattr(experience, "tensors", None)
-        return None if tensors is None or len(tensors[0]) != self.n_whole else tensors
 
     def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
         """Let the strategy train on whole mini-batches of the rest by indexing, where the data is in memory."""
-        tensors = self.in_memory(strategy.experience)
+        tensors = getattr(strategy.experience, "tensors_at", lambda where: None)(self.rest)
         if tensors is not None:
-            x, y = (tensor[self.rest].to(strategy.device) for tensor in tensors)
+            x, y = (tensor.to(strategy.device) for tensor in tensors)
             strategy.dataloader = TensorBatches(
                 x, y, int(strategy.experience.task_label), strategy.train_mb_size, shuffle=shuffle, drop_last=drop_last
             )
 
-    @torch.no_grad()
     def score(self, strategy: Strategy) -> tuple[float, float]:
         """Accuracy and negative loss on the held out data, in evaluation mode: larger is better, in this order."""
-        model, was = strategy.model, strategy.model.training
-        model.eval()
-        right, loss, n = 0, 0.0, 0
-        for x, y, task in self._batches(strategy):
-            logits = avalanche_forward(model, x, task)
-            right += int((logits.argmax(1) == y).sum())
-            loss += float(strategy._criterion(logits, y)) * len(y)
-            n += len(y)
-        model.train(was)
-        return right / n, -loss / n
-
-    def _batches(self, strategy: Strategy) -> Any:
-        tensors = self.in_memory(strategy.experience)
-        size = max(strategy.eval_mb_size, 1)
-        if tensors is None:  # a generator of its own takes the draw that a loader makes for its workers
-            data = self.dataset.eval()
-            loader = DataLoader(data, batch_size=size, generator=torch.Generator(), collate_fn=data.collate_fn)
-            return ([part.to(strategy.device) for part in unpacked(batch)] for batch in loader)
-        x, y = (tensor[self.out].to(strategy.device) for tensor in tensors)
-        task = OneTask(int(strategy.experience.task_label), y.device)
-        return ((x[i : i + size], y[i : i + size], task.labels(len(x[i : i + size]))) for i in range(0, len(x), size))
+        right, loss = 0, 0.0
+        task = OneTask(single_task(strategy.experience), strategy.device)
+        with evaluating(strategy.model):
+            for part in self.out.split(max(strategy.eval_mb_size, 1)):
+                x, y = (of.to(strategy.device) for of in task_data(strategy.experience, part))
+                logits = avalanche_forward(strategy.model, x, task.labels(len(y)))
+                right += int((logits.argmax(1) == y).sum())
+                loss += float(strategy._criterion(logits, y)) * len(y)
+        return right / len(self.out), -loss / len(self.out)
 
 
 class SubnetTask(TaskInTraining):
@@ -183,8 +158,7 @@ class SubnetPlugin(TaskMaskPlugin):
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Hold validation data out, before anything reads the training data."""
         if self.masks.keep == "best":
-            task, share = single_task(strategy.experience), self.masks.validation_share or 0.1
-            self.in_training.holdout = Holdout(strategy, share, self.seed, task)
+            self.in_training.holdout = Holdout(strategy, self.seed, single_task(strategy.experience))
 
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any

@@ -1,4 +1,4 @@
-"""Weight pools: exact unlearning at hardly a loss of accuracy, in one network."""
+"""Strategies whose tasks have weights of their own, and can be forgotten on request: WSN and weight pools."""
 
 from typing import ClassVar, Unpack
 
@@ -7,10 +7,62 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.isolation.pools import Pools
 from avalanche_amnesia.models.disjoint import DisjointModel
+from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.training.plugins.disjoint import DisjointPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
+
+
+class WSN(TaskStrategy):
+    """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
+
+    Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
+    :meth:`~TaskStrategy.unlearn`. What only a forgotten task used returns to its initial bits. Weights that
+    it trained and a remaining task uses stay as they are, so that no remaining task's logits change by a bit; the
+    record lists them (``record.plan.shared``), and calls itself approximate. Scores go back to those before the first
+    forgotten task.
+
+    Args:
+        model: a :class:`SubnetModel`.
+        optimizer: any torch optimizer over ``model.parameters()``.
+        masks: settings of learning which weights a task uses, ``ScoredWeights(score_lr=…)``.
+        trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
+            lossless, in memory.
+        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
+        seed: every draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+
+    Raises:
+        TypeError: for an unknown option.
+        ValueError: for a value that is not allowed.
+
+    Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
+    """
+
+    settings: ClassVar = {"masks": ScoredWeights, "unlearning": UnlearningPlugin, "trajectory": TrajectoryPlugin}
+
+    def __init__(
+        self,
+        *,
+        model: SubnetModel,
+        optimizer: Optimizer,
+        masks: ScoredWeights | None = None,
+        trajectory: TrajectoryPlugin | None = None,
+        unlearning: UnlearningPlugin | None = None,
+        seed: int = 0,
+        **options: Unpack[StrategyOptions],
+    ) -> None:
+        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
+        obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
+        super().__init__(
+            model=model,
+            optimizer=optimizer,
+            method=[SubnetPlugin(masks=masks, seed=seed), recorder, obeying],
+            seed=seed,
+            **options,
+        )
 
 
 class DisjointSubnets(TaskStrategy):
