@@ -13,12 +13,9 @@ from avalanche.training import EWC
 from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 
+from avalanche_amnesia import HardAttention, Pools, UnlearningPlugin, with_unlearning
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
-from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.residue_search import take_fingerprint
-from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.training import HardAttention
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 
 @pytest.fixture(scope="module")

@@ -31,10 +31,8 @@ from support.strategies import quiet, stock
 from support.strategy_state import bits, unlearning_plugin
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
-from avalanche_amnesia.models import MultiHeadModel, UnknownTaskError
-from avalanche_amnesia.training.plugins import TaskError
+from avalanche_amnesia import MultiHeadModel, References, TaskError, unlearned_accuracy_metrics, with_unlearning
+from avalanche_amnesia.models import UnknownTaskError
 
 
 def of_sets(*sets):

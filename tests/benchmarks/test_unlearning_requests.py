@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from support import tiny
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia import RequestError, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.requests import without_requests
-from avalanche_amnesia.ledger import RequestError
 
 
 def stream_of(labels: list[int]) -> CLScenario:

@@ -9,14 +9,8 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.strategies import DIGITS, amnesiac, learn, quiet
 
-from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.evaluation import (
-    accuracy_matrix_metrics,
-    average_accuracy,
-    backward_transfer,
-    forgetting,
-    forward_transfer,
-)
+from avalanche_amnesia import accuracy_matrix_metrics, with_unlearning
+from avalanche_amnesia.evaluation import average_accuracy, backward_transfer, forgetting, forward_transfer
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -9,13 +9,8 @@ from support.strategies import learn
 from support.strategy_state import hashes
 from torch.optim import SGD
 
-from avalanche_amnesia.evaluation import (
-    References,
-    ReferencesError,
-)
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.plugins import SeedingPlugin
+from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, MultiHeadModel, References, SeedingPlugin
+from avalanche_amnesia.evaluation import ReferencesError
 
 
 def test_a_maker_that_does_not_seed_itself_is_refused():

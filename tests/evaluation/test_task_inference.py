@@ -12,11 +12,10 @@ from support.strategies import quiet
 from torch import nn
 from torch.optim import Adam
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import DisjointModel, DisjointSubnets, MaskedModel, MultiHeadModel, Pools
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation import task_inference_metrics
-from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel, TaskInference
+from avalanche_amnesia.models import TaskInference
 
 disjoint = partial(strategies.make, DisjointSubnets, net=wide, train_mb_size=20, train_epochs=3, isolation=Pools(4))
 

@@ -6,8 +6,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.strategies import DIGITS, learn
 
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import HAT
+from avalanche_amnesia import HAT, MLP, MaskedModel
 
 
 class WatchEarlier(SupervisedPlugin):

@@ -10,13 +10,11 @@ from support.strategies import make
 from support.strategy_state import same_state
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia import Pools, References, SplitDigits, UnlearningRequest, load_state, with_unlearning
 from avalanche_amnesia.benchmarks.requests import without_requests
-from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
+from avalanche_amnesia.isolation import CapacityError, CapacityWarning
 from avalanche_amnesia.isolation.pools import StreamLayout
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.training import load_state
 
 DIGITS = SplitDigits(n_tasks=5, n_train=500, seed=2)
 PUBLISHED = {1: [0], 3: [1], 4: [4]}

@@ -5,8 +5,7 @@ import sys
 import pytest
 from support.strategies import DIGITS, brief, learn
 
-from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.evaluation import References
+from avalanche_amnesia import References, with_unlearning
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.runs.run_plan import plan_runs

@@ -12,8 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from support.strategies import DIGITS, amnesiac
 from support.wandb_recorder import Recorder
 
-from avalanche_amnesia import evaluation
-from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia import evaluation, with_unlearning
 from avalanche_amnesia.contrib import metrics as contrib_metrics
 from avalanche_amnesia.logging.axes import axis_of
 from avalanche_amnesia.logging.names import EVENT

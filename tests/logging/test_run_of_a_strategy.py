@@ -11,10 +11,8 @@ from support.wandb_files import read_offline_run, records
 from support.wandb_recorder import run_folders
 from wandb.proto import wandb_internal_pb2
 
+from avalanche_amnesia import WandBLogger, unlearned_accuracy_metrics, with_unlearning
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
-from avalanche_amnesia.logging import WandBLogger
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 

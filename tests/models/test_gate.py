@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from support.strategies import learn, make
 from torch import nn
 
+from avalanche_amnesia import HAT, MLP, AdaHAT, AmnesiacHAT, MaskedModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.gate import EVERY, FAR, MASKS, SHUT, ComputedUnits, EntriesOfMasks
-from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.hard_attention import compensate_, embedding_gradient
 from avalanche_amnesia.unit_graph import graph as unit_graph
 from avalanche_amnesia.unit_graph import masking

@@ -13,11 +13,9 @@ from support.strategies import learn, quiet
 from support.strategy_state import state
 from torch import nn
 
-from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, UnknownTaskError
+from avalanche_amnesia import HAT, MLP, MaskedModel, ModelError, MultiHeadModel, SplitDigits, task_benchmark
+from avalanche_amnesia.models import UnknownTaskError
 from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.training import HAT
-from avalanche_amnesia.unit_graph import ModelError
 
 
 class Net(nn.Module):

@@ -9,8 +9,7 @@ from support.strategy_state import assert_nothing_stray, bits
 from torch import nn
 from torch.nn.functional import batch_norm, layer_norm
 
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdaHATRule
+from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AdaHATRule, MaskedModel, SubnetModel
 
 ACTIVATIONS = {
     "relu": (nn.ReLU, lambda x: x.clamp_min(0)),

@@ -14,9 +14,8 @@ from support.strategy_state import bits
 from torch import nn
 from torch.optim import SGD
 
-from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia import HAT, MLP, WSN, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.models.task_store import TaskModules, TaskTensors, whole
-from avalanche_amnesia.training import HAT, WSN
 
 X = DIGITS.test_stream[0].tensors[0][:8]
 

@@ -14,12 +14,8 @@ from support.strategies import DIGITS, learn
 from support.strategy_state import state, trajectory
 from torch import Tensor, nn
 
-from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia import HAT, WSN, AmnesiacHAT, MaskedModel, ModelError, Pools, SubnetModel, task_benchmark
 from avalanche_amnesia.contrib.export import extract
-from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
-from avalanche_amnesia.unit_graph import ModelError
 
 
 def images() -> nn.Module:

@@ -11,10 +11,8 @@ from support.fault_injection import UNLEARNING_STEPS, after_call, raiser
 from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 
-from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
-from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia import MultiHeadModel, UnlearningPlugin, UnlearningRequest, with_unlearning
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning import BrokenPluginError
 from avalanche_amnesia.unlearning.purging import purgers
 

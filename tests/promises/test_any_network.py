@@ -11,8 +11,7 @@ from support.network_families import FAMILIES, stream
 from support.strategy_state import initial_values, state
 from torchvision import models as zoo
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT, AdaHATRule, AmnesiacHAT
+from avalanche_amnesia import HAT, AdaHATRule, AmnesiacHAT, MaskedModel
 
 ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}

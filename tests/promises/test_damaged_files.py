@@ -18,11 +18,10 @@ from support.log_directory import contents, files, with_three_tasks
 from support.strategies import DIGITS, amnesiac, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
 
+from avalanche_amnesia import TrajectoryPlugin, load_state
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.training import load_state
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
 from avalanche_amnesia.trajectory.undo_log import LogFile
 

@@ -15,8 +15,7 @@ from support.thoroughness import examples
 from torch import Tensor, nn
 from torch.optim import Adafactor
 
-from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
-from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia import UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning
 from avalanche_amnesia.isolation import CapacityError
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import UnknownStateError

@@ -13,8 +13,7 @@ from support.strategies import quiet
 from support.strategy_state import state
 from torch import nn
 
-from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
-from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia import RequestError, SplitDigits, with_unlearning
 from avalanche_amnesia.training import ConstantRule
 from avalanche_amnesia.training.plugins import DivergedError
 

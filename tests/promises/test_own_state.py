@@ -12,11 +12,8 @@ from support.strategy_state import unlearning_plugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
+from avalanche_amnesia import WSN, AmnesiacHAT, MaskedModel, ModelError, MultiHeadModel, References, SubnetModel
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN, AmnesiacHAT
-from avalanche_amnesia.unit_graph import ModelError
 
 STREAM = PermutedDigits(3, n_train=200, n_test=100)
 

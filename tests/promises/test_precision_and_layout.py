@@ -6,13 +6,9 @@ from support.strategies import DIGITS, learn, make
 from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 
+from avalanche_amnesia import HAT, WSN, AmnesiacHAT, MaskedModel, References, SubnetModel, TrajectoryPlugin, load_state
 from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
-from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
-from avalanche_amnesia.training.host.saving import load_state
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
 
 
 class Net(nn.Module):

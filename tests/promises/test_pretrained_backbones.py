@@ -10,9 +10,7 @@ from support.strategies import learn
 from torch import nn
 from torchvision.models import resnet18
 
-from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia import AmnesiacHAT, MaskedModel, task_benchmark
 
 
 def rgb_digits(n_tasks=2, side=32):

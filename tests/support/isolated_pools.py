@@ -3,9 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MLP
+from avalanche_amnesia import MLP, Pools, References
 from support.strategies import DIGITS, ConvNet, amnesiac
 from support.strategy_state import bits, unlearning_plugin
 

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from avalanche.training import EWC
 
-from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
-from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN
+from avalanche_amnesia import MLP, WSN, MultiHeadModel, SubnetModel, with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits
 from support import strategies
 from support.strategies import amnesiac, stock
 

@@ -16,9 +16,8 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
-from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia import MLP, task_benchmark
 from avalanche_amnesia.contrib.streams.mnist import load_idx
-from avalanche_amnesia.models import MLP
 
 # Images -----------------------------------------------------------------------------------------------------------
 

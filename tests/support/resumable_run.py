@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia import SplitDigits, TrajectoryPlugin, UnlearningRequest, with_unlearning
 from avalanche_amnesia.saving.files import unsealed
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import log_files
 from support.strategies import amnesiac
 from support.strategy_state import bits, frozen, trajectory, unlearning_plugin

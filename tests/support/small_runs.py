@@ -5,10 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
-from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia import HAT, MLP, MaskedModel, SplitDigits
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.optimizers import can_begin_anew
-from avalanche_amnesia.training import HAT
 from support import strategies
 from support.strategies import logits
 from support.strategy_state import initial_values

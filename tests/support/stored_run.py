@@ -8,10 +8,8 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
-from avalanche_amnesia.evaluation import capacity_metrics
+from avalanche_amnesia import TrajectoryPlugin, WandBLogger, capacity_metrics
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from support.strategies import DIGITS, amnesiac, learn
 from support.strategy_state import bits
 

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia import MaskedModel, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from support.strategies import learn
 

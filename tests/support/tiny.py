@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia import WSN, AmnesiacHAT, DisjointSubnets
-from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia import WSN, AmnesiacHAT, DisjointSubnets, task_benchmark
 from support.strategies import make
 
 KINDS = {"amnesiac": AmnesiacHAT, "wsn": WSN, "pools": DisjointSubnets}

@@ -12,8 +12,7 @@ from support.strategies import quiet
 from support.strategy_state import state
 from torch.optim import Adam
 
-from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
+from avalanche_amnesia import HAT, WSN, AmnesiacHAT, Pools
 
 KINDS = {
     "hat": lambda **options: make(HAT, **options),

@@ -7,8 +7,7 @@ import torch
 from support.strategies import make
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import SplitDigits
-from avalanche_amnesia.training import HAT, HardAttention
+from avalanche_amnesia import HAT, HardAttention, SplitDigits
 from avalanche_amnesia.training.plugins.hat import EpochLosses
 
 

@@ -13,20 +13,10 @@ from support.strategy_state import bits
 from torch import nn
 from torch.nn import functional as F
 
+from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AmnesiacHAT, HardAttention, MaskedModel, ScoredWeights, SubnetModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import (
-    EVEN_BUDGET,
-    HAT,
-    WSN,
-    AdaHAT,
-    AmnesiacHAT,
-    HardAttention,
-    MaskWarning,
-    ScoredWeights,
-    head_fit,
-)
+from avalanche_amnesia.training import EVEN_BUDGET, MaskWarning, head_fit
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.unlearning.compensation import FittedHead

@@ -10,10 +10,8 @@ from support.strategies import learn, make
 from torch import nn
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
+from avalanche_amnesia import HAT, HardAttention, MaskedModel, SplitDigits, task_benchmark
 from avalanche_amnesia.contrib.streams.mnist import load_idx
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 

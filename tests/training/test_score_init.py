@@ -9,8 +9,7 @@ from scipy import stats
 from support.small_runs import OPTIMIZERS, assert_retained, logits_of, split
 from support.strategies import learn, make
 
-from avalanche_amnesia.models import SubnetModel
-from avalanche_amnesia.training import WSN, ScoredWeights
+from avalanche_amnesia import WSN, ScoredWeights, SubnetModel
 from avalanche_amnesia.training.plugins import SubnetPlugin
 
 WIDTHS = {"layers.0.weight": 64, "layers.1.weight": 100}

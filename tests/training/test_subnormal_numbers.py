@@ -9,13 +9,12 @@ from support.small_runs import logits_of
 from support.strategies import learn, make
 from torch import nn
 
-from avalanche_amnesia import optimizers
+from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AmnesiacHAT, HardAttention, MaskedModel, optimizers
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models import MLP, MaskedModel, gate
+from avalanche_amnesia.models import gate
 from avalanche_amnesia.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.hard_attention import compensate_, embedding_gradient
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin

@@ -8,17 +8,10 @@ from support.small_runs import assert_retained, logits_of, make, masked_mlp, per
 from support.strategies import learn
 from support.strategy_state import same_state, state, values
 
+from avalanche_amnesia import HAT, AdaHAT, AdaHATRule, AdjustmentRule, MaskedModel
 from avalanche_amnesia.evaluation import network_capacity
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT, AdaHAT
 from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.update_rules import (
-    AdaHATRule,
-    AdjustmentRule,
-    ConstantRule,
-    RandomRule,
-    TaskUse,
-)
+from avalanche_amnesia.training.update_rules import ConstantRule, RandomRule, TaskUse
 
 
 def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:

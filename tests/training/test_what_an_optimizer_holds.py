@@ -11,11 +11,9 @@ from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, make, mlp, t
 from support.strategy_state import bits, trajectory
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia import HAT, MLP, WSN, MaskedModel, UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.models.task_store import TaskModules, whole
-from avalanche_amnesia.training import HAT, WSN
 
 
 def names(strategy):

@@ -12,8 +12,7 @@ from support.strategies import learn
 from support.strategy_state import same_state, state, values
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import WSN, ScoredWeights
+from avalanche_amnesia import MLP, WSN, MaskedModel, ScoredWeights, SubnetModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import DivergedError, SubnetPlugin
 

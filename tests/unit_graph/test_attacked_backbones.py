@@ -7,8 +7,7 @@ from support.soundness_oracle import Net, assert_masked_right
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.unit_graph import ModelError
+from avalanche_amnesia import MaskedModel, ModelError
 
 Linear, Conv2d, MultiheadAttention = nn.Linear, nn.Conv2d, nn.MultiheadAttention
 

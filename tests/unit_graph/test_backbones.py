@@ -8,8 +8,7 @@ import torch
 from support.soundness_oracle import assert_sound, some_mask
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.unit_graph import ModelError
+from avalanche_amnesia import MaskedModel, ModelError
 
 
 class TwoTensors(nn.Module):

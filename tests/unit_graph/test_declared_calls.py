@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.unit_graph import ModelError
+from avalanche_amnesia import MaskedModel, ModelError
 
 
 class Sized(nn.Module):

@@ -7,8 +7,7 @@ import torch
 from support import tiny
 from torch import nn
 
-from avalanche_amnesia import DisjointModel, MaskedModel, SubnetModel, fix, validate
-from avalanche_amnesia.unit_graph.findings import ModelError
+from avalanche_amnesia import DisjointModel, MaskedModel, ModelError, SubnetModel, fix, validate
 
 WRAPS = {"masked": MaskedModel, "wsn": SubnetModel, "pools": DisjointModel}
 

@@ -11,9 +11,8 @@ from support.hugging_face_networks import BACKBONES, SIZES, TokenFeatures, bert,
 from support.soundness_oracle import assert_sound, features, some_mask
 from support.strategies import accuracy, learn
 
+from avalanche_amnesia import HAT, AmnesiacHAT, MaskedModel
 from avalanche_amnesia.contrib.streams import MarkovSentences
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT, AmnesiacHAT
 
 EXPORTED = pytest.mark.parametrize("name", BACKBONES)
 

@@ -16,11 +16,8 @@ from support.leaking_networks.control_flow import CONTROL_FLOW_ON_VALUES
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia import HAT, MaskedModel, ModelError, SplitDigits
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import HAT
-from avalanche_amnesia.unit_graph import ModelError
 
 MOVES = {
     "drawn anew": lambda old, noise: noise * 3,

@@ -11,9 +11,8 @@ from support.soundness_oracle import Net, assert_sound
 from support.thoroughness import examples
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
-from avalanche_amnesia.unit_graph import ModelError
+from avalanche_amnesia import AdjustmentRule, MaskedModel, ModelError
+from avalanche_amnesia.training.update_rules import TaskUse
 
 Linear, Conv2d, Transposed = nn.Linear, nn.Conv2d, nn.ConvTranspose2d
 

@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from support.soundness_oracle import Net
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.unit_graph import ModelError, validate
+from avalanche_amnesia import MLP, MaskedModel, ModelError, validate
 
 
 class TwoInputs(nn.Module):

@@ -7,9 +7,8 @@ import torch
 from support.soundness_oracle import assert_masked_right, assert_sound, some_mask
 from torch import nn
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.unit_graph import ModelError
-from avalanche_amnesia.unit_graph.registry import RULES, rule
+from avalanche_amnesia import MaskedModel, ModelError, rule
+from avalanche_amnesia.unit_graph.registry import RULES
 from avalanche_amnesia.unit_graph.values import Dependence
 
 

@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torchvision.models import resnet18
 
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.unit_graph import ModelError, fix, validate
+from avalanche_amnesia import MaskedModel, ModelError, fix, validate
 from avalanche_amnesia.unit_graph.backbones import inputs_of
 
 # In words ------------------------------------------------------------------------------------------------------

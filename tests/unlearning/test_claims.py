@@ -9,8 +9,7 @@ from avalanche.training.plugins import ReplayPlugin
 from support.strategies import DIGITS, PRICED, ConvNet, amnesiac, mlp, trained
 from support.strategy_state import bits, unlearning_plugin
 
-from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.models import MLP
+from avalanche_amnesia import MLP, References
 
 REFERENCES: dict[str, References] = {}
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
-from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia import Pools, UnlearningRequest, with_unlearning
 from avalanche_amnesia.training import EVEN_BUDGET
 from avalanche_amnesia.unlearning.claims import TamperedError
 

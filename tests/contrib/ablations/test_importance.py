@@ -6,12 +6,11 @@ from support.strategies import make
 from support.strategy_state import bits
 from torch.nn.functional import cross_entropy
 
-from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia import AdaHATRule, MaskedModel, SplitDigits, load_state
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.streams import SmallConvNet
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AdaHATRule, TaskStrategy, load_state
+from avalanche_amnesia.training import TaskStrategy
 from avalanche_amnesia.training.update_rules import TaskUse
 
 MEASURES = [input_gradient, output_contribution]

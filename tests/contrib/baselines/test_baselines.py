@@ -8,7 +8,8 @@ from support.strategies import WRAPS, accuracy, amnesiac, learn, logits, make, q
 from support.strategy_state import bits, stray, trajectory, unlearning_plugin, values
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia import MLP, References, UnlearningPlugin, UnlearningRequest, jsd_metrics, with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.baselines import (
     PALL,
     CLPUDERpp,
@@ -18,10 +19,7 @@ from avalanche_amnesia.contrib.baselines import (
     PALLPlugin,
     SideNetworks,
 )
-from avalanche_amnesia.evaluation import References, jsd_metrics
-from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 STREAM = PermutedDigits(4, n_train=300, n_test=150)
 TEST = STREAM.test_stream

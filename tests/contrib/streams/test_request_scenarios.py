@@ -6,16 +6,14 @@ from hypothesis import strategies as st
 from support import tiny
 from support.strategies import DIGITS, brief, learn
 
-from avalanche_amnesia.benchmarks import UnlearningRequest
+from avalanche_amnesia import References, RequestError, UnlearningRequest
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.streams import scenarios
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
-from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.runs import RunStore, measure_run
 from avalanche_amnesia.lab.runs.run_plan import plan_runs
-from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 

@@ -16,9 +16,8 @@ from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
 
+from avalanche_amnesia import AmnesiacHAT, MultiHeadModel
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.models import MultiHeadModel
-from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
 
 

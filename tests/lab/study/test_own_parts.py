@@ -12,7 +12,7 @@ from support.at_once import AtOnce
 from support.tiny_study import TINY
 from torch import nn
 
-from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia import MLP, AdjustmentRule, MaskedModel, SplitDigits
 from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.report import read_run
@@ -20,8 +20,7 @@ from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.lab.study.building import make_network, make_strategy, make_stream, model_class, optimizer_class
 from avalanche_amnesia.lab.study.experiment import cells_of
 from avalanche_amnesia.lab.study.settings import MethodSettings, NetworkSettings, StreamSettings
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AdjustmentRule, HATPlugin, TaskStrategy, find_plugin
+from avalanche_amnesia.training import HATPlugin, TaskStrategy, find_plugin
 
 ROOT = Path(__file__).parents[3]
 HERE = __name__

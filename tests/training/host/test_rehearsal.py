@@ -16,11 +16,8 @@ from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 from torch.utils.data import Dataset
 
-from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
-from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.training import WSN, AmnesiacHAT
+from avalanche_amnesia import WSN, AmnesiacHAT, TaskError, UnlearningPlugin, task_benchmark, with_unlearning
 from avalanche_amnesia.training.host.rehearsal import look_at_task, rehearse_task
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]

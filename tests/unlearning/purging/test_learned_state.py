@@ -9,9 +9,8 @@ from support.strategies import DIGITS, learn, stock
 from support.strategy_state import fingerprint, unlearning_plugin
 from torch import nn
 
-from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.training.plugins import UnlearningPlugin
-from avalanche_amnesia.unlearning.purging import UnknownStateError, learned_state, purgers, register_purger
+from avalanche_amnesia import UnlearningPlugin, register_purger, with_unlearning
+from avalanche_amnesia.unlearning.purging import UnknownStateError, learned_state, purgers
 
 
 class Holds(SupervisedPlugin):
