@@ -25,3 +25,10 @@ def data_root() -> Path:
     if not root.is_dir():
         pytest.skip("no data root: set AMNESIA_DATA")
     return root
+
+
+@pytest.fixture
+def every_entry_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step leaves entries out however few they are."""
+    monkeypatch.setattr("avalanche_amnesia.unit_graph.masking.WORTH_IT", 0)
+    monkeypatch.setattr("avalanche_amnesia.unit_graph.graph._MUCH_LESS", 0.999)

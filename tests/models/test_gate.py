@@ -19,13 +19,6 @@ from avalanche_amnesia.unit_graph import graph as unit_graph
 from avalanche_amnesia.unit_graph import masking
 
 
-@pytest.fixture
-def every_entry_counts(monkeypatch):
-    """Entries are left out however few they are."""
-    monkeypatch.setattr(masking, "WORTH_IT", 0)
-    monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
-
-
 def computed(n, allowed=None):
     """Computed units of which the entries are the units themselves, in place of those of weights."""
     return ComputedUnits(allowed, lambda units: {} if bool(units.all()) else {"units": units})

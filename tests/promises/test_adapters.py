@@ -8,8 +8,9 @@ import timm
 import torch
 from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, llama
 from support.low_rank import LowRank, RankNet
+from support.small_networks import Net
 from support.small_runs import assert_retained, logits_of, make
-from support.soundness_oracle import Net, assert_sound, batch, some_mask
+from support.soundness_oracle import assert_sound, batch, some_mask
 from support.strategies import DIGITS, learn
 from support.strategy_state import state, trajectory
 from torch import Tensor, nn

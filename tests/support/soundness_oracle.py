@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from avalanche_amnesia.models import MaskedModel
 
@@ -95,16 +95,3 @@ def assert_masked_right(
         for name, parameter in (("mask", mask), *model.backbone.named_parameters()):
             assert parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}"
     return model.eval()
-
-
-class Net(nn.Module):
-    """Modules and parameters of the test's choice around its forward."""
-
-    def __init__(self, forward, **parts) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.given = (forward,)
-
-    def forward(self, x):
-        return self.given[0](self, x)

@@ -9,7 +9,6 @@ from support.small_networks import NETWORKS
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.unit_graph import graph as unit_graph
 from avalanche_amnesia.unit_graph import masking
 from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
 
@@ -23,13 +22,6 @@ OPERATIONS = {
 }
 ROWS = {"some rows": torch.tensor([0, 2, 5]), "all rows": None}
 COLUMNS = {"some columns": torch.tensor([1, 4]), "all columns": None}
-
-
-@pytest.fixture
-def every_entry_counts(monkeypatch):
-    """Entries are left out however few they are."""
-    monkeypatch.setattr(masking, "WORTH_IT", 0)
-    monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
 
 
 @pytest.mark.usefixtures("every_entry_counts")

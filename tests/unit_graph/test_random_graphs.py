@@ -4,10 +4,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.network_modules import lived_in, parameter
 from support.parameter_use_oracle import random_mask, use_by_perturbation
-from support.small_networks import inputs
-from support.soundness_oracle import Net, assert_sound
+from support.small_networks import Net, inputs, lived_in, parameter
+from support.soundness_oracle import assert_sound
 from support.thoroughness import examples
 from torch import nn
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from support.soundness_oracle import Net
+from support.small_networks import Net
 from torch import nn
 
 from avalanche_amnesia import MLP, MaskedModel, ModelError, validate
@@ -19,12 +19,6 @@ class TwoInputs(nn.Module):
 
 
 GENERATOR = torch.Generator()
-
-
-def tied() -> nn.Module:
-    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    net[2].weight = net[0].weight
-    return net
 
 
 def linears(forward, **parts) -> nn.Module:

@@ -4,23 +4,13 @@ import copy
 
 import pytest
 import torch
+from support.small_networks import Net
 from support.soundness_oracle import assert_masked_right, assert_sound, some_mask
 from torch import nn
 
 from avalanche_amnesia import MaskedModel, ModelError, rule
 from avalanche_amnesia.unit_graph.registry import RULES
 from avalanche_amnesia.unit_graph.values import Dependence
-
-
-class Net(nn.Module):
-    def __init__(self, function, **parts) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.given = (function,)
-
-    def forward(self, x):
-        return self.given[0](self, x)
 
 
 def weights(*shape):

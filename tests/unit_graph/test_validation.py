@@ -4,8 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.small_networks import network
-from support.soundness_oracle import Net
+from support.small_networks import Net, network, tied
 from torch import nn
 from torch.nn.utils import parametrizations
 from torchvision.models import resnet18
@@ -88,12 +87,6 @@ def test_all_findings_are_listed_and_the_error_counts_the_rest():
 
 
 # Repairs -------------------------------------------------------------------------------------------------------
-
-
-def tied() -> nn.Module:
-    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    net[2].weight = net[0].weight
-    return net
 
 
 def watched() -> nn.Module:
