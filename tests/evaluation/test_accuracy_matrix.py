@@ -80,8 +80,7 @@ class Interrupter(SupervisedPlugin):
 def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
     (metric,) = metrics = accuracy_matrix_metrics()
     interrupter = Interrupter()
-    strategy = amnesiac(train_epochs=1, evaluator=quiet(metrics), plugins=[interrupter])
-    learn(strategy, DIGITS.train_stream[:2])
+    strategy = learn(amnesiac(train_epochs=1, evaluator=quiet(metrics), plugins=[interrupter]), DIGITS.train_stream[:2])
     strategy.eval(DIGITS.test_stream)
     interrupter.armed = True
     with pytest.raises(Interrupted):

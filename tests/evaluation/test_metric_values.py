@@ -260,8 +260,7 @@ def test_where_every_task_went_all_is_free():
 
 def test_before_an_unlearning_there_is_nothing_to_say_of_one():
     references = References(make_ewc, BENCHMARK)
-    strategy = make_ewc(evaluator=quiet(*all_metrics(references)))
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(make_ewc(evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:1])
     names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
     expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
     expected |= {"Accuracy_full", "Accuracy_reference"}

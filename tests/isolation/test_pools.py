@@ -122,8 +122,7 @@ def test_a_permanent_task_is_read_and_not_moved():
 
 def test_adahat_adjusts_permanent_tasks_for_permanent_ones_alone():
     benchmark = with_unlearning(permuted(3), {}, permanent=[0, 2])
-    strategy = pooled(AdaHAT, adjustment=AdaHATRule(alpha=1.0), optimizer="adam")
-    strategy.train(benchmark.train_stream[0])
+    strategy = learn(pooled(AdaHAT, adjustment=AdaHATRule(alpha=1.0), optimizer="adam"), benchmark.train_stream[:1])
     mine = strategy.model.graph.parameter_use(strategy.model.masks[0])
     after = []
     for experience in benchmark.train_stream[1:]:
@@ -234,7 +233,6 @@ def test_a_pool_that_a_permanent_task_filled_is_refused():
         "isolation": Pools(slots=2),
         "masks": replace(EVEN_BUDGET, embedding_init="ones", sparsity_weight=0.0, budget=None),
     }
-    strategy = pooled(AmnesiacHAT, model=masked_mlp(), **options)
-    learn(strategy, benchmark.train_stream[:2])
+    strategy = learn(pooled(AmnesiacHAT, model=masked_mlp(), **options), benchmark.train_stream[:2])
     with pytest.raises(CapacityError, match=r"task 2 finds fewer than 1 free units .* tasks \[0\] keep for good"):
         strategy.train(benchmark.train_stream[2])

@@ -207,8 +207,7 @@ def test_what_is_not_read_is_plus_zero_in_every_step(optimizer):
             assert not others.signbit().any()
             Looks.seen += 1
 
-    strategy = disjoint(optimizer=optimizer, plugins=[Looks()])
-    learn(strategy, STREAM.train_stream[:2])
+    learn(disjoint(optimizer=optimizer, plugins=[Looks()]), STREAM.train_stream[:2])
     assert Looks.seen > 10
 
 
@@ -225,8 +224,7 @@ def test_references_and_divergences_are_those_of_an_exact_method():
         return disjoint(optimizer=lambda p: torch.optim.Adam(p, lr=1e-2), **kwargs)
 
     references = References(make, REQUESTS)
-    strategy = make(evaluator=quiet(jsd_metrics(references)))
-    learn(strategy, REQUESTS.train_stream)
+    strategy = learn(make(evaluator=quiet(jsd_metrics(references))), REQUESTS.train_stream)
     values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
     divergences = {name: value for name, value in values.items() if "_tasks/" not in name}
     assert len(divergences) > 3

@@ -259,8 +259,7 @@ def test_a_network_without_anything_that_learns_is_refused_with_a_way_out():
 
 def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_changed(made):
     model = copy.deepcopy(made("by hand")[0]).train()
-    strategy = make(HAT, model=model, optimizer="adam")
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(make(HAT, model=model, optimizer="adam"), DIGITS.train_stream[:1])
     base = model.backbone.get_submodule("1").base.requires_grad_(True)
     before = state(model)
     with pytest.raises(

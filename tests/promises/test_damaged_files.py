@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.fault_injection import raiser
 from support.log_directory import contents, files, with_three_tasks
-from support.strategies import DIGITS, amnesiac, quiet, trained
+from support.strategies import DIGITS, amnesiac, learn, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
 
 from avalanche_amnesia import TrajectoryPlugin, load_state
@@ -233,9 +233,7 @@ def small_disk(request, tmp_path, monkeypatch):
 def test_a_full_disk_undoes_the_task_and_room_lets_it_be_trained(small_disk):
     disk, fill, make_room = small_disk
     path = disk / "logs"
-    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=path))
-    strategy.train(DIGITS.train_stream[0])
-    strategy.train(DIGITS.train_stream[1])
+    strategy = trained(2, train_epochs=1, trajectory=TrajectoryPlugin(path=path))
     before = bits(strategy.model), contents(trajectory(strategy)), files(path)
     fill()
     for change in (lambda: strategy.train(DIGITS.train_stream[2]), lambda: strategy.unlearn([0])):
@@ -256,13 +254,11 @@ def test_a_full_disk_undoes_the_task_and_room_lets_it_be_trained(small_disk):
 def test_on_a_full_disk_states_records_logs_and_stores_stay_what_they_were(small_disk):
     disk, fill, make_room = small_disk
     log = JSONLogger(disk / "log", pictures=False)
-    strategy = amnesiac(train_epochs=1, evaluator=quiet())
-    strategy.train(DIGITS.train_stream[0])
+    strategy = trained(1, train_epochs=1, evaluator=quiet())
     saved = bits(strategy.model)
     strategy.save(disk / "state")
     strategy.train(DIGITS.train_stream[1])
-    run = RunStore(disk / "store").run(amnesiac(train_epochs=1))
-    run.train(DIGITS.train_stream[0])
+    run = learn(RunStore(disk / "store").run(amnesiac(train_epochs=1)), DIGITS.train_stream[:1])
     record = strategy.unlearn([0])
     now = bits(strategy.model)
     fill()

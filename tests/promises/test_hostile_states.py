@@ -198,8 +198,7 @@ def what_it_is(strategy: Any) -> Any:
 
 
 def test_any_state_is_loaded_as_a_whole_or_refused_by_our_error_with_nothing_changed(state, tmp_path):
-    strategy = built()
-    strategy.train(DIGITS.train_stream[4])
+    strategy = learn(built(), [DIGITS.train_stream[4]])
     strategy.save(tmp_path / "before")
     strategy = built()
     load_state(strategy, tmp_path / "before")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from avalanche.training import Naive
 from support.interruptions import Interrupted, comparable_state, interrupted_at, lines_of
-from support.strategies import DIGITS, brief, quiet, stock
+from support.strategies import DIGITS, brief, learn, quiet, stock
 
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import find_plugin, load_state, save_state
@@ -53,8 +53,7 @@ def make(request):
 
 @pytest.fixture
 def state(make, tmp_path):
-    strategy = make()
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(make(), DIGITS.train_stream[:1])
     return save_state(strategy, tmp_path / "state")
 
 

@@ -9,7 +9,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from support import strategies
 from support.residue_oracle import tensors_within
-from support.strategies import quiet
+from support.strategies import learn, quiet
 from support.strategy_state import state
 from torch import nn
 
@@ -23,8 +23,7 @@ amnesiac = partial(strategies.amnesiac, hidden=(32,), features=24, optimizer=tor
 def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask():
     strategy = amnesiac()
     stream = SplitDigits().train_stream
-    strategy.train(stream[0])
-    strategy.train(stream[1])
+    learn(strategy, stream[:2])
     mask = strategy.model.binary_mask(1)
     parts = [part for part in strategy.model.by_layer(mask).values() if part.any() and not part.all()]
     assert parts
@@ -41,8 +40,7 @@ def test_no_tensor_of_model_or_plugins_repeats_the_forgotten_mask():
 
 
 def test_a_copy_of_the_model_holds_no_gate_of_a_finished_task():
-    strategy = amnesiac()
-    strategy.train(SplitDigits().train_stream[0])
+    strategy = learn(amnesiac(), SplitDigits().train_stream[:1])
     copied = copy.deepcopy(strategy.model)
     with pytest.raises(ValueError, match="no task is in training"):
         copied.gate  # noqa: B018 - a property
@@ -62,8 +60,7 @@ def test_results_do_not_repeat_the_last_accuracy_of_a_forgotten_task():
 
 def test_a_request_that_became_illegal_is_refused_before_the_training():
     benchmark = with_unlearning(SplitDigits(), {1: [0]})
-    strategy = amnesiac()
-    strategy.train(benchmark.train_stream[0])
+    strategy = learn(amnesiac(), benchmark.train_stream[:1])
     strategy.mark_permanent([0])
     before = state(strategy.model)
     with pytest.raises(RequestError, match="after task 1: task 0 can't be unlearned: it was declared permanent"):
@@ -75,8 +72,7 @@ def test_a_request_that_became_illegal_is_refused_before_the_training():
 
 def test_after_a_diverged_task_everything_goes_on():
     stream = SplitDigits().train_stream
-    strategy = amnesiac()
-    strategy.train(stream[0])
+    strategy = learn(amnesiac(), stream[:1])
     strategy.optimizer.param_groups[0]["lr"] = 1e30
     with pytest.raises(DivergedError):
         strategy.train(stream[1])

@@ -118,8 +118,7 @@ wsn = partial(
 
 @pytest.mark.parametrize("net", OWNED)
 def test_every_task_has_its_own_state_and_the_last_one_is_unlearned_exactly(net):
-    strategy = wsn(net=net)
-    strategy.train(STREAM.train_stream[0])
+    strategy = learn(wsn(net=net), STREAM.train_stream[:1])
     before = logits(strategy, STREAM.test_stream[0])
     strategy.train(STREAM.train_stream[1])
     assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)
@@ -162,8 +161,7 @@ def test_a_stock_strategy_names_the_state_that_its_tasks_share():
 
 
 def test_a_stock_strategy_without_such_state_names_none():
-    strategy = stock(epochs=1)
-    strategy.train(STREAM.train_stream[0])
+    strategy = learn(stock(epochs=1), STREAM.train_stream[:1])
     assert unlearning_plugin(strategy).plan(strategy, [0]).shared_state == ()
 
 
@@ -185,8 +183,7 @@ def test_masked_models_own_functional_norms_and_keep_no_activations(net):
             model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, train_epochs=2, **kwargs
         )
 
-    strategy = make()
-    strategy.train(STREAM.train_stream[0])
+    strategy = learn(make(), STREAM.train_stream[:1])
     before = logits(strategy, STREAM.test_stream[0])
     strategy.train(STREAM.train_stream[1])
     assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)

@@ -76,8 +76,7 @@ def test_pools_unlearn_to_the_bit(how):
 
 @pytest.mark.parametrize("how", ["float32", *HOWS])
 def test_unlearning_the_last_task_of_wsn_takes_all_of_it(how):
-    strategy = made(WSN, how)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(made(WSN, how), DIGITS.train_stream[:1])
     before = bits(strategy.model)
     strategy.train(DIGITS.train_stream[1])
     assert bits(strategy.model) != before
@@ -89,8 +88,7 @@ def test_autocast_takes_part():
     """The control: other bits come out of the same seed."""
     results = []
     for how in ("float32", "bfloat16"):
-        strategy = made(HAT, how)
-        strategy.train(DIGITS.train_stream[0])
+        strategy = learn(made(HAT, how), DIGITS.train_stream[:1])
         results.append(strategy.model.backbone.get_parameter("fourth.weight").detach().clone())
     assert not torch.equal(*results)
 

@@ -268,8 +268,7 @@ def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
     options = {"eval_every": 1, "optimizer": "adam"}
     expected = learn(make(kind, **options), benchmark.train_stream)
     reached = {}
-    strategy = make(kind, plugins=[Interrupt(event, at)], **options)
-    strategy.train(benchmark.train_stream[0])
+    strategy = learn(make(kind, plugins=[Interrupt(event, at)], **options), benchmark.train_stream[:1])
     reached["state"] = state(strategy.model)
     with pytest.raises(Interrupted):
         strategy.train(benchmark.train_stream[1])
@@ -289,8 +288,7 @@ def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
 
 def test_another_task_can_be_trained_after_an_interruption():
     benchmark = permuted()
-    strategy = make(plugins=[Interrupt("after_update", 5)])
-    strategy.train(benchmark.train_stream[0])
+    strategy = learn(make(plugins=[Interrupt("after_update", 5)]), benchmark.train_stream[:1])
     with pytest.raises(Interrupted):
         strategy.train(benchmark.train_stream[1])
     strategy.train(benchmark.train_stream[2])

@@ -232,8 +232,7 @@ def test_norms_that_were_frozen_stay_frozen():
     net = ConvNet()
     net.norm.requires_grad_(False)
     net = TaskNormModel(net)
-    made = stock(model=net, epochs=1)
-    made.train(DIGITS.train_stream[0])
+    learn(stock(model=net, epochs=1), DIGITS.train_stream[:1])
     norms = net.task_norms(0)
     assert not norms["norm"].weight.requires_grad
     assert torch.equal(norms["norm"].weight, torch.ones(8))
@@ -251,8 +250,7 @@ def test_other_state_that_tasks_share_is_named():
                 self.average += 0.1 * x.detach().mean()
             return super().forward(x)
 
-    made = stock(model=TaskNormModel(Averages()), epochs=1)
-    made.train(DIGITS.train_stream[0])
+    made = learn(stock(model=TaskNormModel(Averages()), epochs=1), DIGITS.train_stream[:1])
     assert find_plugin(made, UnlearningPlugin).plan(made, [0]).shared_state == ("backbone.average",)
 
 

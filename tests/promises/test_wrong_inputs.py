@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support import tiny
-from support.strategy_state import bits
+from support.strategy_state import bits, unchanged
 from torch import nn
 
 from avalanche_amnesia import (
@@ -101,10 +101,8 @@ OPTIONS = {
 def test_an_option_of_a_training_is_no_other_s(name):
     given, message = OPTIONS[name]
     strategy = tiny.strategy()
-    before = bits(strategy.model)
-    with pytest.raises((TypeError, ValueError), match=message):
+    with unchanged(lambda: bits(strategy.model)), pytest.raises((TypeError, ValueError), match=message):
         strategy.train(tiny.tasks().train_stream, **given)
-    assert bits(strategy.model) == before
     strategy.train(tiny.tasks().train_stream, drop_last=True, num_workers=0, shuffle=False)
     assert strategy.model.tasks == (0, 1)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac, quiet
+from support.strategies import DIGITS, amnesiac, learn, quiet
 from torch import nn
 
 from avalanche_amnesia.saving import StateError
@@ -33,8 +33,7 @@ def strategy_of(*plugins: Any) -> Any:
 
 
 def saved(tmp_path, *plugins: Any) -> Any:
-    strategy = strategy_of(*plugins)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(strategy_of(*plugins), DIGITS.train_stream[:1])
     return save_state(strategy, tmp_path / "state")
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
 from avalanche.training.plugins import SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, brief, make, mlp, quiet, stock
+from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, brief, learn, make, mlp, quiet, stock
 from support.strategy_state import bits, frozen
 from torch import nn
 
@@ -262,8 +262,7 @@ def test_another_strategy_is_refused_by_name(other, told, tmp_path):
 
 
 def test_what_can_t_be_saved_is_named(tmp_path):
-    strategy = stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1), DIGITS.train_stream[:1])
     with pytest.raises(StateError, match=r"AGEMPlugin\.buffer_dliter is a generator"):
         save_state(strategy, tmp_path / "state")
     assert not (tmp_path / "state").exists()
@@ -271,15 +270,13 @@ def test_what_can_t_be_saved_is_named(tmp_path):
 
 def test_replayed_samples_that_are_made_anew_at_every_call_are_refused(tmp_path):
     samples = torch.utils.data.TensorDataset(torch.rand(40, 64), torch.arange(40) % 2)
-    strategy = stock(Replay, mem_size=10, epochs=1)
-    strategy.train(task_benchmark(samples, samples, [[0, 1]]).train_stream[0])
+    strategy = learn(stock(Replay, mem_size=10, epochs=1), task_benchmark(samples, samples, [[0, 1]]).train_stream[:1])
     with pytest.raises(StateError, match="samples of LazyTask"):
         save_state(strategy, tmp_path / "state")
 
 
 def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
-    strategy = stock(Replay, mem_size=10, epochs=1)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(stock(Replay, mem_size=10, epochs=1), DIGITS.train_stream[:1])
     held = next(plugin for plugin in strategy.plugins if hasattr(plugin, "storage_policy")).storage_policy.buffer
     assert len(held[0]) == 3  # asks its data for transforms of a group that has none
     save_state(strategy, tmp_path / "state")

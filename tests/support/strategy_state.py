@@ -1,6 +1,7 @@
 """State of a strategy and its model in forms that compare, and what must hold of it after an unlearning."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,6 +104,14 @@ def frozen(value: Any) -> Any:
     if hasattr(value, "data") and hasattr(value, "shape"):  # Avalanche's ParamData
         return tensor_hash(value.data)
     return repr(value)
+
+
+@contextmanager
+def unchanged(look: Callable[[], Any]) -> Iterator[None]:
+    """Whatever happens in the block, a look sees the same behind it as before."""
+    before = look()
+    yield
+    assert look() == before
 
 
 def owned(model: MaskedModel) -> dict[str, Tensor]:

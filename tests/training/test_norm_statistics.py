@@ -84,8 +84,7 @@ def test_nothing_else_changes():
     """With and without: the same weights, masks, heads and random stream, to the bit."""
     states, draws = [], []
     for n_batches in (0, 5):
-        strategy = strategy_of(masks=HardAttention(statistics_batches=n_batches))
-        learn(strategy, DIGITS.train_stream[:2])
+        strategy = learn(strategy_of(masks=HardAttention(statistics_batches=n_batches)), DIGITS.train_stream[:2])
         states.append({n: v for n, v in strategy.model.state_dict().items() if "num_batches" not in n})
         draws.append(torch.rand(1))
     differing = [name for name, value in states[0].items() if not torch.equal(value, states[1][name])]

@@ -8,6 +8,7 @@ import torch
 from avalanche.training import Naive
 from support import strategies
 from support.small_runs import masked_mlp
+from support.strategies import learn
 from support.strategy_state import same_state, state
 from torch import nn
 from torch.optim import SGD, Adam
@@ -71,8 +72,7 @@ def beside_the_model(strategy):
 
 def assert_refused_and_then_trained(kind, stream, good, message, *, made=True, **options):
     """``made``: whether the host has made a head for the task by then, which its optimizer holds until the next one."""
-    strategy = make(kind, **options)
-    strategy.train(stream[0])
+    strategy = learn(make(kind, **options), stream[:1])
     before, (ledger, groups) = state(strategy.model), beside_the_model(strategy)
     drawn = torch.get_rng_state()
     for _ in range(2):
@@ -171,8 +171,7 @@ def test_samples_of_a_shape_that_the_model_was_not_made_for(kind):
     bad = [digits()[0], task_benchmark((larger, y), (larger, y), [[0, 1]] * 2).train_stream[1]]
     message = rf"task 1: the model can't run on its samples of shape \(1, 10, 10\), torch.float32 .*{needed}"
     options = {"train_epochs": 1}
-    strategy = make(kind, model(), **options)
-    strategy.train(bad[0])
+    strategy = learn(make(kind, model(), **options), bad[:1])
     before = state(strategy.model)
     with pytest.raises(TaskError, match=message):
         strategy.train(bad[1])

@@ -9,7 +9,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EarlyStoppingPlugin
 from support import strategies
 from support.small_runs import make
-from support.strategies import DIGITS, amnesiac, mlp, quiet, stock
+from support.strategies import DIGITS, amnesiac, learn, mlp, quiet, stock
 from support.strategy_state import bits
 from torch.optim import Adam
 
@@ -126,8 +126,7 @@ MAKERS = {
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_task_that_takes_no_step_is_undone(kind):
     few = SplitDigits(n_train=30, n_test=60).train_stream  # 6 samples a task
-    strategy = MAKERS[kind]()
-    strategy.train(DIGITS.train_stream[1])
+    strategy = learn(MAKERS[kind](), [DIGITS.train_stream[1]])
     before = bits(strategy.model)
     with pytest.raises(TaskError, match=r"task 0 took no step, and its training was undone.*drop_last=True"):
         strategy.train(few[0], drop_last=True)

@@ -85,8 +85,7 @@ def test_no_sum_is_the_published_ablation_and_flat_sum_ours():
     for name, value in no_sum.model.backbone.named_parameters():
         assert torch.equal(value, initial[name])
     assert any(not torch.equal(p, initial[name]) for name, p in flat.model.backbone.named_parameters())
-    strategy = make(AdaHAT, adjustment=AdaHATRule(importance="number", alpha=0.05))
-    learn(strategy, benchmark.train_stream[:2])
+    strategy = learn(make(AdaHAT, adjustment=AdaHATRule(importance="number", alpha=0.05)), benchmark.train_stream[:2])
     rate = 0.05 / 0.1
     assert network_capacity(strategy) == pytest.approx(rate / (3 + rate), abs=1e-6)
 

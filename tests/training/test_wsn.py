@@ -247,8 +247,7 @@ def test_an_interrupted_task_is_undone(keep):
                 raise Stop
 
     benchmark = split()
-    strategy = wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep))
-    strategy.train(benchmark.train_stream[0])
+    strategy = learn(wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:1])
     before = state(strategy.model)
     ours = find_plugin(strategy, SubnetPlugin)
     interrupting = Interrupt(masks=ScoredWeights(keep=keep), seed=3)

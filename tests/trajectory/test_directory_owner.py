@@ -47,8 +47,7 @@ def test_a_checkpoint_goes_on_whatever_became_of_its_directory(tmp_path, logs, s
     first = strategy_with(logs, [0, 1])
     file = saved(first, tmp_path / "strategy.pt")
     if since == "trained":
-        first.train(DIGITS.train_stream[2])
-        first.train(DIGITS.train_stream[3])
+        learn(first, DIGITS.train_stream[2:4])
     elif since == "unlearned":
         first.unlearn([0])
     elif since == "deleted":

@@ -101,8 +101,7 @@ def test_whose_purger_fails_is_named(monkeypatch):
 
     keeps = Keeps()
     monkeypatch.setitem(purgers._PURGERS, Keeps, raiser(ZeroDivisionError))
-    strategy = stock(plugins=[keeps], epochs=1)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(stock(plugins=[keeps], epochs=1), DIGITS.train_stream[:1])
     before, unlearn = fingerprint(strategy), unlearning_plugin(strategy).unlearn
     words = (
         r"^the purger of Keeps failed \(ZeroDivisionError: injected\)\. Nothing was changed, .*Mend it and register it "

@@ -223,15 +223,13 @@ class Interrupts(PluginMetric):
 
 def test_a_request_of_a_stream_that_was_interrupted_is_obeyed_before_the_next_task(tmp_path):
     stream = with_unlearning(STREAM, {1: UnlearningRequest(task=0, samples=IDS)})
-    strategy = disjoint(evaluator=quiet(Interrupts()))
-    strategy.train(stream.train_stream[0])
+    strategy = learn(disjoint(evaluator=quiet(Interrupts())), stream.train_stream[:1])
     with pytest.raises(Interrupted):
         strategy.train(stream.train_stream[1])
     assert same(strategy, trained(disjoint(), tasks=[0, 1]))
     strategy.save(tmp_path)
     strategy.train(stream.train_stream[2])
-    loaded = DisjointSubnets.load(tmp_path, **_arguments())
-    loaded.train(stream.train_stream[2])
+    loaded = learn(DisjointSubnets.load(tmp_path, **_arguments()), [stream.train_stream[2]])
     never = trained(disjoint(), without_samples(STREAM, {0: IDS}))
     for one in (strategy, loaded):
         assert [record.claim for record in unlearning_plugin(one).records] == ["exact"]

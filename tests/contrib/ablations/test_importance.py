@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.strategies import make
+from support.strategies import learn, make
 from support.strategy_state import bits
 from torch.nn.functional import cross_entropy
 
@@ -93,8 +93,7 @@ def test_it_goes_with_its_task_and_is_saved(tmp_path):
 
 
 def test_a_layer_of_which_the_measure_says_nothing_counts_as_by_its_mask():
-    made = strategy(lambda model, *_: torch.zeros(model.n_units))
-    made.train(STREAM[0])
+    made = learn(strategy(lambda model, *_: torch.zeros(model.n_units)), STREAM[:1])
     assert torch.equal(made.model.importance(0), made.model.binary_mask(0).float())
 
 

@@ -31,7 +31,7 @@ def learned(n_tasks=3, by="rate", adjustment="adahat", **options):
     """A strategy with scaled updates; None: deletion alone."""
     compensation = "none" if by is None else ScaledUpdatesPlugin(by)
     strategy = amnesiac(**{"train_epochs": 1, "compensation": compensation, "adjustment": adjustment, **options})
-    return learn(strategy, list(PERMUTED.train_stream)[:n_tasks])
+    return learn(strategy, PERMUTED.train_stream[:n_tasks])
 
 
 @pytest.mark.parametrize("compensation", NAMES)

@@ -63,8 +63,7 @@ def test_the_model_is_as_it_was_after_an_error_too():
 
 
 def test_updates_are_of_recorded_tasks_of_strategies_that_record():
-    strategy = make()
-    strategy.train(PERMUTED.train_stream[0])
+    strategy = learn(make(), PERMUTED.train_stream[:1])
     with pytest.raises(TrajectoryError, match="task 3 is not recorded"):
         update_of(strategy, 3)
     strategy.plugins = []

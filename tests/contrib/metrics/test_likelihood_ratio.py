@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from support.strategies import make
+from support.strategies import learn, make
 from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -70,8 +70,7 @@ def shared(seed, **options):
 
 
 def test_margins_are_log_odds_of_the_true_class():
-    strategy = shared(0)
-    strategy.train(STREAM.train_stream[0])
+    strategy = learn(shared(0), STREAM.train_stream[:1])
     x, y = STREAM.test_stream[0].tensors
     found = margins(strategy.model, take_probe(strategy.model, 0), x, y, 0)
     strategy.model.eval()

@@ -222,8 +222,7 @@ def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
 def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path):
     recorder = TrajectoryPlugin(path=tmp_path, dtype=torch.int8, merge_permanent=True)
     strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), trajectory=recorder)
-    strategy.train(PERMUTED.train_stream[0])
-    strategy.train(PERMUTED.train_stream[1])
+    learn(strategy, PERMUTED.train_stream[:2])
     strategy.unlearn([0])
     strategy.mark_permanent([1])
     learn(strategy, PERMUTED.train_stream[2:])

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, amnesiac, stock
+from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import (
     assert_requests_leave_nothing_stray,
     bits,
@@ -46,8 +46,7 @@ def batch_normed():
 
 def learned(n_tasks=3, benchmark=PERMUTED, compensation=BackupPlugin, **options):
     strategy = amnesiac(**{"train_epochs": 2, "compensation": compensation, **options})
-    for experience in list(benchmark.train_stream)[:n_tasks]:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream[:n_tasks])
     return strategy
 
 
@@ -71,8 +70,7 @@ def learned_and_initial(adjustment, start, dtype):
         train_epochs=1,
     )
     initial = initial_values(strategy.model)
-    for experience in PERMUTED.train_stream:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream)
     return strategy, initial
 
 
@@ -241,8 +239,7 @@ def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others
     benchmark = with_unlearning(PERMUTED, requests)
     strategy = amnesiac(compensation=BackupPlugin(start=start), adjustment="adahat", train_epochs=1)
     initial = initial_values(strategy.model)
-    for experience in list(benchmark.train_stream)[:3]:
-        strategy.train(experience)
+    learn(strategy, benchmark.train_stream[:3])
     plugin = backups(strategy)
     assert {task: set(of_task) for task, of_task in plugin.kept.items()} == {0: set(), 2: {0}}
     assert plugin._now is None
@@ -273,8 +270,7 @@ def test_a_permanent_tasks_merged_update_is_revised_too():
         )
         initial = initial_values(strategy.model)
         benchmark = with_unlearning(PERMUTED, {}, permanent=[1])
-        for experience in benchmark.train_stream:
-            strategy.train(experience)
+        learn(strategy, benchmark.train_stream)
         return strategy, initial
 
     for start in STARTS:
@@ -386,8 +382,7 @@ def test_columns_of_a_shared_head_have_shadows_too(joint):
         train_mb_size=40,
     )
     initial = initial_values(model)
-    for experience in PERMUTED.train_stream[:3]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:3])
     learned_ = backups(strategy).kept[2][0].updates["_shared_head.weight"]
     assert bool((learned_.values != 0).any())
     assert strategy.unlearn([0]).plan.compensated == (1, 2)

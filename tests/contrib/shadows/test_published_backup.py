@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, learn
 from support.strategy_state import assert_requests_leave_nothing_stray, bits, initial_values, mark, trajectory
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -34,8 +34,7 @@ def published(**options):
 def learned(n_tasks=4, compensation=None, **options):
     compensation = published() if compensation is None else compensation
     strategy = amnesiac(**{"train_epochs": 1, "compensation": compensation, **options})
-    for experience in list(PERMUTED.train_stream)[:n_tasks]:
-        strategy.train(experience)
+    learn(strategy, PERMUTED.train_stream[:n_tasks])
     return strategy
 
 
@@ -201,8 +200,7 @@ def learned_and_initial(adjustment, scope, start, order):
         compensation=BackupPlugin(scope=scope, start=start, order=order), adjustment=adjustment, train_epochs=1
     )
     initial = initial_values(strategy.model)
-    for experience in DIGITS.train_stream[:4]:
-        strategy.train(experience)
+    learn(strategy, DIGITS.train_stream[:4])
     return strategy, initial
 
 
@@ -243,10 +241,7 @@ def test_a_request_in_the_middle_of_a_task_and_a_state_that_is_saved_and_loaded(
     benchmark = with_unlearning(PERMUTED, requests)
 
     def trained(n):
-        strategy = amnesiac(compensation=published(), train_epochs=1)
-        for experience in list(benchmark.train_stream)[:n]:
-            strategy.train(experience)
-        return strategy
+        return learn(amnesiac(compensation=published(), train_epochs=1), benchmark.train_stream[:n])
 
     whole, first = trained(4), trained(3)
     assert set(backups(whole).kept) == {2, 3}
@@ -270,8 +265,7 @@ def test_published_amnesiac_hat_on_real_digits():
         strategy = amnesiac(
             adjustment="adahat", compensation=compensation, train_epochs=20, masks=replace(EVEN_BUDGET, fit_head=False)
         )
-        for experience in with_unlearning(benchmark, {3: [0]}).train_stream:
-            strategy.train(experience)
+        learn(strategy, with_unlearning(benchmark, {3: [0]}).train_stream)
         means.append(sum(accuracy(strategy, task, benchmark) for task in (1, 2, 3)) / 3)
     assert means[1] > means[0] + 0.1
 

@@ -28,9 +28,7 @@ def key_of(strategy, *experiences) -> str:
 
 @functools.cache
 def trained_alone():
-    strategy = brief()
-    strategy.train(DIGITS.train_stream[0])
-    return strategy
+    return learn(brief(), DIGITS.train_stream[:1])
 
 
 @functools.cache

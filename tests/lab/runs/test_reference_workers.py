@@ -11,7 +11,7 @@ import pytest
 from avalanche.training import AGEM
 from support.forked import run_script
 from support.forked_interpreters import forked_interpreters
-from support.strategies import DIGITS, brief, stock
+from support.strategies import DIGITS, brief, learn, stock
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.requests import tasks_after_each
@@ -99,8 +99,7 @@ def test_where_states_can_t_be_saved_there_are_no_workers():
 
 def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
     store = RunStore()
-    run = store.run(brief())
-    run.train(DIGITS.train_stream[0])
+    run = learn(store.run(brief()), DIGITS.train_stream[:1])
     copy = pickle.loads(pickle.dumps(store))
     assert [node.key for node in copy.nodes()] == [run.key]
     del copy

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.strategies import learn
 from support.tiny_study import TINY
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
@@ -64,8 +65,7 @@ def test_a_strategy_is_the_one_that_a_script_makes():
     )
     made = make()
     for strategy in (made, plain):
-        for experience in benchmark.train_stream:
-            strategy.train(experience)
+        learn(strategy, benchmark.train_stream)
     assert state_hashes(made.model.state_dict()) == state_hashes(plain.model.state_dict())
     assert made.model.tasks == (2, 3)
     data = SplitDigits(5, seed=3, n_train=100, n_test=50)
@@ -76,9 +76,7 @@ def test_a_strategy_is_the_one_that_a_script_makes():
 def test_every_method_learns_and_answers_requests(kind):
     experiment = replace(TINY, methods={"it": MethodSettings(kind)})
     benchmark, make = build(Cell(experiment, "it", "published", 0))
-    strategy = make()
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(make(), benchmark.train_stream[:2])
     assert unlearning_of(strategy).ledger.unlearned == (0,)
     kept = tuple(strategy.model.tasks)
     assert kept == ((0, 1) if kind in kinds.OBEY_NOTHING else (1,))
@@ -230,8 +228,6 @@ def test_a_method_of_one_head_learns_and_forgets():
     stream = StreamSettings("RotatedDigits", 5, n_train=60, n_test=50)
     settings = replace(TINY, methods={"it": method}, stream=stream)
     benchmark, make = build(Cell(settings, "it", "published", 0))
-    strategy = make()
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
+    strategy = learn(make(), benchmark.train_stream[:2])
     assert strategy.model.shared_head.out_features == 10
     assert strategy.model.tasks == (1,)

@@ -146,8 +146,7 @@ def test_a_permanent_task_does_not_stop_the_others():
 
 
 def test_training_a_task_that_remains_is_refused():
-    strategy = stock(epochs=1)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = learn(stock(epochs=1), DIGITS.train_stream[:1])
     before = fingerprint(strategy)
     with pytest.raises(RequestError, match="task 0 is already trained and remains"):
         strategy.train(DIGITS.train_stream[0])
@@ -279,8 +278,7 @@ def test_a_plugin_that_asks_in_the_middle_of_a_training_is_told_how(event):
 
 @pytest.mark.parametrize("finish", ["abort", "train on"])
 def test_after_an_interruption_an_unlearning_needs_the_training_given_up(finish):
-    strategy = amnesiac(plugins=[Diary(breaks_at=(1, 2))], train_epochs=1)
-    strategy.train(DIGITS.train_stream[0])
+    strategy = trained(1, plugins=[Diary(breaks_at=(1, 2))], train_epochs=1)
     before = bits(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(DIGITS.train_stream[1])
@@ -314,8 +312,7 @@ def test_an_interrupted_task_can_be_trained_again_though_its_requests_were_obeye
     strategy.train(stream[2])
     assert unlearning_plugin(strategy).ledger.remaining == (2,)
     assert len(unlearning_plugin(strategy).records) == 2
-    other = make(plugins=[Diary()])
-    other.train(DIGITS.train_stream[2])
+    other = learn(make(plugins=[Diary()]), [DIGITS.train_stream[2]])
     assert bits(strategy.model) == bits(other.model) or make is stock
 
 
