@@ -47,6 +47,13 @@ class ConvNet(nn.Module):
         return torch.relu(self.third(torch.flatten(x, 1)))
 
 
+def batch_normed(pooled: int = 1) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(pooled), nn.Flatten()),
+    )
+
+
 def quiet(*metrics: PluginMetric | Sequence[PluginMetric]) -> EvaluationPlugin:
     """An evaluator that prints nothing."""
     return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
@@ -125,9 +132,16 @@ def learn(strategy: T, stream: Any, **options: Any) -> T:
     return strategy
 
 
-def trained(n: int, stream: Any = DIGITS.train_stream, **options: Any) -> AmnesiacHAT:
-    """An AmnesiacHAT that has learned the first n tasks of a stream."""
-    return learn(amnesiac(**options), stream[:n])
+def trained(tasks: int | Sequence[int] = 3, stream: Any = DIGITS, maker: Any = make, **options: Any) -> Any:
+    """A strategy, by default an AmnesiacHAT, that has learned tasks of a stream.
+
+    Args:
+        tasks: how many of the first ones, or which.
+        stream: a stream of experiences, or a benchmark.
+        maker: of the strategy, from ``options``.
+    """
+    stream = getattr(stream, "train_stream", stream)
+    return learn(maker(**options), stream[:tasks] if isinstance(tasks, int) else [stream[task] for task in tasks])
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import MaskedModel, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.trajectory import Trajectory
@@ -17,6 +18,12 @@ from support.strategies import learn
 
 def unlearning_plugin(strategy: Any) -> UnlearningPlugin:
     plugin = find_plugin(strategy, UnlearningPlugin)
+    assert plugin is not None
+    return plugin
+
+
+def backups(strategy: Any) -> BackupPlugin:
+    plugin = find_plugin(strategy, BackupPlugin)
     assert plugin is not None
     return plugin
 

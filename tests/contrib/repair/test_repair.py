@@ -1,12 +1,13 @@
 """Repair of affected tasks: it helps, and moves nothing else by a bit."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.fault_injection import raiser
 from support.repaired_strategies import MODES, PERMUTED, TEST, own_names, plugin_of, trained
-from support.strategies import PRICED, accuracy, amnesiac, logits, stock
+from support.strategies import PRICED, accuracy, amnesiac, batch_normed, logits, stock
 from support.strategy_state import bits, fingerprint, unchanged, unlearning_plugin, values
-from torch import nn
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
@@ -14,6 +15,8 @@ from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.seeding import rng_state
 from avalanche_amnesia.training.plugins import DivergedError
+
+NORMED = partial(batch_normed, 2)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
@@ -54,15 +57,8 @@ def test_earlier_tasks_that_got_their_entries_back_keep_them(mode):
     assert same_bits(logits(ours, TEST[0]), logits(plain, TEST[0])).all()
 
 
-def batch_normed():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()),
-    )
-
-
 def test_norms_of_affected_tasks_are_repaired_and_those_of_others_are_left():
-    plain, ours = (trained(repair, net=batch_normed, optimizer="adamw") for repair in (None, "joint"))
+    plain, ours = (trained(repair, net=NORMED, optimizer="adamw") for repair in (None, "joint"))
     affected = plain.unlearn([1]).affected
     assert ours.unlearn([1]).plan.repaired == affected
     a, b = plain.model.state_dict(), ours.model.state_dict()
@@ -135,7 +131,7 @@ def test_what_nothing_was_built_on_goes_exactly_and_needs_no_repair():
 @pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("where", ["step", "behind"])
 def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, where):
-    strategy = trained("sequential", net=batch_normed, compensation="counterfactual", train_epochs=1)
+    strategy = trained("sequential", net=NORMED, compensation="counterfactual", train_epochs=1)
     if standing:
         strategy.unlearn([0])
     plugin, loss = plugin_of(strategy), DarkLoss.__call__

@@ -1,15 +1,16 @@
 """Shadow copies: they stand in for a task that goes, never touch tasks before it, and keep nothing of it."""
 
 import copy
-import functools
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, amnesiac, learn, stock
+from support.strategies import DIGITS, accuracy, amnesiac, batch_normed, learn, stock, trained
 from support.strategy_state import (
     assert_requests_leave_nothing_stray,
+    backups,
     bits,
     fingerprint,
     initial_values,
@@ -18,6 +19,7 @@ from support.strategy_state import (
     stray,
     trajectory,
     unlearning_plugin,
+    values,
 )
 from torch import nn
 
@@ -27,66 +29,27 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
+TEST = PERMUTED.test_stream
 STARTS = ["before", "delete"]
 ADJUSTMENTS = ["hat", "adahat"]
 
 
-def batch_normed():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-    )
+learned = partial(trained, stream=PERMUTED, train_epochs=2, compensation=BackupPlugin)
 
 
-def learned(n_tasks=3, benchmark=PERMUTED, compensation=BackupPlugin, **options):
-    strategy = amnesiac(**{"train_epochs": 2, "compensation": compensation, **options})
-    learn(strategy, benchmark.train_stream[:n_tasks])
-    return strategy
+@cache
+def trained_once(adjustment, dtype=None, **form):
+    recorder = TrajectoryPlugin(dtype=dtype)
+    return learned(4, compensation=BackupPlugin(**form), adjustment=adjustment, trajectory=recorder)
 
 
-@functools.cache
-def trained_once(adjustment, **form):
-    return learned(4, compensation=BackupPlugin(**form), adjustment=adjustment)
-
-
-@functools.cache
+@cache
 def plain_once(adjustment):
     return learned(4, compensation="none", adjustment=adjustment)
-
-
-@functools.cache
-def learned_and_initial(adjustment, start, dtype):
-    """A strategy that learned all tasks, and its values before."""
-    strategy = amnesiac(
-        compensation=BackupPlugin(start=start),
-        adjustment=adjustment,
-        trajectory=TrajectoryPlugin(dtype=dtype),
-        train_epochs=1,
-    )
-    initial = initial_values(strategy.model)
-    learn(strategy, PERMUTED.train_stream)
-    return strategy, initial
-
-
-def backups(strategy):
-    return find_plugin(strategy, BackupPlugin)
-
-
-def backbone(strategy):
-    return {name: value.detach().clone() for name, value in strategy.model.backbone.named_parameters()}
-
-
-def accuracy(strategy, task, benchmark=PERMUTED):
-    x, y = task_data(benchmark.test_stream[task])
-    strategy.model.eval()
-    with torch.no_grad():
-        return float((strategy.model(x, task).argmax(1) == y).double().mean())
 
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
@@ -95,7 +58,7 @@ def test_affected_tasks_gain(adjustment):
     plain.unlearn([0])
     record = ours.unlearn([0])
     assert record.plan.compensated == record.affected == (1, 2)
-    assert sum(accuracy(ours, t) for t in (1, 2)) > sum(accuracy(plain, t) for t in (1, 2)) + 0.1
+    assert sum(accuracy(ours, TEST[t]) for t in (1, 2)) > sum(accuracy(plain, TEST[t]) for t in (1, 2)) + 0.1
 
 
 @pytest.mark.parametrize("net", ["mlp", "conv"])
@@ -104,14 +67,14 @@ def test_the_main_training_does_not_notice_detached_shadows(net, optimizer):
     def dropped_out():
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 16), nn.ReLU())
 
-    options = {"net": batch_normed if net == "conv" else dropped_out, "optimizer": optimizer, "benchmark": DIGITS}
+    options = {"net": batch_normed if net == "conv" else dropped_out, "optimizer": optimizer, "stream": DIGITS}
     with_shadows, without = learned(**options), learned(compensation="none", **options)
     assert bits(with_shadows.model) == bits(without.model)
     joint = learned(compensation=BackupPlugin(joint=True), **options)
     assert bits(joint.model)["heads.0.weight"] == bits(without.model)["heads.0.weight"]
     for part in ("heads.2.weight", "_embeddings.2"):
         assert bits(joint.model)[part] != bits(without.model)[part]
-    a, b = backbone(joint), backbone(without)
+    a, b = values(joint.model.backbone), values(without.model.backbone)
     assert any(not torch.equal(a[name], b[name]) for name in a)
 
 
@@ -122,11 +85,11 @@ def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, 
     plain = copy.deepcopy(plain_once(adjustment))
     ours = copy.deepcopy(trained_once(adjustment, start=start, order=order))
     before = {task: entries_in_use(ours.model, task) for task in (0, 1)}
-    logits = ours.model.eval()(task_data(PERMUTED.test_stream[0])[0], 0)
+    logits = ours.model.eval()(task_data(TEST[0])[0], 0)
     region = first_used(ours.model, 2, [0, 1])
     plain.unlearn([2])
     ours.unlearn([2])
-    a, b = backbone(plain), backbone(ours)
+    a, b = values(plain.model.backbone), values(ours.model.backbone)
     for name in a:
         of_earlier = before[0][name] | before[1][name]
         assert bool(of_earlier.any())
@@ -134,22 +97,22 @@ def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, 
         assert same_bits(a[name], b[name])[~region[name]].all()
     assert any(not torch.equal(a[name], b[name]) for name in a)
     if adjustment == "hat":
-        assert torch.equal(logits, ours.model.eval()(task_data(PERMUTED.test_stream[0])[0], 0))
+        assert torch.equal(logits, ours.model.eval()(task_data(TEST[0])[0], 0))
 
 
 @pytest.mark.parametrize(("order", "adjustment"), [("oldest", "hat"), ("newest", "hat"), ("oldest", "adahat")])
 def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order, adjustment):
     """With AdaHAT tasks in between moved them too: what these wrote is dropped, the shadow's values stand alone."""
     strategy = learned(4, compensation=BackupPlugin(order=order), adjustment=adjustment)
-    plugin, values = backups(strategy), backbone(strategy)
+    plugin, kept_values = backups(strategy), values(strategy.model.backbone)
     initial = {
-        n: trajectory(strategy).values_before(0, {f"backbone.{n}": v})[f"backbone.{n}"] for n, v in values.items()
+        n: trajectory(strategy).values_before(0, {f"backbone.{n}": v})[f"backbone.{n}"] for n, v in kept_values.items()
     }
     winner, loser = (3, 1) if order == "oldest" else (1, 3)
     kept = plugin.kept
     strategy.unlearn([0])
     overlaps = 0
-    for name, value in backbone(strategy).items():
+    for name, value in values(strategy.model.backbone).items():
         ours, other = kept[winner][0].updates[name], kept[loser][0].updates[name]
         wanted = (initial[name][ours.where].double() + ours.values.double()).float()
         assert torch.equal(value[ours.where], wanted)
@@ -162,8 +125,8 @@ def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order, adju
 @pytest.mark.parametrize("dtype", [None, torch.int8])
 @pytest.mark.parametrize("requests", [[[0], [1], [2], [3]], [[1], [3, 0], [2]], [[0, 1], [2, 3]], [[2], [0], [1, 3]]])
 def test_what_nobody_owns_is_its_initial_value_after_any_requests(adjustment, start, dtype, requests):
-    strategy, initial = copy.deepcopy(learned_and_initial(adjustment, start, dtype))
-    assert_requests_leave_nothing_stray(strategy, initial, requests)
+    strategy = copy.deepcopy(trained_once(adjustment, dtype, start=start))
+    assert_requests_leave_nothing_stray(strategy, initial_values(amnesiac().model), requests)
     assert not any(bool(entries.any()) for entries in owned(strategy.model).values())
     assert backups(strategy).kept == {}
 
@@ -173,11 +136,11 @@ def test_unlearning_the_last_task_later_takes_out_what_its_shadow_put_in():
     before_last = learned(1)
     before_last.unlearn([0])
     strategy.unlearn([0])
-    changed = backbone(strategy)
+    changed = values(strategy.model.backbone)
     strategy.unlearn([1])
-    for name, value in backbone(strategy).items():
-        assert torch.equal(value, backbone(before_last)[name])
-    assert any(not torch.equal(changed[name], value) for name, value in backbone(strategy).items())
+    for name, value in values(strategy.model.backbone).items():
+        assert torch.equal(value, values(before_last.model.backbone)[name])
+    assert any(not torch.equal(changed[name], value) for name, value in values(strategy.model.backbone).items())
 
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
@@ -223,7 +186,7 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, start, reques
     for strategy in (plain, marked):
         for request in requests:
             strategy.unlearn(request)
-    a, b = backbone(plain), backbone(marked)
+    a, b = values(plain.model.backbone), values(marked.model.backbone)
     for name in a:
         assert torch.allclose(a[name], b[name], rtol=0, atol=2e-5), name
     remaining = unlearning_plugin(plain).ledger.remaining
@@ -261,27 +224,17 @@ def test_shadows_of_tasks_that_became_permanent_are_dropped():
 
 
 def test_a_permanent_tasks_merged_update_is_revised_too():
-    def trained(start):
-        strategy = amnesiac(
-            compensation=BackupPlugin(start=start),
-            adjustment="adahat",
-            trajectory=TrajectoryPlugin(merge_permanent=True),
-            train_epochs=1,
-        )
-        initial = initial_values(strategy.model)
-        benchmark = with_unlearning(PERMUTED, {}, permanent=[1])
-        learn(strategy, benchmark.train_stream)
-        return strategy, initial
-
     for start in STARTS:
-        strategy, initial = trained(start)
+        recorder, stream = TrajectoryPlugin(merge_permanent=True), with_unlearning(PERMUTED, {}, permanent=[1])
+        options = {"compensation": BackupPlugin(start=start), "adjustment": "adahat", "train_epochs": 1}
+        strategy = trained(4, stream, trajectory=recorder, **options)
         assert 1 in strategy.unlearn([0]).plan.compensated
         strategy.unlearn([2, 3])
-        assert stray(strategy.model, initial) == []
+        assert stray(strategy.model, initial_values(amnesiac().model)) == []
 
 
 def test_norms_are_those_of_the_shadow_and_go_with_it():
-    plain, ours = (learned(2, DIGITS, net=batch_normed, compensation=c) for c in ("none", BackupPlugin))
+    plain, ours = (learned(2, stream=DIGITS, net=batch_normed, compensation=c) for c in ("none", BackupPlugin))
     state = backups(ours).kept[1][0].parts
     kept_before = bits(ours.model)
     plain.unlearn([0])
@@ -296,7 +249,7 @@ def test_norms_are_those_of_the_shadow_and_go_with_it():
 
 
 def test_an_error_in_the_middle_puts_shadows_and_norms_back(monkeypatch):
-    strategy = learned(3, DIGITS, net=batch_normed, train_epochs=1)
+    strategy = learned(3, stream=DIGITS, net=batch_normed, train_epochs=1)
     plugin = backups(strategy)
     before, kept = fingerprint(strategy), plugin.kept
     with monkeypatch.context() as patch:
@@ -341,7 +294,7 @@ def test_values_and_surroundings_that_are_not_allowed_are_refused():
 
 def test_a_task_that_reads_nothing_of_what_goes_keeps_its_norms():
     """All that the other task moved was too little to be kept, and no unit is open in both."""
-    strategy = learned(2, DIGITS, net=batch_normed, trajectory=PrunedTrajectoryPlugin(threshold=10.0))
+    strategy = learned(2, stream=DIGITS, net=batch_normed, trajectory=PrunedTrajectoryPlugin(threshold=10.0))
     of_task = backups(strategy).kept[1]
     of_task[0] = replace(of_task[0], updates={})
     before = bits(strategy.model)
@@ -351,7 +304,7 @@ def test_a_task_that_reads_nothing_of_what_goes_keeps_its_norms():
 
 def test_a_tensor_that_the_shadow_alone_moved_is_revised():
     """Plain SGD leaves a bias in front of BatchNorm where it was; rounding may move the shadow's."""
-    strategy = learned(2, DIGITS, net=batch_normed)
+    strategy = learned(2, stream=DIGITS, net=batch_normed)
     name = "backbone.0.bias"
     logs = dict(trajectory(strategy).logs)
     logs[0] = logs[0].with_entries({n: e for n, e in logs[0].items() if n != name})
@@ -363,26 +316,17 @@ def test_a_tensor_that_the_shadow_alone_moved_is_revised():
 @pytest.mark.parametrize("joint", [False, True])
 def test_isolated_tasks_have_no_shadows_of_each_other(joint):
     """A joint shadow trains the main weights: of a task that must leave no trace there can be none."""
-    strategy = learned(3, DIGITS, compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
-    retrained = amnesiac(compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
-    for task in (0, 2):
-        retrained.train(DIGITS.train_stream[task])
+    strategy = learned(3, stream=DIGITS, compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
+    retrained = trained([0, 2], compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
     assert strategy.unlearn([1]).claim == "exact"
     assert bits(strategy.model) == bits(retrained.model)
 
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_columns_of_a_shared_head_have_shadows_too(joint):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(24,), features=16), shared_head=10)
-    strategy = AmnesiacHAT(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=1e-2),
-        compensation=BackupPlugin(joint=joint),
-        train_mb_size=40,
-    )
-    initial = initial_values(model)
-    learn(strategy, PERMUTED.train_stream[:3])
+    options = {"wrap": partial(MaskedModel, shared_head=10), "compensation": BackupPlugin(joint=joint)}
+    strategy = trained(3, PERMUTED, train_epochs=1, **options)
+    model, initial = strategy.model, initial_values(amnesiac().model)
     learned_ = backups(strategy).kept[2][0].updates["_shared_head.weight"]
     assert bool((learned_.values != 0).any())
     assert strategy.unlearn([0]).plan.compensated == (1, 2)

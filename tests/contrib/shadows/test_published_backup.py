@@ -1,15 +1,23 @@
 """Shadow copies by units, started afresh, with a joint loss, as the AmnesiacHAT paper has them: its equations."""
 
 import copy
-import functools
 import operator
 from dataclasses import replace
+from functools import cache, partial
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac, learn
-from support.strategy_state import assert_requests_leave_nothing_stray, bits, initial_values, mark, trajectory
+from support.strategies import DIGITS, accuracy, amnesiac, learn, trained
+from support.strategy_state import (
+    assert_requests_leave_nothing_stray,
+    backups,
+    bits,
+    initial_values,
+    mark,
+    trajectory,
+    values,
+)
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -20,7 +28,6 @@ from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT, load_state
-from avalanche_amnesia.training.host import find_plugin
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=200)
 ADJUSTMENTS = ["hat", "adahat"]
@@ -31,31 +38,12 @@ def published(**options):
     return BackupPlugin(**{"scope": "unit", "start": "fresh", "joint": True, **options})
 
 
-def learned(n_tasks=4, compensation=None, **options):
-    compensation = published() if compensation is None else compensation
-    strategy = amnesiac(**{"train_epochs": 1, "compensation": compensation, **options})
-    learn(strategy, PERMUTED.train_stream[:n_tasks])
-    return strategy
+learned = partial(trained, stream=PERMUTED, train_epochs=1, compensation=published)
 
 
-@functools.cache
-def trained_once(adjustment, **form):
-    return learned(4, BackupPlugin(**form), adjustment=adjustment)
-
-
-def backups(strategy):
-    return find_plugin(strategy, BackupPlugin)
-
-
-def backbone(strategy):
-    return {name: value.detach().clone() for name, value in strategy.model.backbone.named_parameters()}
-
-
-def accuracy(strategy, task, benchmark=PERMUTED):
-    x, y = task_data(benchmark.test_stream[task])
-    strategy.model.eval()
-    with torch.no_grad():
-        return float((strategy.model(x, task).argmax(1) == y).double().mean())
+@cache
+def trained_once(adjustment, stream=PERMUTED, **form):
+    return learned(4, stream=stream, compensation=BackupPlugin(**form), adjustment=adjustment)
 
 
 def layers(values):
@@ -84,7 +72,7 @@ class Watch(SupervisedPlugin):
         now, model = backups(strategy)._now, strategy.model
         x, y, task = strategy.mb_x, strategy.mb_y, int(strategy.experience.task_label)
         with torch.no_grad():
-            head, main = model.head(task), layers(backbone(strategy))
+            head, main = model.head(task), layers(values(strategy.model.backbone))
             gate = list(model.by_layer(model.gate.value).values())
             masks = {t: [m.float() for m in of.values()] for t, of in model.masks.items()}
             losses = []
@@ -106,7 +94,7 @@ GATES = {"unit": operator.le, "own_unit": operator.eq, "any_unit": lambda task, 
 def test_forward_and_joint_loss_are_the_published_ones(adjustment, scope):
     """HAT's own regulariser goes into the gradient of the mask, not into the host's loss."""
     Watch.seen = 0
-    learned(3, published(scope=scope), adjustment=adjustment, plugins=[Watch(GATES[scope])])
+    learned(3, compensation=published(scope=scope), adjustment=adjustment, plugins=[Watch(GATES[scope])])
     assert Watch.seen == 10 + 2 * 10
 
 
@@ -120,18 +108,18 @@ def test_a_fresh_shadow_is_drawn_from_seed_task_and_earlier_task(monkeypatch):
 
     monkeypatch.setattr(Shadow, "__init__", watched)
     for seed in (5, 6, 5):
-        learned(3, published(seed=seed))
+        learned(3, compensation=published(seed=seed))
     again, other = drawn[5][3:], drawn[6]
     assert [task for task, _ in again] == [1, 2, 2]
-    for (task, values), (_, twice), (_, elsewhere), earlier in zip(drawn[5], again, other, (0, 0, 1), strict=False):
+    for (task, of_task), (_, twice), (_, elsewhere), earlier in zip(drawn[5], again, other, (0, 0, 1), strict=False):
         torch.manual_seed(derive_seed(5, "shadow", task, earlier))
         naive = [nn.Linear(64, 24), nn.Linear(24, 16)]
         for index, layer in enumerate(naive):
             for kind in ("weight", "bias"):
                 name = f"layers.{index}.{kind}"
-                assert torch.equal(values[name], getattr(layer, kind))
-                assert torch.equal(values[name], twice[name])
-                assert not torch.equal(values[name], elsewhere[name])
+                assert torch.equal(of_task[name], getattr(layer, kind))
+                assert torch.equal(of_task[name], twice[name])
+                assert not torch.equal(of_task[name], elsewhere[name])
 
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
@@ -139,8 +127,8 @@ def test_a_fresh_shadow_is_drawn_from_seed_task_and_earlier_task(monkeypatch):
 @pytest.mark.parametrize("gone", [0, 1, 2])
 def test_an_unlearning_puts_the_shadows_values_where_both_masks_overlap(adjustment, order, gone):
     """Deletion, then task by task the values of its shadow, written over whatever is there, other tasks' too."""
-    strategy = learned(compensation=published(order=order), adjustment=adjustment)
-    now = {f"backbone.{name}": value for name, value in backbone(strategy).items()}
+    strategy = learned(4, compensation=published(order=order), adjustment=adjustment)
+    now = {f"backbone.{name}": value for name, value in values(strategy.model.backbone).items()}
     expected = {**now, **trajectory(strategy).remove([gone], now).values}
     mine = entries_in_use(strategy.model, gone)
     of_earlier = [entries_in_use(strategy.model, task) for task in range(gone)]
@@ -151,12 +139,11 @@ def test_an_unlearning_puts_the_shadows_values_where_both_masks_overlap(adjustme
         for name, part in backups(strategy).kept[task][gone].updates.items():
             overlap = mine[name] & use[name]
             assert torch.equal(part.where, overlap)
-            values = expected[f"backbone.{name}"].clone()
-            values[overlap] = part.values
-            expected[f"backbone.{name}"] = values
+            now = expected[f"backbone.{name}"] = expected[f"backbone.{name}"].clone()
+            now[overlap] = part.values
             overwritten += sum(int((overlap & of[name]).sum()) for of in of_earlier)
     strategy.unlearn([gone])
-    for name, value in backbone(strategy).items():
+    for name, value in values(strategy.model.backbone).items():
         assert torch.equal(value, expected[f"backbone.{name}"]), name
     assert (overwritten > 0) == (gone > 0)
 
@@ -164,7 +151,7 @@ def test_an_unlearning_puts_the_shadows_values_where_both_masks_overlap(adjustme
 @pytest.mark.parametrize("scope", ["unit", "entry"])
 def test_values_of_shadows_stand_by_themselves_whoever_goes_later(scope):
     """By entry, no shadow of task 1 has what task 0 used first, and what task 1 wrote there goes from below."""
-    strategy = learned(compensation=published(scope=scope), adjustment="adahat")
+    strategy = learned(4, compensation=published(scope=scope), adjustment="adahat")
     strategy.unlearn([0])
     of_task = backups(strategy).placed[3]
     retaken = {name: part.where for name, part in backups(strategy).kept[3][1].updates.items()}
@@ -173,7 +160,7 @@ def test_values_of_shadows_stand_by_themselves_whoever_goes_later(scope):
     stood = 0
     for name, part in of_task.items():
         stands = part.where & ~retaken.get(name, torch.zeros_like(part.where))
-        assert torch.equal(backbone(strategy)[name][stands], part.values[stands[part.where]])
+        assert torch.equal(values(strategy.model.backbone)[name][stands], part.values[stands[part.where]])
         stood += int((stands & below[name]).sum())
     assert (stood > 0) == (scope == "entry")
     strategy.unlearn([3])
@@ -185,23 +172,12 @@ def test_values_of_shadows_stand_by_themselves_whoever_goes_later(scope):
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 def test_earlier_tasks_are_overwritten_and_come_back_to_the_bit_once_the_later_one_goes(order):
     """What is called exact is: once the last trace of the copies goes too, the model is the retrained one."""
-    strategy, x = learned(3, published(order=order)), task_data(PERMUTED.test_stream[0])[0]
+    strategy, x = learned(3, compensation=published(order=order)), task_data(PERMUTED.test_stream[0])[0]
     before = strategy.model.eval()(x, 0)
     assert strategy.unlearn([1]).claim == "approximate"
     assert not torch.equal(strategy.model.eval()(x, 0), before)
     assert strategy.unlearn([2]).claim == "exact"
-    assert bits(strategy.model) == bits(learned(1, published(order=order)).model)
-
-
-@functools.cache
-def learned_and_initial(adjustment, scope, start, order):
-    """A strategy that learned four tasks, and its values before."""
-    strategy = amnesiac(
-        compensation=BackupPlugin(scope=scope, start=start, order=order), adjustment=adjustment, train_epochs=1
-    )
-    initial = initial_values(strategy.model)
-    learn(strategy, DIGITS.train_stream[:4])
-    return strategy, initial
+    assert bits(strategy.model) == bits(learned(1, compensation=published(order=order)).model)
 
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
@@ -209,8 +185,8 @@ def learned_and_initial(adjustment, scope, start, order):
 @pytest.mark.parametrize("order", ["oldest", "newest"])
 @pytest.mark.parametrize("requests", [[[0], [1], [2], [3]], [[1], [3, 0], [2]], [[2], [0], [1, 3]]])
 def test_what_nobody_owns_is_its_initial_value_after_any_requests(adjustment, scope, start, order, requests):
-    strategy, initial = copy.deepcopy(learned_and_initial(adjustment, scope, start, order))
-    assert_requests_leave_nothing_stray(strategy, initial, requests)
+    strategy = copy.deepcopy(trained_once(adjustment, DIGITS, scope=scope, start=start, order=order))
+    assert_requests_leave_nothing_stray(strategy, initial_values(amnesiac().model), requests)
     assert backups(strategy).kept == backups(strategy).placed == {}
 
 
@@ -225,14 +201,15 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, scope, start,
     for strategy in (plain, marked):
         for request in requests:
             strategy.unlearn(request)
-    a, b = backbone(plain), backbone(marked)
+    a, b = values(plain.model.backbone), values(marked.model.backbone)
     for name in a:
         assert torch.allclose(a[name], b[name], rtol=0, atol=2e-5), name
 
 
 @pytest.mark.parametrize(("scope", "start"), FORMS)
 def test_detached_shadows_leave_the_main_training_as_it_is(scope, start):
-    with_shadows, without = learned(3, BackupPlugin(scope=scope, start=start)), learned(3, "none")
+    plugin = BackupPlugin(scope=scope, start=start)
+    with_shadows, without = (learned(3, compensation=made) for made in (plugin, "none"))
     assert bits(with_shadows.model) == bits(without.model)
 
 
@@ -240,10 +217,7 @@ def test_a_request_in_the_middle_of_a_task_and_a_state_that_is_saved_and_loaded(
     requests = [UnlearningRequest((1,), at=2, when="iteration", iteration=4), UnlearningRequest((0,), at=3)]
     benchmark = with_unlearning(PERMUTED, requests)
 
-    def trained(n):
-        return learn(amnesiac(compensation=published(), train_epochs=1), benchmark.train_stream[:n])
-
-    whole, first = trained(4), trained(3)
+    whole, first = learned(4, stream=benchmark), learned(3, stream=benchmark)
     assert set(backups(whole).kept) == {2, 3}
     first.save(tmp_path / "state")
     other = amnesiac(compensation=published(), train_epochs=1)
@@ -266,7 +240,7 @@ def test_published_amnesiac_hat_on_real_digits():
             adjustment="adahat", compensation=compensation, train_epochs=20, masks=replace(EVEN_BUDGET, fit_head=False)
         )
         learn(strategy, with_unlearning(benchmark, {3: [0]}).train_stream)
-        means.append(sum(accuracy(strategy, task, benchmark) for task in (1, 2, 3)) / 3)
+        means.append(sum(accuracy(strategy, benchmark.test_stream[task]) for task in (1, 2, 3)) / 3)
     assert means[1] > means[0] + 0.1
 
 
@@ -301,9 +275,7 @@ def test_who_may_be_unlearned_does_not_show_in_what_a_joint_loss_trained():
     benchmark = with_unlearning(PERMUTED, {1: [1], 3: [3]}, deadline=1)
     models = []
     for tasks in (range(4), (0, 2)):
-        strategy = amnesiac(train_epochs=1, compensation=published())
-        for task in tasks:
-            strategy.train(benchmark.train_stream[task])
+        strategy = learned(tasks, stream=benchmark)
         models.append(strategy.model)
         assert strategy.model.tasks == (0, 2)
     assert bits(models[0]) == bits(models[1])
