@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
+from support.fault_injection import FailsAtEvent, InjectedError
 from support.strategies import DIGITS, amnesiac, learn, quiet
 
 from avalanche_amnesia import accuracy_matrix_metrics, with_unlearning
@@ -64,27 +64,15 @@ def test_the_metric_agrees_with_the_host_s():
     assert results["BackwardTransfer/eval_phase/test_stream"] == pytest.approx(np.mean(gained))
 
 
-class Interrupted(Exception):
-    pass
-
-
-class Interrupter(SupervisedPlugin):
-    armed = False
-
-    def after_training_epoch(self, strategy, **kwargs):
-        if self.armed:
-            self.armed = False
-            raise Interrupted
-
-
 def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
     (metric,) = metrics = accuracy_matrix_metrics()
-    interrupter = Interrupter()
+    interrupter = FailsAtEvent()
     strategy = learn(amnesiac(train_epochs=1, evaluator=quiet(metrics), plugins=[interrupter]), DIGITS.train_stream[:2])
     strategy.eval(DIGITS.test_stream)
-    interrupter.armed = True
-    with pytest.raises(Interrupted):
+    interrupter.event = "after_training_epoch"
+    with pytest.raises(InjectedError):
         strategy.train(DIGITS.train_stream[2])
+    interrupter.event = ""
     strategy.eval(DIGITS.test_stream)
     assert len(metric.rows) == 1  # the model is in the middle of a task
     strategy.abort_training()

@@ -1,15 +1,13 @@
 """Values that the metrics emit, against computation by hand: units masked (AmnesiacHAT), weights (WSN), none (EWC)."""
 
 import inspect
-from copy import deepcopy
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from sklearn.metrics import jaccard_score, roc_auc_score
-from support.measured_runs import MAKERS, make_ewc, make_hat, make_wsn
+from support.measured_runs import MAKERS, Witness, make_ewc, make_hat, make_wsn
 from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
@@ -34,7 +32,6 @@ from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
     capacity_metrics,
-    network_capacity,
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.seeding import derive_seed
@@ -60,21 +57,6 @@ def all_metrics(references, benchmark=BENCHMARK):
         *owners_metrics(),
         *cost_metrics(references),
     ]
-
-
-class Witness(SupervisedPlugin):
-    """Keeps what goes, independently of the metrics: mask and head, and the capacity before."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept, self.capacities, self.free = {}, [], []
-
-    def before_unlearning(self, strategy, **kwargs):
-        model = strategy.model
-        for task in find_plugin(strategy, UnlearningPlugin).current.tasks:
-            mask = model.binary_mask(task) if hasattr(model, "binary_mask") else None
-            self.kept[task] = mask, deepcopy(model.head(task))
-        self.capacities.append(network_capacity(strategy))
 
 
 @pytest.fixture(scope="module", params=MAKERS)

@@ -1,9 +1,11 @@
 """References: bits of training from scratch, whatever was shared or interrupted, and what is refused."""
 
+from functools import partial
+
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive
+from support.fault_injection import FailsAtEvent
 from support.measured_runs import BENCHMARK, PERMUTED, make, stock_maker
 from support.strategies import learn
 from support.strategy_state import hashes
@@ -75,22 +77,19 @@ def test_variants_differ_in_what_they_say(references):
 @pytest.mark.parametrize("kind", [Naive, None], ids=["naive", "hat"])
 def test_an_interrupted_reference_is_not_continued(kind):
     box = {"breaks": False}
-
-    class Breaks(SupervisedPlugin):
-        def after_update(self, strategy, **kwargs):
-            if box["breaks"] and strategy.experience.task_label == 2:
-                raise KeyboardInterrupt
+    late = {"when": lambda strategy: box["breaks"] and strategy.experience.task_label == 2}
+    breaks = partial(FailsAtEvent, "after_update", KeyboardInterrupt, **late)
 
     def maker(**options):
         torch.manual_seed(0)
         if kind is None:
-            return make(plugins=[Breaks()], **options)
+            return make(plugins=[breaks()], **options)
         model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
         return Naive(
             model=model,
             optimizer=SGD(model.parameters(), lr=0.1),
             train_mb_size=40,
-            plugins=[SeedingPlugin(0), Breaks()],
+            plugins=[SeedingPlugin(0), breaks()],
             **options,
         )
 

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.models import avalanche_forward
 from avalanche.training import EWC, LwF
 from scipy.spatial.distance import jensenshannon
-from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, stock_maker, wide
+from support.measured_runs import BENCHMARK, PERMUTED, TEST, Witness, make, stock_maker, wide
 from support.strategies import PRICED, learn, quiet
 from torch import nn
 
@@ -34,18 +33,6 @@ from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 
-class Probes(SupervisedPlugin):
-    """Keeps mask and head of what goes, independently of the metrics."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = {}
-
-    def before_unlearning(self, strategy, **kwargs):
-        for task in find_plugin(strategy, UnlearningPlugin).current.tasks:
-            self.kept[task] = (strategy.model.binary_mask(task), deepcopy(strategy.model.head(task)))
-
-
 def naive_jsd(model, reference, x, masks):
     with torch.no_grad():
         p, q = (
@@ -67,7 +54,7 @@ def plain_jsd(model, reference, x):
 
 
 def test_values_are_those_of_a_computation_by_hand(references):
-    probes = Probes()
+    probes = Witness()
     evaluator = quiet(
         *jsd_metrics(references, noise_floor=("order", "seed")),
         *jsd_metrics(references, probes=["own"], scope="all"),
@@ -145,7 +132,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
 
 
 def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
-    probes = Probes()
+    probes = Witness()
     strategy = make(plugins=[probes], train_epochs=15, masks=replace(PRICED, sparsity_weight=0.1))
     learn(strategy, PERMUTED.train_stream[:2])
     x, y = TEST[0].tensors

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from avalanche.core import SupervisedPlugin
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.plugins import EvaluationPlugin
+from support.fault_injection import FailsAtEvent
 from support.strategies import DIGITS, amnesiac
 from support.wandb_recorder import Recorder
 
@@ -206,12 +206,7 @@ def test_a_task_that_was_given_up_has_not_ended(recorder: Recorder) -> None:
     benchmark = with_unlearning(DIGITS, {})
     strategy = amnesiac(evaluator=EvaluationPlugin(evaluation.capacity_metrics(), loggers=[recorder.logger]))
     strategy.train(benchmark.train_stream[3])
-
-    class Stop(SupervisedPlugin):
-        def after_training_epoch(self, strategy: Any, **kwargs: Any) -> None:
-            raise KeyboardInterrupt
-
-    strategy.plugins.append(Stop())
+    strategy.plugins.append(FailsAtEvent("after_training_epoch", KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         strategy.train(benchmark.train_stream[1])
     strategy.plugins.pop()

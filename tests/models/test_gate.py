@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.strategies import learn, make
+from support.strategies import trained
 from torch import nn
 
 from avalanche_amnesia import HAT, MLP, AdaHAT, AmnesiacHAT, MaskedModel
@@ -82,19 +82,12 @@ def test_the_loss_would_not_move_the_embedding_of_a_unit_that_is_left_out(scale)
 
 
 STRATEGIES = {
-    "HAT": (HAT, {}),
-    "AdaHAT": (AdaHAT, {}),
-    "AmnesiacHAT": (AmnesiacHAT, {}),
-    "pools": (HAT, {"isolation": "pools"}),
-    "shadows": (AmnesiacHAT, {"compensation": BackupPlugin}),
+    "HAT": {"kind": HAT},
+    "AdaHAT": {"kind": AdaHAT},
+    "AmnesiacHAT": {"kind": AmnesiacHAT},
+    "pools": {"kind": HAT, "isolation": "pools"},
+    "shadows": {"compensation": BackupPlugin},
 }
-
-
-def trained(kind, options, optimizer):
-    strategy = make(
-        kind, hidden=(40,), features=30, optimizer=optimizer, train_mb_size=32, train_epochs=3, seed=1, **options
-    )
-    return learn(strategy, PermutedDigits(3, n_train=320).train_stream)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +98,15 @@ def trained(kind, options, optimizer):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, monkeypatch):
     """The same masks, and the same weights but for the order in which numbers are added."""
-    kind, options = STRATEGIES[name]
+    options = {"hidden": (40,), "features": 30, "train_mb_size": 32, "train_epochs": 3, "seed": 1, **STRATEGIES[name]}
+    stream = PermutedDigits(3, n_train=320)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.0)
-    whole = trained(kind, options, optimizer)
+    whole = trained(3, stream, optimizer=optimizer, **options)
     monkeypatch.setattr(masking, "WORTH_IT", 0)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.999)
     used, real = [], masking.OpenEntries
     monkeypatch.setattr(unit_graph, "OpenEntries", lambda *parts: used.append(1) or real(*parts))
-    found = trained(kind, options, optimizer)
+    found = trained(3, stream, optimizer=optimizer, **options)
     assert len(used) > 3
     for task in whole.model.masked_tasks:
         assert torch.equal(found.model.binary_mask(task), whole.model.binary_mask(task))

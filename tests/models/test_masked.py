@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.supervised import Naive
+from support.fault_injection import FailsAtEvent
 from support.small_networks import NETWORKS
 from support.strategies import learn, quiet
 from support.strategy_state import state
@@ -262,14 +262,11 @@ def test_stock_strategies_may_evaluate_the_whole_stream_at_any_time(eval_every):
 
 
 def test_a_task_that_failed_before_its_first_step_leaves_no_head():
-    class Broken(SupervisedPlugin):
-        def before_training_exp(self, strategy, **kwargs):
-            raise RuntimeError("before the first step")
-
     model = MaskedModel(MLP(64, hidden=(16,), features=8))
     strategy = HAT(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=64)
-    strategy.plugins.insert(0, Broken())  # in front of the plugin that takes the snapshot
-    with pytest.raises(RuntimeError, match="first step"):
+    fails = FailsAtEvent("before_training_exp", RuntimeError)
+    strategy.plugins.insert(0, fails)  # in front of the plugin that takes the snapshot
+    with pytest.raises(RuntimeError, match="injected"):
         strategy.train(SplitDigits().train_stream[0])
     assert model.tasks == (0,)
     strategy.abort_training()

@@ -1,8 +1,11 @@
 """A state of another model is refused in words, and nothing has changed; a seed of any size is one."""
 
+from functools import partial
+
 import pytest
 import torch
 from support import tiny
+from support.strategies import trained
 from support.strategy_state import bits, unchanged
 from torch import nn
 
@@ -15,10 +18,7 @@ class Wider(tiny.Net):
         self.second = nn.Linear(8, 7)
 
 
-def trained(kind, net=tiny.Net, **options):
-    strategy = tiny.strategy(kind, net=net, **options)
-    strategy.train(tiny.tasks().train_stream[0])
-    return strategy
+of_one_task = partial(trained, 1, tiny.tasks(), tiny.strategy)
 
 
 CHANGES = {
@@ -36,15 +36,15 @@ CHANGES = {
 @pytest.mark.parametrize("kind", tiny.KINDS)
 @pytest.mark.parametrize("name", ["other network", *CHANGES])
 def test_the_state_of_another_model_is_told_and_changes_nothing(name, kind):
-    strategy = trained(kind)
+    strategy = of_one_task(kind=kind)
     if name == "other network":
         state, message = (
-            trained(kind, Wider).model.state_dict(),
+            of_one_task(kind=kind, net=Wider).model.state_dict(),
             r"second.weight is \(7, 8\), here \(6, 8\)|no share of this b",
         )
     else:
         change, message = CHANGES[name]
-        state = change(dict(trained(kind, train_epochs=2).model.state_dict()))  # other values
+        state = change(dict(of_one_task(kind=kind, train_epochs=2).model.state_dict()))  # other values
     with unchanged(lambda: bits(strategy.model)), pytest.raises(ValueError, match=message):
         strategy.model.load_state_dict(state)
     assert strategy.model.tasks == (0,)
@@ -65,6 +65,6 @@ def test_what_is_no_state_is_told(given):
 @pytest.mark.parametrize("kind", tiny.KINDS)
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64 + 1, -(2**70)])
 def test_a_seed_may_be_any_whole_number(kind, seed):
-    strategy, other = trained(kind, seed=seed), trained(kind, seed=seed + 2**65)
+    strategy, other = of_one_task(kind=kind, seed=seed), of_one_task(kind=kind, seed=seed + 2**65)
     assert bits(strategy.model) != bits(other.model)
     strategy.unlearn([0])

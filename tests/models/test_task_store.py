@@ -9,7 +9,7 @@ import pytest
 import torch
 from avalanche.training.supervised import Naive
 from support.interruptions import Interrupted, interrupted_at, lines_of
-from support.strategies import DIGITS, learn, make
+from support.strategies import DIGITS, trained
 from support.strategy_state import bits
 from torch import nn
 from torch.optim import SGD
@@ -28,9 +28,9 @@ STRATEGIES = {
 }
 
 
-def trained(name, tasks=3):
-    strategy = make(**STRATEGIES[name], optimizer=partial(SGD, lr=0.05, momentum=0.9), train_mb_size=50, train_epochs=1)
-    return learn(strategy, DIGITS.train_stream[:tasks])
+def of(name, tasks=3):
+    options = {"optimizer": partial(SGD, lr=0.05, momentum=0.9), "train_mb_size": 50, "train_epochs": 1}
+    return trained(tasks, **STRATEGIES[name], **options)
 
 
 def in_sight(self, task):
@@ -46,9 +46,9 @@ def same(first, second):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_state_is_that_of_a_model_of_submodules(name, monkeypatch):
-    ours = trained(name).model
+    ours = of(name).model
     monkeypatch.setattr(TaskModules, "finish", in_sight)
-    plain = trained(name).model
+    plain = of(name).model
     assert len(list(plain.modules())) > len(list(ours.modules()))
     same(ours.state_dict(), plain.state_dict())
     same(ours.eval()(X), plain.eval()(X))
@@ -58,7 +58,7 @@ def test_a_state_is_that_of_a_model_of_submodules(name, monkeypatch):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_torch_sees_nothing_of_a_finished_task(name):
-    model = trained(name).model
+    model = of(name).model
     seen = [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]
     assert not [n for n, _ in seen if any(f".{task}" in n for task in model.tasks) and not n.startswith("backbone.")]
     assert model.unfinished == ()
@@ -73,9 +73,9 @@ def test_torch_sees_nothing_of_a_finished_task(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
-    model = trained(name).model.eval()
+    model = of(name).model.eval()
     expected = model(X)
-    fresh = trained(name, 0).model
+    fresh = of(name, 0).model
     fresh.load_state_dict(model.state_dict())
     stream = io.BytesIO()
     torch.save(model, stream)
@@ -97,9 +97,9 @@ def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_state_in_which_a_task_has_no_mask_lets_it_learn(name):
-    strategy = trained(name, 2)
+    strategy = of(name, 2)
     model = strategy.model
-    unmasked = trained(name, 0).model
+    unmasked = of(name, 0).model
     optimizer = SGD(unmasked.parameters(), lr=0.05)
     naive = Naive(model=unmasked, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), train_mb_size=50)
     naive.train(DIGITS.train_stream[0])
@@ -169,7 +169,7 @@ def test_a_store_goes_back_to_what_it_held():
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_whatever_interrupts_a_walk_over_everything_nothing_is_lost_and_the_next_task_hides_it(name):
-    model = trained(name, 2).model
+    model = of(name, 2).model
     before = bits(model)
     for position in range(len(lines_of(model.state_dict))):
         with pytest.raises(Interrupted), interrupted_at(position):

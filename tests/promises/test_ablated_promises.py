@@ -1,7 +1,7 @@
 """Promises hold under the options of ablations: exact unlearning to the bit, protection, nothing stray."""
 
 import pytest
-from support.strategies import DIGITS, amnesiac, learn, trained
+from support.strategies import DIGITS, amnesiac, trained
 from support.strategy_state import assert_nothing_stray, bits
 
 from avalanche_amnesia.benchmarks import with_unlearning
@@ -18,35 +18,28 @@ RULES = {
 }
 
 
-def learned(tasks, rule, **options):
-    strategy = amnesiac(adjustment=RULES[rule], train_epochs=1, **options)
-    return learn(strategy, [DIGITS.train_stream[task] for task in tasks])
-
-
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("isolation", "task"), [("none", 2), ("pools", 1)])
 def test_what_is_called_exact_equals_the_retrained_model(rule, isolation, task):
-    strategy = learned(range(3), rule, isolation=isolation)
-    plain = trained(3, train_epochs=1, isolation=isolation)
+    options = {"train_epochs": 1, "isolation": isolation}
+    strategy, plain = trained(3, adjustment=RULES[rule], **options), trained(3, **options)
     if isolation == "none":
         assert bits(strategy.model) != bits(plain.model)
     record = strategy.unlearn([task])
     assert record.claim == "exact", record.reasons
-    assert bits(strategy.model) == bits(learned([t for t in range(3) if t != task], rule, isolation=isolation).model)
+    retrained = trained([t for t in range(3) if t != task], adjustment=RULES[rule], **options)
+    assert bits(strategy.model) == bits(retrained.model)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_pools_beside_a_permanent_task_are_exact_and_it_is_damped_by_the_rule(rule):
     """Permanent tasks are read by all: what ``max`` adds to their use is held back and opens nothing."""
 
-    def with_permanent(tasks):
-        strategy = amnesiac(adjustment=RULES[rule], train_epochs=1, isolation="pools")
-        stream = with_unlearning(DIGITS, {}, permanent=[0, 3]).train_stream
-        return learn(strategy, [stream[task] for task in tasks])
-
-    strategy = with_permanent([0, 1, 2, 3])
+    stream = with_unlearning(DIGITS, {}, permanent=[0, 3])
+    options = {"adjustment": RULES[rule], "train_epochs": 1, "isolation": "pools"}
+    strategy = trained(4, stream, **options)
     assert strategy.unlearn([1]).claim == "exact"
-    assert bits(strategy.model) == bits(with_permanent([0, 2, 3]).model)
+    assert bits(strategy.model) == bits(trained([0, 2, 3], stream, **options).model)
 
 
 @pytest.mark.parametrize("rule", RULES)

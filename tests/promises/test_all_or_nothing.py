@@ -7,8 +7,8 @@ from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training import EWC, LwF, Replay
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, ReplayPlugin
-from support.fault_injection import UNLEARNING_STEPS, after_call, raiser
-from support.strategies import DIGITS, amnesiac, learn, stock, trained
+from support.fault_injection import UNLEARNING_STEPS, FailsAtEvent, after_call, raiser
+from support.strategies import DIGITS, Hears, amnesiac, learn, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unchanged, unlearning_plugin
 
 from avalanche_amnesia import MultiHeadModel, UnlearningPlugin, UnlearningRequest, with_unlearning
@@ -138,16 +138,6 @@ def test_a_purger_that_fails_after_others_leaves_everything(registered, monkeypa
     assert fingerprint(strategy, [plugin.kept for plugin in strategy.plugins if isinstance(plugin, Kept)]) == before
 
 
-class Fails(SupervisedPlugin):
-    """The last one to hear of an unlearning: everything has been changed by then."""
-
-    on = True
-
-    def after_unlearning(self, strategy, **kwargs):
-        if self.on:
-            raise KeyboardInterrupt
-
-
 def stores(strategy):
     ewc, lwf, replay = (find_plugin(strategy, kind) for kind in (EWCPlugin, LwFPlugin, ReplayPlugin))
     buffer = replay and replay.storage_policy
@@ -169,14 +159,14 @@ def stores(strategy):
     ids=["ewc", "ewc online", "lwf", "replay"],
 )
 def test_the_purged_state_of_stock_plugins_comes_back(make, options):
-    fails = Fails()
+    fails = FailsAtEvent("after_unlearning", KeyboardInterrupt)
     strategy = learn(stock(make, plugins=[fails], epochs=1, **options), DIGITS.train_stream[:3])
     before = fingerprint(strategy, stores(strategy))
     for tasks in ([1], [0, 2], [0, 1, 2]):
         with pytest.raises(KeyboardInterrupt):
             unlearning_plugin(strategy).unlearn(strategy, tasks)
         assert fingerprint(strategy, stores(strategy)) == before
-    fails.on = False
+    fails.event = ""
     unlearning_plugin(strategy).unlearn(strategy, [1])
     assert fingerprint(strategy, stores(strategy)) != before
     strategy.train(DIGITS.train_stream[3])
@@ -186,37 +176,27 @@ def test_the_purged_state_of_stock_plugins_comes_back(make, options):
 def test_a_failure_in_the_middle_of_a_task_leaves_everything_and_the_training_can_be_given_up():
     stream = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 1)]).train_stream
 
-    class Look(Fails):
-        seen = None
-
-        def before_unlearning(self, strategy, **kwargs):
-            self.seen = fingerprint(strategy)
-
-    fails = Look()
-    strategy = learn(amnesiac(plugins=[fails], train_epochs=1), stream[:1])
+    seen, fails = {}, FailsAtEvent("after_unlearning", KeyboardInterrupt)
+    look = Hears(before_unlearning=lambda strategy: seen.update(fingerprint(strategy)))
+    strategy = trained(1, stream, plugins=[look, fails], train_epochs=1)
     untouched = bits(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream[1])
     unlearning_plugin(strategy).current = None
     now = fingerprint(strategy)
-    assert dict(now)["model"] == dict(fails.seen)["model"]
+    assert dict(now)["model"] == seen["model"]
     for part in ("before", "ledger", "logs", "records", "tainted", "groups", "state", "optimized"):
-        assert dict(now)[part] == dict(fails.seen)[part], part
+        assert dict(now)[part] == seen[part], part
     strategy.abort_training()
     assert bits(strategy.model) == untouched
-    fails.on = False
+    fails.event = ""
     assert strategy.unlearn([0]).tasks == (0,)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["abort", "train again"])
 @pytest.mark.parametrize("make", [amnesiac, stock])
 def test_a_failure_between_recording_a_task_and_entering_it_into_the_ledger_undoes_the_task(make, again):
-    class Late(SupervisedPlugin):
-        def after_training_exp(self, strategy, **kwargs):
-            if strategy.experience.task_label == 1:
-                raise KeyboardInterrupt
-
-    late = Late()
+    late = FailsAtEvent("after_training_exp", KeyboardInterrupt, when=lambda s: s.experience.task_label == 1)
     strategy = make(plugins=[late], **({"train_epochs": 1} if make is amnesiac else {"epochs": 1}))
     strategy.train(DIGITS.train_stream[0])
     before = bits(strategy.model)
@@ -235,26 +215,16 @@ def test_a_failure_between_recording_a_task_and_entering_it_into_the_ledger_undo
 
 
 def test_the_control_that_only_keeps_the_ledger_is_all_or_nothing_too():
-    fails = Fails()
+    fails = FailsAtEvent("after_unlearning", KeyboardInterrupt)
     strategy = learn(stock(unlearning=UnlearningPlugin(obey=False), plugins=[fails], epochs=1), DIGITS.train_stream[:1])
     with unchanged(lambda: fingerprint(strategy)), pytest.raises(KeyboardInterrupt):
         unlearning_plugin(strategy).unlearn(strategy, [0])
 
 
-class Asks(SupervisedPlugin):
-    """Asks for a further task while another one is just going."""
-
-    def __init__(self, event):
-        super().__init__()
-        setattr(self, event, self._ask)
-
-    def _ask(self, strategy, **kwargs):
-        strategy.unlearn([1])
-
-
 @pytest.mark.parametrize("event", ["before_unlearning", "after_unlearning"])
 def test_a_request_inside_an_unlearning_is_refused_and_takes_the_outer_one_back(event):
-    strategy = trained(2, plugins=[Asks(event)], train_epochs=1)
+    asks = Hears(**{event: lambda strategy: strategy.unlearn([1])})
+    strategy = trained(2, plugins=[asks], train_epochs=1)
     before = fingerprint(strategy)
     with pytest.raises(ValueError, match=r"tasks \[0\] are just being unlearned"):
         strategy.unlearn([0])

@@ -8,6 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.network_families import FAMILIES, stream
+from support.strategies import feed_in
 from support.strategy_state import initial_values, state
 from torchvision import models as zoo
 
@@ -29,18 +30,6 @@ class GateGradients(SupervisedPlugin):
     def after_backward(self, strategy, **kwargs):
         for name, part in strategy.model.by_layer(strategy.model.gate.gradient().abs()).items():
             self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
-
-
-class FeedIn(SupervisedPlugin):
-    """Hands the network its inputs in its own precision."""
-
-    def __init__(self, dtype) -> None:
-        super().__init__()
-        self.dtype = dtype
-
-    def before_training_iteration(self, strategy, **kwargs):
-        if strategy.mb_x.is_floating_point():
-            strategy.mbatch[0] = strategy.mb_x.to(self.dtype)
 
 
 def build(name, seed=0, dtype=torch.float32):
@@ -151,7 +140,7 @@ def test_every_parameter_of_a_published_size_is_covered(name, classifier):
 def test_backbones_of_other_precision(name, dtype, data_root):
     model = build(name, dtype=dtype)
     benchmark = stream(data_root, FAMILIES[name][1])
-    initial, strategy = initial_values(model), strategy_of(model, train_epochs=1, plugins=[FeedIn(dtype)])
+    initial, strategy = initial_values(model), strategy_of(model, train_epochs=1, plugins=[feed_in()])
     for task, kept in learned(model, strategy, benchmark):
         assert kept[task].dtype == dtype
     strategy.unlearn([0, 1, 2])

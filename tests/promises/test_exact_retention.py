@@ -5,18 +5,14 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin, LRSchedulerPlugin, LwFPlugin, ReplayPlugin
 from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
-from support.strategies import learn
+from support.strategies import Hears, learn
 from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.contrib.streams import SplitMNIST
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdjustmentRule, AmnesiacHAT, ConstantRule, HardAttention
-
-
-class ClipGradients(SupervisedPlugin):
-    def before_update(self, strategy, **kwargs):
-        torch.nn.utils.clip_grad_norm_(strategy.model.parameters(), 0.1)
 
 
 class WatchEveryStep(SupervisedPlugin):
@@ -34,11 +30,6 @@ class WatchEveryStep(SupervisedPlugin):
         if self.expected is not None:
             assert torch.equal(logits_of(strategy, self.benchmark, [0])[0], self.expected)
             self.compared += 1
-
-
-class ClipEarly(SupervisedPlugin):
-    def after_backward(self, strategy, **kwargs):
-        torch.nn.utils.clip_grad_value_(strategy.model.parameters(), 0.01)
 
 
 @pytest.mark.parametrize("reset_optimizer", [True, False])
@@ -166,8 +157,8 @@ def test_settings(options):
         lambda _: LwFPlugin(alpha=1.0, temperature=2.0),
         lambda _: EWCPlugin(ewc_lambda=1.0),
         lambda o: LRSchedulerPlugin(torch.optim.lr_scheduler.StepLR(o, 1, 0.5), reset_scheduler=False),
-        lambda _: ClipGradients(),
-        lambda _: ClipEarly(),
+        lambda _: Hears(before_update=lambda made: clip_grad_norm_(made.model.parameters(), 0.1)),
+        lambda _: Hears(after_backward=lambda made: clip_grad_value_(made.model.parameters(), 0.01)),
     ],
     ids=["replay", "replay batches", "lwf", "ewc", "scheduler", "clip", "clip early"],
 )

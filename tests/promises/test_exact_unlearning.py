@@ -8,6 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fault_injection import FailsAtEvent, InjectedError
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
 from support.strategies import DIGITS, OPTIMIZERS, PRICED, learn, quiet
 from support.strategy_state import bits, unlearning_plugin
@@ -243,14 +244,6 @@ class WritesEverywhere(SupervisedPlugin):
                     tensor.add_(1)
 
 
-class Fails(SupervisedPlugin):
-    """Ends the training of the third task in its second step."""
-
-    def after_update(self, strategy, **kwargs):
-        if len(strategy.model.masked_tasks) == 2 and strategy.clock.train_exp_iterations == 1:
-            raise ZeroDivisionError
-
-
 @pytest.mark.parametrize("net", ["mlp", "norms"])
 def test_what_a_plugin_writes_into_finished_tasks_goes_with_the_task_in_training(net):
     options = {"net": net, "plugins": [WritesEverywhere()]}
@@ -266,9 +259,13 @@ def test_what_a_plugin_writes_into_finished_tasks_goes_with_the_task_in_training
 
 
 def test_what_a_plugin_wrote_into_finished_tasks_goes_when_a_training_is_given_up():
-    strategy = learn(pools("norms", plugins=[WritesEverywhere(), Fails()]), DIGITS.train_stream[:2])
+    def in_the_second_step_of_the_third_task(made):
+        return len(made.model.masked_tasks) == 2 and made.clock.train_exp_iterations == 1
+
+    fails = FailsAtEvent("after_update", when=in_the_second_step_of_the_third_task)
+    strategy = learn(pools("norms", plugins=[WritesEverywhere(), fails]), DIGITS.train_stream[:2])
     before = bits(strategy.model)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(InjectedError):
         strategy.train(DIGITS.train_stream[2])
     assert bits(strategy.model) != before
     strategy.abort_training()

@@ -24,17 +24,12 @@ from avalanche_amnesia.training.plugins import DivergedError, HATPlugin, InMemor
 from avalanche_amnesia.training.plugins.seeding import TensorBatches
 
 
-class Silent(BaseLogger):
-    def log_single_metric(self, name, value, x_plot):
-        pass
-
-
 def metrics():
     return EvaluationPlugin(
         accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
         loss_metrics(minibatch=True, experience=True),
         forgetting_metrics(experience=True),
-        loggers=[Silent()],
+        loggers=[BaseLogger()],
     )
 
 
@@ -174,7 +169,7 @@ def test_the_model_is_checked():
         model=net,
         optimizer=torch.optim.SGD(net.parameters(), lr=0.1),
         plugins=[HATPlugin()],
-        evaluator=EvaluationPlugin(loggers=[Silent()]),
+        evaluator=EvaluationPlugin(loggers=[BaseLogger()]),
     )
     before = state(net)
     with pytest.raises(TypeError, match="MaskedModel"):

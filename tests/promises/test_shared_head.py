@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from support import strategies
+from support.fault_injection import FailsAtEvent
 from support.small_runs import logits_of
 from support.strategies import accuracy, learn, mlp, quiet
 from support.strategy_state import bits, state, trajectory, values
@@ -122,29 +122,19 @@ def test_in_the_middle_of_a_task_and_as_a_whole_or_not_at_all():
     assert min(after.values()) > 0.6, after
     kept, logs = bits(strategy.model), trajectory(strategy).logs
     fitted = find_plugin(strategy, SharedHeadCounterfactualPlugin).heads
-    fails = Fails()
+    fails = FailsAtEvent("after_unlearning", RuntimeError)
     strategy.plugins.append(fails)
     with pytest.raises(RuntimeError, match="injected"):
         strategy.unlearn([1])
     assert bits(strategy.model) == kept
     assert trajectory(strategy).logs == logs
     assert find_plugin(strategy, SharedHeadCounterfactualPlugin).heads is fitted
-    fails.on = False
+    fails.event = ""
     strategy.unlearn([1])
     assert min(accuracies(strategy, STREAMS["rotated"], (2, 3)).values()) > 0.6
     strategy.unlearn([2, 3])
     assert all(torch.equal(p, initial[name]) for name, p in strategy.model.named_parameters())
     assert not trajectory(strategy).tasks
-
-
-class Fails(SupervisedPlugin):
-    """Raises at the very end of an unlearning."""
-
-    on = True
-
-    def after_unlearning(self, strategy, **kwargs):
-        if self.on:
-            raise RuntimeError("injected")
 
 
 def test_hat_cl_s_deletion_changes_no_other_task():

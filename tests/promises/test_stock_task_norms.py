@@ -1,17 +1,19 @@
 """Stock strategies on a BatchNorm backbone: norms of each task's own, in training, replay, distillation, unlearning."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.supervised import EWC, MAS, LwF, Naive, Replay
-from support.strategies import accuracy, learn, stock
+from support import strategies
+from support.fault_injection import FailsAtEvent
+from support.strategies import DIGITS, Hears, accuracy, learn, stock
 from support.strategy_state import bits, same_state, unlearning_plugin
 from torch import nn
 
-from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
@@ -21,7 +23,6 @@ from avalanche_amnesia.training import load_state, save_state
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
-DIGITS = SplitDigits(n_train=400, n_test=200)
 HOSTS = {
     "naive": (Naive, {}),
     "ewc": (EWC, {"ewc_lambda": 10.0}),
@@ -59,8 +60,7 @@ def strategy(host="naive", **options):
     return stock(make, model=model(), **{"epochs": 1, **copy.deepcopy(own), **options})
 
 
-def trained(n, host="naive", **options):
-    return learn(strategy(host, **options), DIGITS.train_stream[:n])
+trained = partial(strategies.trained, maker=strategy)
 
 
 def statistics(model, task):
@@ -118,27 +118,26 @@ def test_in_a_mixed_batch_the_task_in_training_alone_takes_statistics():
     made = trained(1)
     seen = []
 
-    class Look(SupervisedPlugin):
-        def before_forward(self, strategy, **kwargs):
-            x = torch.cat([strategy.mb_x[:8], DIGITS.train_stream[0].tensors[0][:8]])
-            before = statistics(strategy.model, 0)
-            alone = copy.deepcopy(strategy.model)
-            strategy.model(x, torch.tensor([1] * 8 + [0] * 8))
-            alone(x[:8], 1)
-            seen.append(
-                same_state(statistics(strategy.model, 0), before)
-                and same_state(statistics(strategy.model, 1), statistics(alone, 1))
-                and int(statistics(alone, 1)["norm.num_batches_tracked"]) > 0
-            )
+    def look(made):
+        x = torch.cat([made.mb_x[:8], DIGITS.train_stream[0].tensors[0][:8]])
+        before = statistics(made.model, 0)
+        alone = copy.deepcopy(made.model)
+        made.model(x, torch.tensor([1] * 8 + [0] * 8))
+        alone(x[:8], 1)
+        seen.append(
+            same_state(statistics(made.model, 0), before)
+            and same_state(statistics(made.model, 1), statistics(alone, 1))
+            and int(statistics(alone, 1)["norm.num_batches_tracked"]) > 0
+        )
 
-    made.plugins.append(Look())
+    made.plugins.append(Hears(before_forward=look))
     made.train(DIGITS.train_stream[1])
     assert seen
     assert all(seen)
 
 
 def test_the_teacher_of_lwf_stays_as_it_was():
-    made = trained(2, "lwf")
+    made = trained(2, host="lwf")
     teacher = find_plugin(made, LwFPlugin).lwf.prev_model
     before = bits(teacher)
     assert before == bits(made.model)
@@ -150,14 +149,14 @@ def test_the_teacher_of_lwf_stays_as_it_was():
         teacher.train()
     made.train(DIGITS.train_stream[2])
     assert bits(teacher) == before
-    made = trained(2, "lwf")
+    made = trained(2, host="lwf")
     unlearning_plugin(made).unlearn(made, [0])
     assert not [n for n in find_plugin(made, LwFPlugin).lwf.prev_model.state_dict() if n.startswith("heads.0.")]
 
 
 @pytest.mark.parametrize("mode", ["ewc", "ewc online"])
 def test_importances_grow_with_the_norms_and_shrink_with_them(mode):
-    made = trained(3, mode)
+    made = trained(3, host=mode)
     ewc = find_plugin(made, EWCPlugin)
     norms = [f"heads.{task}.norms.norm.weight" for task in range(3)]
     assert ewc.importances[2].keys() == dict(made.model.named_parameters()).keys()
@@ -171,13 +170,8 @@ def test_importances_grow_with_the_norms_and_shrink_with_them(mode):
 
 
 def test_a_replayed_batch_mixes_tasks():
-    made, mixed = trained(1, "replay"), []
-
-    class Look(SupervisedPlugin):
-        def before_forward(self, strategy, **kwargs):
-            mixed.append(len(strategy.mb_task_id.unique()))
-
-    made.plugins.append(Look())
+    made, mixed = trained(1, host="replay"), []
+    made.plugins.append(Hears(before_forward=lambda made: mixed.append(len(made.mb_task_id.unique()))))
     made.train(DIGITS.train_stream[1])
     assert find_plugin(made, ReplayPlugin) is not None
     assert set(mixed) == {2}
@@ -185,7 +179,7 @@ def test_a_replayed_batch_mixes_tasks():
 
 @pytest.mark.parametrize("host", ["naive", "ewc", "lwf", "replay"])
 def test_saved_and_resumed_with_the_same_bits(host, tmp_path):
-    made = trained(2, host)
+    made = trained(2, host=host)
     save_state(made, tmp_path / "state")
     resumed = strategy(host)
     load_state(resumed, tmp_path / "state")
@@ -198,17 +192,11 @@ def test_saved_and_resumed_with_the_same_bits(host, tmp_path):
 
 
 def test_a_training_that_breaks_off_leaves_nothing():
-    class Break(SupervisedPlugin):
-        broken = False
-
-        def after_backward(self, strategy, **kwargs):
-            if not self.broken and strategy.clock.train_exp_iterations == 3:
-                self.broken = True
-                raise KeyboardInterrupt
-
-    made, whole = strategy(plugins=(Break(),), epochs=2), trained(2, epochs=2)
+    fails = FailsAtEvent("after_backward", KeyboardInterrupt, when=lambda made: made.clock.train_exp_iterations == 3)
+    made, whole = strategy(plugins=(fails,), epochs=2), trained(2, epochs=2)
     with pytest.raises(KeyboardInterrupt):
         made.train(DIGITS.train_stream[0])
+    fails.event = ""
     find_plugin(made, TrajectoryPlugin).undo_training(made)
     assert bits(made.model) == bits(model())
     learn(made, DIGITS.train_stream[:2])
@@ -218,12 +206,11 @@ def test_a_training_that_breaks_off_leaves_nothing():
 def test_a_request_in_the_middle_of_a_task_leaves_no_copy_of_the_norms():
     kept = []
 
-    class Look(SupervisedPlugin):
-        def after_training_iteration(self, strategy, **kwargs):
-            kept.append({n for n in find_plugin(strategy, TrajectoryPlugin).snapshot._statistics if "heads.0." in n})
+    def look(made):
+        kept.append({n for n in find_plugin(made, TrajectoryPlugin).snapshot._statistics if "heads.0." in n})
 
     schedule = [UnlearningRequest(tasks=(0,), at=1, when="iteration", iteration=1)]
-    made = learn(strategy(plugins=(Look(),)), with_unlearning(DIGITS, schedule).train_stream[:2])
+    made = trained(2, with_unlearning(DIGITS, schedule), plugins=(Hears(after_training_iteration=look),))
     assert not [name for name in made.model.state_dict() if name.startswith("heads.0.")]
     assert kept[-1] == set()
 

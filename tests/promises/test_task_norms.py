@@ -8,7 +8,8 @@ import pytest
 import torch
 from avalanche.training.plugins import EWCPlugin, ReplayPlugin
 from avalanche.training.supervised import Naive
-from support.strategies import learn, quiet
+from support.fault_injection import FailsAtEvent
+from support.strategies import Hears, learn, quiet
 from support.strategy_state import same_state, state
 from torch import nn
 
@@ -103,11 +104,10 @@ def test_every_task_starts_from_the_backbone_s_norms_and_moves_its_own_alone(kin
     for task in range(3):
         starts = {}
 
-        class Look:
-            def before_training_exp(self, strategy, starts=starts, task=task, **kwargs):
-                starts.update(own(strategy.model, task))
+        def look(made, starts=starts, task=task):
+            starts.update(own(made.model, task))
 
-        strategy.plugins.append(Look())
+        strategy.plugins.append(Hears(before_training_exp=look))
         strategy.train(DIGITS.train_stream[task])
         strategy.plugins.pop()
         for name, value in starts.items():
@@ -215,22 +215,12 @@ def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
     assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())
 
 
-class StopAfter:
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
-
-    def after_training_iteration(self, strategy, **kwargs):
-        self.steps -= 1
-        if self.steps == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("make", [lambda: stock("batch", []), lambda: amnesiac(build("batch"))], ids=["stock", "ours"])
 def test_an_interrupted_training_leaves_nothing_in_the_norms(make):
     straight, interrupted = make(), make()
     for strategy in (straight, interrupted):
         strategy.train(DIGITS.train_stream[0])
-    interrupted.plugins.append(StopAfter(3))
+    interrupted.plugins.append(FailsAtEvent("after_training_iteration", KeyboardInterrupt, times=2))
     with pytest.raises(KeyboardInterrupt):
         interrupted.train(DIGITS.train_stream[1])
     interrupted.plugins.pop()

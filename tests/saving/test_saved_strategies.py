@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 import torch
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
-from avalanche.training.plugins import SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, PRICED, ConvNet, amnesiac, brief, learn, make, mlp, quiet, stock
+from support.strategies import (
+    DIGITS,
+    OPTIMIZERS,
+    PRICED,
+    ConvNet,
+    Hears,
+    amnesiac,
+    brief,
+    learn,
+    make,
+    mlp,
+    quiet,
+    stock,
+)
 from support.strategy_state import bits, frozen
 from torch import nn
 
@@ -286,16 +298,13 @@ def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
 
 
 def test_not_from_inside_a_training_of_a_stock_strategy_that_only_records(tmp_path):
-    class Saving(SupervisedPlugin):
-        def after_training_iteration(self, strategy, **kwargs):
-            save_state(strategy, tmp_path / "state")
-
+    saving = Hears(after_training_iteration=lambda made: save_state(made, tmp_path / "state"))
     model = MultiHeadModel(mlp())
     strategy = Naive(
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
         criterion=nn.CrossEntropyLoss(),
-        plugins=[SeedingPlugin(0), TrajectoryPlugin(), Saving()],
+        plugins=[SeedingPlugin(0), TrajectoryPlugin(), saving],
         evaluator=quiet(),
     )
     with pytest.raises(RequestError, match="task 0 is in training"):

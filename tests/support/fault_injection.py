@@ -70,21 +70,37 @@ def injected(step: tuple[Any, Any, bool] | None) -> Iterator[None]:
 
 
 class FailsAtEvent(SupervisedPlugin):
-    """Raises at one of the host's events, at its n-th time."""
+    """Raises at one of the host's events, from its n-th time on; at none while ``event`` is empty.
 
-    def __init__(self) -> None:
+    Args:
+        event: its name, which may be changed later.
+        error: type of what is raised.
+        times: how often it lets the event pass before.
+        when: whether it counts, by the strategy.
+    """
+
+    def __init__(
+        self,
+        event: str = "",
+        error: type[BaseException] = InjectedError,
+        *,
+        times: int = 0,
+        when: Callable[[Any], bool] = lambda strategy: True,
+    ) -> None:
         super().__init__()
-        self.event, self.times = "", 0
-        for event in ("before_training_exp", "before_forward", "after_update", "after_training_epoch"):
-            setattr(self, event, self._at(event))
-        for event in ("after_training_exp", "before_unlearning", "after_unlearning"):
-            setattr(self, event, self._at(event))
+        self.event, self.error, self.times, self.when = event, error, times, when
+        for known in ("before_training_exp", "before_forward", "after_backward", "after_update"):
+            setattr(self, known, self._at(known))
+        for known in ("after_training_iteration", "after_training_epoch", "after_training_exp"):
+            setattr(self, known, self._at(known))
+        for known in ("before_unlearning", "after_unlearning"):
+            setattr(self, known, self._at(known))
 
     def _at(self, event: str) -> Callable[..., None]:
         def hear(strategy: Any, **kwargs: Any) -> None:
-            if event == self.event:
+            if event == self.event and self.when(strategy):
+                if self.times == 0:
+                    raise self.error(f"injected at {event}")
                 self.times -= 1
-                if self.times < 0:
-                    raise InjectedError(event)
 
         return hear

@@ -1,14 +1,19 @@
 """Strategies that metrics are tested on: units masked (AmnesiacHAT), weights (WSN), none (stock ones)."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC
 
 from avalanche_amnesia import MLP, WSN, MultiHeadModel, SubnetModel, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.evaluation import network_capacity
+from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.plugins import UnlearningPlugin
 from support import strategies
 from support.strategies import amnesiac, stock
 
@@ -44,3 +49,18 @@ def make_ewc(**options: Any) -> EWC:
 
 MAKERS = {"hat": make_hat, "wsn": make_wsn, "ewc": make_ewc}
 """Kind → maker of its strategy for split digits."""
+
+
+class Witness(SupervisedPlugin):
+    """Keeps what goes, independently of the metrics: mask and head, and the capacity before."""
+
+    def __init__(self):
+        super().__init__()
+        self.kept, self.capacities = {}, []
+
+    def before_unlearning(self, strategy, **kwargs):
+        model = strategy.model
+        for task in find_plugin(strategy, UnlearningPlugin).current.tasks:
+            mask = model.binary_mask(task) if hasattr(model, "binary_mask") else None
+            self.kept[task] = mask, deepcopy(model.head(task))
+        self.capacities.append(network_capacity(strategy))

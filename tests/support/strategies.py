@@ -1,10 +1,11 @@
 """The small strategies that tests make, train and look at."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
@@ -57,6 +58,25 @@ def batch_normed(pooled: int = 1) -> nn.Module:
 def quiet(*metrics: PluginMetric | Sequence[PluginMetric]) -> EvaluationPlugin:
     """An evaluator that prints nothing."""
     return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+
+
+class Hears(SupervisedPlugin):
+    """Calls functions with the strategy at the host's events: ``Hears(after_update=function)``."""
+
+    def __init__(self, **functions: Callable[[Any], object]) -> None:
+        super().__init__()
+        for event, function in functions.items():
+            setattr(self, event, lambda strategy, function=function, **kwargs: function(strategy))
+
+
+def feed_in() -> SupervisedPlugin:
+    """Hands the network its inputs in its own precision."""
+
+    def convert(strategy: Any) -> None:
+        if strategy.mb_x.is_floating_point():
+            strategy.mbatch[0] = strategy.mb_x.to(next(strategy.model.backbone.parameters()).dtype)
+
+    return Hears(before_training_iteration=convert)
 
 
 WRAPS = {
@@ -125,23 +145,26 @@ def brief(**options: Any) -> AmnesiacHAT:
 T = TypeVar("T")
 
 
-def learn(strategy: T, stream: Any, **options: Any) -> T:
-    """Train a strategy on each experience of a stream, one ``train`` each, and return it."""
-    for experience in stream:
+def learn(strategy: T, stream: Any, tasks: int | Iterable[int] | None = None, **options: Any) -> T:
+    """Train a strategy on tasks of a stream, one ``train`` each, and return it.
+
+    Args:
+        strategy: that has a ``train``.
+        stream: experiences, or a benchmark.
+        tasks: how many of the first ones, or which; None: all.
+        options: of every ``train``.
+    """
+    stream = getattr(stream, "train_stream", stream)
+    if isinstance(tasks, int):
+        stream = stream[:tasks]
+    for experience in stream if tasks is None or isinstance(tasks, int) else [stream[task] for task in tasks]:
         strategy.train(experience, **options)
     return strategy
 
 
-def trained(tasks: int | Sequence[int] = 3, stream: Any = DIGITS, maker: Any = make, **options: Any) -> Any:
-    """A strategy, by default an AmnesiacHAT, that has learned tasks of a stream.
-
-    Args:
-        tasks: how many of the first ones, or which.
-        stream: a stream of experiences, or a benchmark.
-        maker: of the strategy, from ``options``.
-    """
-    stream = getattr(stream, "train_stream", stream)
-    return learn(maker(**options), stream[:tasks] if isinstance(tasks, int) else [stream[task] for task in tasks])
+def trained(tasks: int | Iterable[int] | None = None, stream: Any = DIGITS, maker: Any = make, **options: Any) -> Any:
+    """A strategy, by default an AmnesiacHAT, that has learned tasks of a stream: ``options`` are those of its maker."""
+    return learn(maker(**options), stream, tasks)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.small_runs import logits_of, make, masked_mlp, permuted
-from support.strategies import learn
+from support.strategies import Hears, learn
 from support.strategy_state import same_state, state
 from torch import nn
 from torch.optim import optimizer as optim
@@ -69,8 +69,8 @@ def ways(monkeypatch):
     return seen
 
 
-def trained(make_strategy, benchmark, **options):
-    strategy = learn(make_strategy(**options), benchmark.train_stream)
+def outcome(make_strategy, benchmark, **options):
+    strategy = learn(make_strategy(**options), benchmark)
     return state(strategy.model), logits_of(strategy, benchmark, range(3))
 
 
@@ -83,11 +83,11 @@ def trained(make_strategy, benchmark, **options):
 )
 def test_both_ways_come_to_the_same(kind, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
-    fast, old = trained(KINDS[kind], benchmark, optimizer=optimizer)
+    fast, old = outcome(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"gradient" if optimizer in FAST and (kind, optimizer) != ("adahat", "adam") else "update"}
     ways.clear()
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, expected = trained(KINDS[kind], benchmark, optimizer=optimizer)
+    slow, expected = outcome(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"update"}
     if kind == "adahat":  # shares between 0 and 1 are rounded otherwise
         assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)
@@ -96,11 +96,9 @@ def test_both_ways_come_to_the_same(kind, optimizer, ways, monkeypatch):
     assert all(torch.equal(old[task], expected[task]) for task in expected)
 
 
-class Clips(SupervisedPlugin):
+def clips():
     """Clips gradients as late as a plugin can."""
-
-    def before_update(self, strategy, **kwargs):
-        nn.utils.clip_grad_norm_(strategy.model.parameters(), 0.1)
+    return Hears(before_update=lambda made: nn.utils.clip_grad_norm_(made.model.parameters(), 0.1))
 
 
 class Decays(SupervisedPlugin):
@@ -115,14 +113,14 @@ class Decays(SupervisedPlugin):
             group["weight_decay"] = 0.0
 
 
-@pytest.mark.parametrize("plugin", [Clips, Decays])
+@pytest.mark.parametrize("plugin", [clips, Decays])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_what_others_do_to_gradients_and_settings_is_seen(plugin, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
-    fast, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
-    assert set(ways) == ({"update"} if plugin is Clips else {"gradient", "update"})
+    fast, _ = outcome(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
+    assert set(ways) == ({"update"} if plugin is clips else {"gradient", "update"})
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, _ = trained(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
+    slow, _ = outcome(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert same_state(fast, slow)
 
 
@@ -206,10 +204,10 @@ def test_a_share_between_frozen_and_free_is_left_to_gradients_where_a_step_is_li
 
 def test_a_step_that_is_linear_no_longer_is_seen(ways, monkeypatch):
     benchmark = permuted(n_train=96)
-    fast, _ = trained(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
+    fast, _ = outcome(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert set(ways) == {"gradient", "update"}
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, _ = trained(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
+    slow, _ = outcome(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)
 
 

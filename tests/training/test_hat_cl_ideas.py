@@ -7,11 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.small_runs import logits_of, make, permuted
-from support.strategies import learn
+from support.strategies import Hears, learn
 from support.strategy_state import bits, same_state, state, values
 
 from avalanche_amnesia.benchmarks import PermutedDigits
@@ -48,31 +47,20 @@ def test_a_sparse_embedding_has_the_size_of_a_normal_one_and_its_generator_decid
     assert not torch.equal(e, draw(40_000, 10, seed=1))
 
 
-class FirstEmbeddings(SupervisedPlugin):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shares = []
-
-    def before_training_exp(self, strategy, **kwargs):
-        self.shares.append(float((strategy.model.embedding > 0).float().mean()))
-
-
 @pytest.mark.parametrize("kind", [HAT, AdaHAT, AmnesiacHAT])
 def test_every_strategy_knows_how_many_tasks_its_stream_has(kind):
     for n_tasks, low, high in ((1, 1, 1), (4, 0.19, 0.31)):
         model = MaskedModel(MLP(64, hidden=(900,), features=100))
-        watch = FirstEmbeddings()
-        strategy = make(
-            kind,
-            model=model,
-            masks=HardAttention(embedding_init="sparse"),
-            train_epochs=1,
-            train_mb_size=99,
-            plugins=[watch],
-        )
-        learn(strategy, PermutedDigits(n_tasks, n_train=20, n_test=20).train_stream)
-        assert len(watch.shares) == n_tasks
-        assert all(low <= share <= high for share in watch.shares)
+        shares = []
+
+        def watch(made, shares=shares):
+            shares.append(float((made.model.embedding > 0).float().mean()))
+
+        options = {"train_epochs": 1, "train_mb_size": 99, "plugins": [Hears(before_training_exp=watch)]}
+        strategy = make(kind, model=model, masks=HardAttention(embedding_init="sparse"), **options)
+        learn(strategy, PermutedDigits(n_tasks, n_train=20, n_test=20))
+        assert len(shares) == n_tasks
+        assert all(low <= share <= high for share in shares)
 
 
 # Quota --------------------------------------------------------------------------------------------------------------
@@ -196,16 +184,16 @@ def test_importance_and_capacity_count_locked_tasks_alone(locked):
 def test_the_price_of_units_counts_locked_tasks_alone():
     seen = []
 
-    class Watch(SupervisedPlugin):
-        def before_update(self, strategy, **kwargs):
-            now = find_plugin(strategy, HATPlugin).in_training
-            price = now.regulariser.gradient(now.gate)
-            locked = [task for task in strategy.model.masks if task == 1]
-            in_use = torch.stack([torch.zeros(len(price)).bool(), *map(strategy.model.binary_mask, locked)]).any(0)
-            assert torch.equal(price == 0, in_use)
-            seen.append((strategy.model.current_task, bool(in_use.any())))
+    def watch(made):
+        now = find_plugin(made, HATPlugin).in_training
+        price = now.regulariser.gradient(now.gate)
+        locked = [task for task in made.model.masks if task == 1]
+        in_use = torch.stack([torch.zeros(len(price)).bool(), *map(made.model.binary_mask, locked)]).any(0)
+        assert torch.equal(price == 0, in_use)
+        seen.append((made.model.current_task, bool(in_use.any())))
 
-    learn(make(adjustment=AdjustmentRule(locked=[1]), plugins=[Watch()], train_epochs=1), permuted(3).train_stream)
+    plugins = [Hears(before_update=watch)]
+    learn(make(adjustment=AdjustmentRule(locked=[1]), plugins=plugins, train_epochs=1), permuted(3))
     assert {task for task, _ in seen} == {0, 1, 2}
     assert all(any_use == (task == 2) for task, any_use in seen)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from support.fault_injection import raiser
-from support.strategies import learn, make, trained
+from support.strategies import trained
 from support.strategy_state import bits
 from torch import nn
 from torch.nn import functional as F
@@ -32,9 +32,8 @@ MASKS = {WSN: ScoredWeights(), AmnesiacHAT: EVEN_BUDGET}
 
 def learned(kind, wrap, n_tasks=2, **settings):
     masks = replace(MASKS.get(kind, HardAttention()), **settings)
-    adam = partial(torch.optim.Adam, lr=3e-3)
-    strategy = make(kind, hidden=(32,), wrap=wrap, optimizer=adam, masks=masks, **BUDGET)
-    learn(strategy, PERMUTED.train_stream[:n_tasks])
+    options = {"hidden": (32,), "wrap": wrap, "optimizer": partial(torch.optim.Adam, lr=3e-3), **BUDGET}
+    strategy = trained(n_tasks, PERMUTED, kind=kind, masks=masks, **options)
     strategy.model.eval()
     return strategy
 

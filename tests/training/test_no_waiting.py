@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from support.isolated_pools import NETS
 from support.meta_device import META, CopiesToMeta, step
-from support.strategies import DIGITS, OPTIMIZERS, learn, quiet, with_plugins
+from support.strategies import DIGITS, OPTIMIZERS, Hears, learn, quiet, with_plugins
 from torch.optim import Adam
 
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -29,11 +28,6 @@ METHODS = {
     "stock": (Naive, {}),
 }
 ALL_OPTIMIZERS = {**OPTIMIZERS, "fused": lambda p: Adam(p, lr=1e-2, fused=True)}
-
-
-class Reads(SupervisedPlugin):
-    def before_backward(self, strategy, **kwargs):
-        float(strategy.loss)
 
 
 def copies(method, net, optimizer, *plugins):
@@ -70,7 +64,7 @@ def test_steps_run_where_no_number_can_be_read(method, net, optimizer):
 
 
 def test_a_plugin_that_reads_the_loss_is_caught():
-    strategy = copies("HAT", "mlp", "sgd", Reads())[0]
+    strategy = copies("HAT", "mlp", "sgd", Hears(before_backward=lambda made: float(made.loss)))[0]
     with pytest.raises(RuntimeError, match="meta tensors"):
         step(strategy)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.small_runs import logits_of
-from support.strategies import learn, make
+from support.strategies import feed_in, learn, make
 from torch import nn
 
 from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AmnesiacHAT, HardAttention, MaskedModel, optimizers
@@ -36,13 +36,6 @@ SETTINGS = {
 }
 
 
-class FeedIn(SupervisedPlugin):
-    """Hands the network its inputs in its own precision."""
-
-    def before_training_iteration(self, strategy, **kwargs):
-        strategy.mbatch[0] = strategy.mb_x.to(next(strategy.model.backbone.parameters()).dtype)
-
-
 def watched(kind, optimizer, dtype=torch.float32, **options):
     """Two tasks learned, every seventh step of the second one watched after its first epoch."""
     options = {} if kind is WSN else {"masks": HardAttention(embedding_lr=0.05, s_max=400.0), **options}
@@ -54,7 +47,7 @@ def watched(kind, optimizer, dtype=torch.float32, **options):
         optimizer=partial(settings.pop("kind"), **settings),
         train_mb_size=8,
         seed=1,
-        plugins=[FeedIn(), watch],
+        plugins=[feed_in(), watch],
         **options,
     )
     learn(strategy, PERMUTED.train_stream)

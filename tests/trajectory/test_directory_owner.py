@@ -9,7 +9,7 @@ import torch
 from support.fault_injection import raiser
 from support.forked import forked
 from support.log_directory import contents, files, with_three_tasks
-from support.strategies import DIGITS, amnesiac, learn
+from support.strategies import DIGITS, learn, trained
 from support.strategy_state import bits, frozen, trajectory
 
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
@@ -26,8 +26,7 @@ def loaded(path):
 
 
 def strategy_with(path, tasks=()):
-    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=path))
-    return learn(strategy, [DIGITS.train_stream[task] for task in tasks])
+    return trained(tasks, train_epochs=1, trajectory=TrajectoryPlugin(path=path))
 
 
 def one_state(path, store):

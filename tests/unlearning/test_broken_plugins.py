@@ -6,7 +6,7 @@ from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.fault_injection import raiser
-from support.strategies import DIGITS, amnesiac, learn, stock
+from support.strategies import DIGITS, learn, stock, trained
 from support.strategy_state import fingerprint, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -56,8 +56,7 @@ def place_of(strategy, place):
 def learned(place, broken, stream=DIGITS.train_stream):
     metrics = [broken] if place == "evaluator.metrics" else []
     evaluator = EvaluationPlugin(*metrics, loggers=[broken if place == "evaluator.loggers" else BaseLogger()])
-    strategy = amnesiac(train_epochs=1, evaluator=evaluator, plugins=[broken] if place == "plugins" else [])
-    return learn(strategy, stream[:2])
+    return trained(2, stream, train_epochs=1, evaluator=evaluator, plugins=[broken] if place == "plugins" else [])
 
 
 @pytest.mark.parametrize("place", KINDS)

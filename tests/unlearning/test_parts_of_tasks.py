@@ -56,8 +56,8 @@ apart = partial(disjoint, kind=Independent)
 METHODS = {"weights": disjoint, "units": pooled, "apart": apart}
 
 
-def trained(strategy, benchmark=STREAM, tasks=range(3), **options):
-    return learn(strategy, [benchmark.train_stream[task] for task in tasks], **options)
+def learned(strategy, benchmark=STREAM, tasks=3, **options):
+    return learn(strategy, benchmark, tasks, **options)
 
 
 def of_class(task, label):
@@ -75,18 +75,18 @@ def same(one, other):
     ("method", "net"), [("weights", "mlp"), ("units", "mlp"), ("apart", "mlp"), ("weights", "conv")]
 )
 def test_the_model_equals_one_that_never_had_the_samples(method, net):
-    strategy = trained(METHODS[method](net))
+    strategy = learned(METHODS[method](net))
     before = state(strategy.model)
     record = strategy.unlearn(task=1, samples=IDS)
     assert (record.claim, record.reasons, record.task, record.tasks) == ("exact", (), 1, ())
     assert not same_state(before, state(strategy.model))
-    assert same(strategy, trained(METHODS[method](net), without_samples(STREAM, {1: IDS})))
+    assert same(strategy, learned(METHODS[method](net), without_samples(STREAM, {1: IDS})))
     # Again: those that went before stay away; and a class, of which nothing is predicted any more.
     assert strategy.unlearn(task=1, samples=[3, 5]).claim == "exact"
     record = strategy.unlearn(task=0, classes=[1])
     assert (record.claim, record.plan.classes, len(record.plan.samples)) == ("exact", (1,), len(of_class(0, 1)))
     left_out = {0: of_class(0, 1), 1: (*IDS, 5)}
-    never = trained(METHODS[method](net), without_samples(STREAM, left_out))
+    never = learned(METHODS[method](net), without_samples(STREAM, left_out))
     assert same(strategy, never)
     logits = strategy.model.eval()(STREAM.test_stream[0].tensors[0], 0)
     assert set(logits.argmax(1).tolist()) == {0}
@@ -99,25 +99,25 @@ def test_the_model_equals_one_that_never_had_the_samples(method, net):
 
 def test_a_task_reads_what_it_read_at_first_though_permanent_tasks_came_since():
     stream = with_unlearning(STREAM, permanent=[0, 2])
-    strategy = trained(disjoint(isolation=Pools(5)), stream)
+    strategy = learned(disjoint(isolation=Pools(5)), stream)
     assert strategy.model.share(1).reads == (0,)
     record = strategy.unlearn(task=1, samples=IDS)
     assert record.claim == "exact"
     assert strategy.model.share(1).reads == (0,)
     never = without_samples(stream, {1: IDS})
-    assert same(strategy, trained(disjoint(isolation=Pools(5)), never))
+    assert same(strategy, learned(disjoint(isolation=Pools(5)), never))
     with pytest.raises(RequestError, match="declared permanent"):
         strategy.unlearn(task=0, samples=[1])
 
 
 def test_the_training_has_the_keyword_arguments_of_the_first_one(tmp_path):
     options = {"shuffle": False, "drop_last": True}
-    strategy = trained(disjoint(), **options)
+    strategy = learned(disjoint(), **options)
     strategy.save(tmp_path)
     loaded = DisjointSubnets.load(tmp_path, **_arguments())
     assert loaded.unlearn(task=1, samples=IDS, data=STREAM.train_stream[1]).claim == "exact"
-    assert same(loaded, trained(disjoint(), without_samples(STREAM, {1: IDS}), **options))
-    assert not same(loaded, trained(disjoint(), without_samples(STREAM, {1: IDS})))
+    assert same(loaded, learned(disjoint(), without_samples(STREAM, {1: IDS}), **options))
+    assert not same(loaded, learned(disjoint(), without_samples(STREAM, {1: IDS})))
 
 
 def _arguments():
@@ -128,7 +128,7 @@ def _arguments():
 
 
 def test_another_setting_since_is_a_reason():
-    strategy = trained(disjoint())
+    strategy = learned(disjoint())
     strategy.train_epochs = 2
     record = strategy.unlearn(task=1, samples=IDS)
     assert record.claim == "approximate"
@@ -136,7 +136,7 @@ def test_another_setting_since_is_a_reason():
 
 
 def test_a_place_that_is_another_one_is_a_reason():
-    strategy = trained(disjoint(isolation=Pools(5)), with_unlearning(STREAM, permanent=[0]))
+    strategy = learned(disjoint(isolation=Pools(5)), with_unlearning(STREAM, permanent=[0]))
     record = strategy.unlearn(task=1, samples=IDS, data=STREAM.train_stream[1])  # here task 0 may go: nobody reads it
     assert record.claim == "approximate"
     assert any("dealt other units or weights" in reason for reason in record.reasons)
@@ -145,19 +145,19 @@ def test_a_place_that_is_another_one_is_a_reason():
 def test_what_stands_in_the_place_of_a_forgotten_sample_is_not_read():
     blank = copy.deepcopy(STREAM.train_stream[1])
     blank.samples.base[blank.samples.index[list(IDS)]] = float("nan")
-    strategy = trained(disjoint())
+    strategy = learned(disjoint())
     assert strategy.unlearn(task=1, samples=IDS, data=blank).claim == "exact"
-    assert same(strategy, trained(disjoint(), without_samples(STREAM, {1: IDS})))
+    assert same(strategy, learned(disjoint(), without_samples(STREAM, {1: IDS})))
 
 
 def test_data_sets_of_others_are_filtered_and_heads_stay_as_wide():
-    strategy = trained(disjoint(), _of_others())
+    strategy = learned(disjoint(), _of_others())
     gone = of_class(1, 1)
     assert strategy.unlearn(task=1, samples=IDS).claim == "exact"
-    assert same(strategy, trained(disjoint(), _of_others(IDS)))
+    assert same(strategy, learned(disjoint(), _of_others(IDS)))
     assert strategy.unlearn(task=1, classes=[1]).plan.classes == (1,)
     assert strategy.model.heads[1].out_features == 2
-    assert same(strategy, trained(disjoint(), without_samples(_of_others(), {1: {*IDS, *gone}})))
+    assert same(strategy, learned(disjoint(), without_samples(_of_others(), {1: {*IDS, *gone}})))
     strategy.eval(_of_others().test_stream[:3])
 
 
@@ -174,7 +174,7 @@ def _of_others(left_out=()):
 
 def test_a_task_that_another_one_reads_for_good_stays():
     stream = with_unlearning(STREAM, deadline=2)
-    strategy = trained(disjoint(isolation=Pools(5)), stream, [0, 3])  # task 0 is past the deadline in the stream alone
+    strategy = learned(disjoint(isolation=Pools(5)), stream, [0, 3])  # task 0 is past the deadline in the stream alone
     assert strategy.model.share(3).reads == (0,)
     for ask in ({"tasks": [0]}, {"task": 0, "samples": IDS}):
         with pytest.raises(RequestError, match="declared permanent"):
@@ -198,7 +198,7 @@ def test_a_stream_carries_requests_for_parts(method):
     strategy.train(stream.train_stream)
     assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 4
     never = METHODS[method](isolation=Pools(5))
-    trained(never, without_samples(STREAM, {1: (*IDS, 9), 2: of_class(2, 0)}), [1, 2, 3, 4])
+    learned(never, without_samples(STREAM, {1: (*IDS, 9), 2: of_class(2, 0)}), [1, 2, 3, 4])
     assert same(strategy, never)
     assert strategy.clock.train_exp_counter == 5
     assert set(unlearning_plugin(strategy).ledger.remaining) == {1, 2, 3, 4}
@@ -226,18 +226,18 @@ def test_a_request_of_a_stream_that_was_interrupted_is_obeyed_before_the_next_ta
     strategy = learn(disjoint(evaluator=quiet(Interrupts())), stream.train_stream[:1])
     with pytest.raises(Interrupted):
         strategy.train(stream.train_stream[1])
-    assert same(strategy, trained(disjoint(), tasks=[0, 1]))
+    assert same(strategy, learned(disjoint(), tasks=[0, 1]))
     strategy.save(tmp_path)
     strategy.train(stream.train_stream[2])
     loaded = learn(DisjointSubnets.load(tmp_path, **_arguments()), [stream.train_stream[2]])
-    never = trained(disjoint(), without_samples(STREAM, {0: IDS}))
+    never = learned(disjoint(), without_samples(STREAM, {0: IDS}))
     for one in (strategy, loaded):
         assert [record.claim for record in unlearning_plugin(one).records] == ["exact"]
         assert same(one, never)
 
 
 def test_a_plan_says_what_would_go_and_changes_nothing():
-    strategy = trained(disjoint())
+    strategy = learned(disjoint())
     before = fingerprint(strategy)
     plan = strategy.plan_unlearning(UnlearningRequest(task=1, classes=[1]))
     assert (plan.task, plan.classes, len(plan.samples), plan.claim) == (1, (1,), len(of_class(1, 1)), "exact")
@@ -248,7 +248,7 @@ def test_a_plan_says_what_would_go_and_changes_nothing():
 def test_by_position_or_as_an_object():
     stream = with_unlearning(STREAM, {1: UnlearningRequest(task=0, samples=[2])})
     assert stream.train_stream[1].requests == (UnlearningRequest(task=0, samples=[2], at=1),)
-    strategy = trained(apart())
+    strategy = learned(apart())
     assert len(strategy.unlearn(UnlearningRequest(task=0, samples=torch.tensor([2, 1]))).plan.samples) == 2
     assert Pools.planned(stream).slots == {task: task for task in range(5)}
 
@@ -279,7 +279,7 @@ def test_a_stream_that_asks_for_a_part_of_what_is_gone_is_refused():
 @pytest.mark.parametrize("method", ["weights", "units", "apart"])
 def test_whatever_interrupts_it_leaves_the_state_before(method, tmp_path):
     plugins = {"trajectory": TrajectoryPlugin(path=tmp_path)} if method == "units" else {}
-    strategy = trained(METHODS[method](**plugins))
+    strategy = learned(METHODS[method](**plugins))
     before, held = fingerprint(strategy), comparable_state(strategy)
     on_disk = files(tmp_path) if plugins else None
     twin = copy.deepcopy(strategy) if not plugins else None
@@ -298,11 +298,11 @@ def test_whatever_interrupts_it_leaves_the_state_before(method, tmp_path):
     if on_disk is not None:
         assert files(tmp_path) == on_disk
     assert strategy.unlearn(**ask).claim == "exact"
-    assert same(strategy, trained(METHODS[method](), without_samples(STREAM, {1: IDS})))
+    assert same(strategy, learned(METHODS[method](), without_samples(STREAM, {1: IDS})))
 
 
 def test_a_training_that_fails_leaves_the_state_before():
-    strategy = trained(disjoint(train_mb_size=32))
+    strategy = learned(disjoint(train_mb_size=32))
     before = fingerprint(strategy)
     n = len(STREAM.train_stream[1].targets)
     rate = strategy.optimizer.param_groups[0]["lr"]
@@ -313,7 +313,7 @@ def test_a_training_that_fails_leaves_the_state_before():
     assert fingerprint(strategy) == before
     with pytest.raises(RequestError, match="would be left without samples"):
         strategy.unlearn(task=1, samples=range(n))
-    other = trained(disjoint(), drop_last=True)
+    other = learned(disjoint(), drop_last=True)
     before = fingerprint(other)
     with pytest.raises(RequestError, match="can't be trained without these samples"):
         other.unlearn(task=1, samples=range(n - 5))
@@ -328,7 +328,7 @@ def test_other_methods_refuse_by_name():
     torch.manual_seed(0)
     side = disjoint(kind=CLPUDERpp)
     for strategy in (make(AmnesiacHAT), make(HAT, plugins=[TrajectoryPlugin(), UnlearningPlugin()]), side):
-        trained(strategy, tasks=[0])
+        learned(strategy, tasks=[0])
         before = fingerprint(strategy)
         with pytest.raises(RequestError, match=f"{type(strategy).__name__} can't train task 0 again"):
             strategy.unlearn(task=0, samples=[1])
@@ -336,7 +336,7 @@ def test_other_methods_refuse_by_name():
 
 
 def test_what_a_task_does_not_have_is_refused(tmp_path):
-    strategy = trained(disjoint())
+    strategy = learned(disjoint())
     before = fingerprint(strategy)
     n = len(STREAM.train_stream[1].targets)
     for ask, message in (
@@ -374,7 +374,7 @@ def test_options_that_no_state_keeps_are_refused():
 
 
 def test_a_record_names_no_position_and_survives_its_way_through_json():
-    strategy = trained(disjoint())
+    strategy = learned(disjoint())
     record = strategy.unlearn(task=1, samples=IDS)
     assert UnlearningRecord.from_json(record.to_json()) == record
     assert len(set(record.plan.samples)) == len(IDS)
@@ -389,7 +389,7 @@ def test_a_record_names_no_position_and_survives_its_way_through_json():
 
 
 def test_an_audit_does_not_take_what_is_learned_again_for_residue():
-    strategy = trained(pooled())
+    strategy = learned(pooled())
     record = strategy.unlearn(task=1, samples=IDS, fingerprint=take_fingerprint)
     assert record.fingerprint.traces
     assert audit(strategy, record).clean

@@ -7,6 +7,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import LRSchedulerPlugin
+from support.fault_injection import FailsAtEvent
 from support.strategies import DIGITS, OPTIMIZERS, amnesiac, brief, learn, trained
 from support.strategy_state import unlearning_plugin
 from torch import nn
@@ -20,8 +21,7 @@ from avalanche_amnesia.unlearning.claims import TamperedError
 pools = partial(brief, isolation="pools")
 
 
-def learned(tasks=(0, 1, 2), **options):
-    return learn(pools(**options), [DIGITS.train_stream[task] for task in tasks])
+learned = partial(trained, maker=pools)
 
 
 def test_a_training_beside_the_task_is_the_reason():
@@ -36,7 +36,7 @@ def test_a_training_beside_the_task_is_the_reason():
 
 
 def test_where_nothing_speaks_against_it_there_is_no_reason():
-    strategy = learned()
+    strategy = learned(3)
     assert strategy.plan_unlearning([1]).reasons == ()
     assert strategy.unlearn([1], strict=True).claim == "exact"
     assert strategy.unlearn([0], strict=True).claim == "exact"
@@ -52,7 +52,7 @@ def change_one_weight(strategy):
 
 
 def load_another_state(strategy):
-    other = learned((0, 1, 2), seed=1)
+    other = learned(3, seed=1)
     strategy.model.load_state_dict(other.model.state_dict())
 
 
@@ -76,7 +76,7 @@ def add_a_buffer(strategy):
 @pytest.mark.parametrize("tamper", [change_one_weight, load_another_state, step_by_hand, change_a_mask, add_a_buffer])
 @pytest.mark.parametrize("later", [False, True])
 def test_a_model_that_somebody_wrote_into_is_never_exact(tamper, later):
-    strategy = learned()
+    strategy = learned(3)
     tamper(strategy)
     if later:  # a training in between does not make it good
         strategy.train(DIGITS.train_stream[3])
@@ -90,7 +90,7 @@ def test_a_model_that_somebody_wrote_into_is_never_exact(tamper, later):
 
 
 def test_put_back_it_is_exact_again():
-    strategy = learned()
+    strategy = learned(3)
     held = {name: value.clone() for name, value in strategy.model.state_dict().items()}
     change_one_weight(strategy)
     assert strategy.plan_unlearning([1]).claim == "approximate"
@@ -100,14 +100,14 @@ def test_put_back_it_is_exact_again():
 
 @pytest.mark.parametrize("kind", ["SeedingPlugin", "CounterfactualPlugin"])
 def test_a_plugin_that_was_taken_away_is_a_reason(kind):
-    strategy = learned()
+    strategy = learned(3)
     strategy.plugins = [plugin for plugin in strategy.plugins if type(plugin).__name__ != kind]
     reasons = strategy.unlearn([1]).reasons
     assert "the strategy has other plugins by now than when the first task was trained" in reasons
 
 
 def test_a_plugin_that_was_there_for_one_task_is_a_reason():
-    strategy = learned((0,))
+    strategy = learned(1)
     counting = Counting()
     strategy.plugins.append(counting)
     strategy.train(DIGITS.train_stream[1])
@@ -117,19 +117,12 @@ def test_a_plugin_that_was_there_for_one_task_is_a_reason():
     assert any("beside other plugins" in reason for reason in reasons)
 
 
-class Interrupts(SupervisedPlugin):
-    """Interrupts the training of task 2 behind its second step."""
-
-    repeatable = True
-
-    def after_update(self, strategy, **kwargs):
-        if strategy.experience.task_label == 2 and strategy.clock.train_exp_iterations == 1:
-            raise KeyboardInterrupt
-
-
 def test_unlearned_in_the_middle_of_a_training_that_was_given_up_it_is_as_it_was_left():
     """Changes of a request in the middle stay, and are nobody else's writing."""
-    strategy = amnesiac(isolation=Pools(), train_epochs=1, plugins=[Interrupts()])
+    second = {"when": lambda made: made.experience.task_label == 2 and made.clock.train_exp_iterations == 1}
+    fails = FailsAtEvent("after_update", KeyboardInterrupt, **second)
+    fails.repeatable = True
+    strategy = amnesiac(isolation=Pools(), train_epochs=1, plugins=[fails])
     benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 1)])
     learn(strategy, benchmark.train_stream[:2])
     with pytest.raises(KeyboardInterrupt):
@@ -164,7 +157,7 @@ class Telling(SupervisedPlugin):
 
 
 def test_a_plugin_that_says_it_is_repeatable_costs_nothing():
-    assert learned(plugins=[Telling()]).unlearn([1]).claim == "exact"
+    assert learned(3, plugins=[Telling()]).unlearn([1]).claim == "exact"
 
 
 def test_a_plugin_that_may_keep_state_is_named():
@@ -228,7 +221,7 @@ def listed_loss():
 
 @pytest.mark.parametrize("make", [counted_loss, listed_loss])
 def test_a_criterion_that_counts_is_a_reason(make):
-    strategy = learned((0, 1), criterion=make())
+    strategy = learned(2, criterion=make())
     record = strategy.unlearn([0], allow_unknown=True)
     assert any("criterion" in reason for reason in record.reasons)
     assert unlearning_plugin(strategy).ledger.remaining == (1,)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, amnesiac, learn, stock
+from support.strategies import DIGITS, amnesiac, stock, trained
 from support.strategy_state import (
     assert_nothing_stray,
     bits,
@@ -30,8 +30,8 @@ NAMES = ["rate", "draft"]
 def learned(n_tasks=3, by="rate", adjustment="adahat", **options):
     """A strategy with scaled updates; None: deletion alone."""
     compensation = "none" if by is None else ScaledUpdatesPlugin(by)
-    strategy = amnesiac(**{"train_epochs": 1, "compensation": compensation, "adjustment": adjustment, **options})
-    return learn(strategy, PERMUTED.train_stream[:n_tasks])
+    options = {"compensation": compensation, "adjustment": adjustment, **options}
+    return trained(n_tasks, PERMUTED, train_epochs=1, **options)
 
 
 @pytest.mark.parametrize("compensation", NAMES)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive, Replay
+from support.fault_injection import FailsAtEvent
 from support.strategies import WRAPS, accuracy, amnesiac, learn, logits, make, quiet, stock
 from support.strategy_state import bits, stray, trajectory, unlearning_plugin, values
 from torch.optim import Adam
@@ -30,16 +30,6 @@ def rival(kind, **options):
     options |= {"score_lr": 1e-2} if kind is PALL else {}
     options = {"train_mb_size": 25, "train_epochs": 4, "evaluator": quiet(), **options}
     return make(kind, hidden=(48,), features=32, **options)
-
-
-class Fails(SupervisedPlugin):
-    """Raises at the very end of an unlearning."""
-
-    on = True
-
-    def after_unlearning(self, strategy, **kwargs):
-        if self.on:
-            raise RuntimeError("injected")
 
 
 # Networks of their own ------------------------------------------------------------------------------------------
@@ -179,7 +169,7 @@ def test_pall_repairs_in_the_middle_of_a_task():
 
 @pytest.mark.parametrize("kind", RIVALS)
 def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
-    fails = Fails()
+    fails = FailsAtEvent("after_unlearning", RuntimeError)
     strategy = learn(rival(kind, train_epochs=1, plugins=[fails]), STREAM.train_stream[:3])
     before = bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining
     plugin = find_plugin(strategy, PALLPlugin if kind is PALL else CLPUPlugin)
@@ -188,7 +178,7 @@ def test_rivals_unlearn_as_a_whole_or_not_at_all(kind):
         strategy.unlearn([1])
     assert (bits(strategy.model), trajectory(strategy).logs, unlearning_plugin(strategy).ledger.remaining) == before
     assert plugin is None or plugin.memory.samples is samples
-    fails.on = False
+    fails.event = ""
     strategy.unlearn([1])
     assert len(trajectory(strategy).repairs) == (kind is PALL)
 

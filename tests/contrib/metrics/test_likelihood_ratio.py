@@ -1,6 +1,7 @@
 """Likelihood-ratio attack: what it reads of known distributions, and of models that unlearned, or did not."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -59,14 +60,12 @@ def test_what_can_not_be_attacked_is_refused(suspected, never, words):
         likelihood_ratio_attack(suspected, never)
 
 
-def disjoint(seed, **options):
-    options = {"train_mb_size": 15, "train_epochs": 1, **options}
-    return make(DisjointSubnets, hidden=(32,), torch_seed=seed, seed=seed, **options)
+def seeded(seed, **options):
+    return make(torch_seed=seed, seed=seed, train_mb_size=15, **options)
 
 
-def shared(seed, **options):
-    options = {"train_mb_size": 15, "train_epochs": 4, **options}
-    return make(hidden=(48,), features=32, torch_seed=seed, seed=seed, **options)
+disjoint = partial(seeded, kind=DisjointSubnets, hidden=(32,), train_epochs=1)
+shared = partial(seeded, hidden=(48,), features=32, train_epochs=4)
 
 
 def test_margins_are_log_odds_of_the_true_class():

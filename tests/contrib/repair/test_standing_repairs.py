@@ -4,8 +4,8 @@ from itertools import permutations
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin
+from support.fault_injection import FailsAtEvent
 from support.repaired_strategies import MODES, PERMUTED, plugin_of, trained
 from support.strategies import amnesiac, learn
 from support.strategy_state import bits, initial_values, stray, trajectory, unlearning_plugin, values
@@ -99,17 +99,11 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
 
 
 def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_the_ledger():
-    class Fails(SupervisedPlugin):
-        on = False
-
-        def after_training_exp(self, strategy, **kwargs):
-            if self.on:
-                raise MemoryError("injected")
-
-    strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), plugins=[fails := Fails()])
+    fails = FailsAtEvent(error=MemoryError)
+    strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), plugins=[fails])
     learn(strategy, PERMUTED.train_stream[:3])
     strategy.unlearn([0])
-    before, logs, fails.on = bits(strategy.model), trajectory(strategy).logs, True
+    before, logs, fails.event = bits(strategy.model), trajectory(strategy).logs, "after_training_exp"
     with pytest.raises(MemoryError, match="injected"):
         strategy.train(PERMUTED.train_stream[3])
     assert trajectory(strategy).tasks == (1, 2, 3)

@@ -54,7 +54,7 @@ def plain_once(adjustment):
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 def test_affected_tasks_gain(adjustment):
-    plain, ours = (learned(compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", BackupPlugin))
+    plain, ours = (learned(3, compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", BackupPlugin))
     plain.unlearn([0])
     record = ours.unlearn([0])
     assert record.plan.compensated == record.affected == (1, 2)
@@ -68,9 +68,9 @@ def test_the_main_training_does_not_notice_detached_shadows(net, optimizer):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 16), nn.ReLU())
 
     options = {"net": batch_normed if net == "conv" else dropped_out, "optimizer": optimizer, "stream": DIGITS}
-    with_shadows, without = learned(**options), learned(compensation="none", **options)
+    with_shadows, without = learned(3, **options), learned(3, compensation="none", **options)
     assert bits(with_shadows.model) == bits(without.model)
-    joint = learned(compensation=BackupPlugin(joint=True), **options)
+    joint = learned(3, compensation=BackupPlugin(joint=True), **options)
     assert bits(joint.model)["heads.0.weight"] == bits(without.model)["heads.0.weight"]
     for part in ("heads.2.weight", "_embeddings.2"):
         assert bits(joint.model)[part] != bits(without.model)[part]

@@ -7,9 +7,8 @@ from itertools import combinations
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, ConvNet, accuracy, amnesiac, learn, stock
+from support.strategies import DIGITS, ConvNet, accuracy, amnesiac, batch_normed, learn, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
-from torch import nn
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
@@ -20,10 +19,7 @@ from avalanche_amnesia.training.plugins.counterfactual import SEVERAL
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
-
-
-def learned(benchmark=PERMUTED, **options):
-    return learn(amnesiac(train_epochs=4, **options), benchmark.train_stream)
+learned = functools.partial(trained, stream=PERMUTED, train_epochs=4)
 
 
 def heads_of(strategy):
@@ -50,7 +46,7 @@ def test_a_kept_head_takes_two_bytes_per_class_and_unit_that_the_task_opens():
 
 @functools.cache
 def of_five(compensation="counterfactual"):
-    return learned(PermutedDigits(5, n_train=600, n_test=300), compensation=compensation)
+    return learned(stream=PermutedDigits(5, n_train=600, n_test=300), compensation=compensation)
 
 
 def test_of_more_tasks_all_sets_of_several_share_one_head():
@@ -84,7 +80,7 @@ def test_a_shared_head_is_fitted_to_many_sets_of_several_tasks():
 @pytest.mark.parametrize("net", ["mlp", "conv"])
 def test_the_backbone_is_as_it_was_and_training_does_not_notice(net):
     options = {"net": ConvNet} if net == "conv" else {}
-    with_heads, without = learned(DIGITS, **options), learned(DIGITS, compensation="none", **options)
+    with_heads, without = learned(stream=DIGITS, **options), learned(stream=DIGITS, compensation="none", **options)
     assert bits(with_heads.model) == bits(without.model)
 
 
@@ -168,7 +164,7 @@ def test_an_error_while_fitting_leaves_the_backbone_as_it_was(monkeypatch):
 
 
 def test_requests_of_a_stream_are_compensated_also_in_the_middle_of_a_task():
-    strategy = learned(with_unlearning(PERMUTED, requests={2: [0], 3: [1]}))
+    strategy = learned(stream=with_unlearning(PERMUTED, requests={2: [0], 3: [1]}))
     assert [record.plan.compensated for record in unlearning_plugin(strategy).records] == [(1, 2), (2, 3)]
 
 
@@ -232,13 +228,7 @@ def test_values_that_are_not_allowed_and_models_without_masks_are_refused():
 
 
 def test_running_statistics_are_those_without_the_task():
-    def batch_normed():
-        return nn.Sequential(
-            *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        )
-
-    plain, ours = learned(DIGITS, net=batch_normed, compensation="none"), learned(DIGITS, net=batch_normed)
+    plain, ours = (learned(stream=DIGITS, net=batch_normed, **options) for options in ({"compensation": "none"}, {}))
     assert bits(plain.model) == bits(ours.model)
     plain.unlearn([0])
     assert ours.unlearn([0]).plan.compensated

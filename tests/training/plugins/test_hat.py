@@ -1,9 +1,8 @@
 """Masks that HAT learns: a minimum of open units, fewer units at a higher price, embeddings within bounds."""
 
 import pytest
-from avalanche.core import SupervisedPlugin
 from support.small_runs import make, permuted
-from support.strategies import learn
+from support.strategies import Hears, learn
 
 from avalanche_amnesia.training import HardAttention
 from avalanche_amnesia.training.host import find_plugin
@@ -14,17 +13,12 @@ from avalanche_amnesia.training.plugins.hat import HATPlugin
 def test_no_layer_falls_below_its_minimum_of_open_units(min_units):
     smallest = []
 
-    class Watch(SupervisedPlugin):
-        def after_training_iteration(self, strategy, **kwargs):
-            open_units = strategy.model.by_layer(strategy.model.binary_mask(strategy.model.current_task))
-            smallest.append(min(int(mask.sum()) for mask in open_units.values()))
+    def watch(made):
+        open_units = made.model.by_layer(made.model.binary_mask(made.model.current_task))
+        smallest.append(min(int(mask.sum()) for mask in open_units.values()))
 
-    strategy = make(
-        masks=HardAttention(sparsity_weight=50, min_units=min_units, embedding_lr=1.0),
-        train_epochs=4,
-        plugins=[Watch()],
-    )
-    learn(strategy, permuted().train_stream)
+    masks = HardAttention(sparsity_weight=50, min_units=min_units, embedding_lr=1.0)
+    strategy = learn(make(masks=masks, train_epochs=4, plugins=[Hears(after_training_iteration=watch)]), permuted())
     for masks in strategy.model.masks.values():
         for mask in masks.values():
             assert int(mask.sum()) >= min(min_units, len(mask))

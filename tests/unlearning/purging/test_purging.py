@@ -4,6 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
+from support.fault_injection import FailsAtEvent
 from support.stock_hosts import HOSTS, host, keeper
 from support.strategies import DIGITS, learn, trained
 from support.strategy_state import fingerprint, frozen, unlearning_plugin
@@ -139,19 +140,9 @@ def test_synaptic_intelligence_learns_beside_masks_and_keeps_no_mask_in_the_maki
     assert strategy.model.tasks == (0, 2)
 
 
-class Fails(SupervisedPlugin):
-    """The last one to hear of an unlearning: everything has been changed by then."""
-
-    on = True
-
-    def after_unlearning(self, strategy, **kwargs):
-        if self.on:
-            raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("name", HOSTS)
 def test_a_failure_brings_the_state_of_every_host_back(name):
-    fails = Fails()
+    fails = FailsAtEvent("after_unlearning", KeyboardInterrupt)
     strategy = learn(host(name, plugins=(fails,)), STREAM.train_stream[:3])
     kept = keeper(strategy, name)
 
@@ -166,7 +157,7 @@ def test_a_failure_brings_the_state_of_every_host_back(name):
         with pytest.raises(KeyboardInterrupt):
             unlearning_plugin(strategy).unlearn(strategy, tasks)
         assert state() == before
-    fails.on = False
+    fails.event = ""
     unlearning_plugin(strategy).unlearn(strategy, [1])
     assert state() != before
     strategy.train(STREAM.train_stream[3])
