@@ -4,27 +4,17 @@ import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics, confusion_matrix_metrics, forgetting_metrics
 from avalanche.logging import BaseLogger
-from avalanche.models import MultiHeadClassifier, MultiTaskModule
 from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EvaluationPlugin
+from support.stock_hosts import AvalancheNet
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 
 
-class MultiHead(MultiTaskModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
-        self.classifier = MultiHeadClassifier(32, initial_out_features=2)
-
-    def forward(self, x, task_labels):
-        return self.classifier(self.backbone(x), task_labels)
-
-
 def run(make, benchmark, **options):
     torch.manual_seed(0)
-    model = MultiHead()
+    model = AvalancheNet()
     evaluator = EvaluationPlugin(
         accuracy_metrics(experience=True, stream=True),
         forgetting_metrics(experience=True),
@@ -84,7 +74,7 @@ def test_no_padding_wins_an_argmax_where_task_labels_are_tensors():  # trap 1
 def test_tasks_of_unequal_size_adapt_the_multi_head_classifier():  # traps 2 and 3
     x, y = torch.rand(60, 64), torch.arange(60) % 6
     benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4, 5]])
-    model = MultiHead()
+    model = AvalancheNet()
     for experience in benchmark.train_stream:
         model.classifier.adaptation(experience)
     assert [head.classifier.out_features for head in model.classifier.classifiers.values()] == [2, 4]

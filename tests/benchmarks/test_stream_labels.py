@@ -27,7 +27,7 @@ from avalanche.benchmarks.utils import (
 )
 from avalanche.training import Naive
 from support import tiny
-from support.strategies import quiet, stock
+from support.strategies import make, stock
 from support.strategy_state import bits, unchanged, unlearning_plugin
 from torch.utils.data import TensorDataset
 
@@ -105,13 +105,10 @@ def test_a_stock_strategy_refuses_it_too(name):
 
 
 def test_a_stock_strategy_without_plugins_of_ours_is_told_too():
-    model = MultiHeadModel(tiny.Net())
-    strategy = Naive(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), evaluator=quiet(), train_mb_size=8
-    )
+    strategy = make(Naive, net=tiny.Net, optimizer="sgd", train_mb_size=8)
     with pytest.raises(UnknownTaskError, match="an experience has no task labels.*" + MEND):
         strategy.train(domains().train_stream[0])
-    assert model.tasks == ()
+    assert strategy.model.tasks == ()
 
 
 @pytest.mark.parametrize("name", ["new classes", "own classes", "all zero, classes", "mixed"])

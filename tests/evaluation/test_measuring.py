@@ -9,9 +9,8 @@ from avalanche.logging import CSVLogger, InteractiveLogger, TextLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from support.measured_runs import BENCHMARK, PERMUTED, TEST, make
-from support.strategies import learn, quiet
+from support.strategies import learn, quiet, trained
 from support.strategy_state import hashes
-from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
@@ -30,7 +29,6 @@ from avalanche_amnesia.evaluation import (
     jsd_metrics,
     unlearned_accuracy_metrics,
 )
-from avalanche_amnesia.models import MLP, MultiHeadModel
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 
@@ -134,13 +132,7 @@ def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
 
 
 def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
-    model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
-    strategy = Naive(
-        model=model,
-        optimizer=SGD(model.parameters(), lr=0.1),
-        train_mb_size=40,
-        evaluator=quiet(*jsd_metrics(references)),
-    )
-    strategy.train(BENCHMARK.train_stream[0])
+    options = {"hidden": (8,), "features": 4, "optimizer": "sgd", "train_epochs": 1}
+    strategy = trained(1, BENCHMARK, kind=Naive, evaluator=quiet(*jsd_metrics(references)), **options)
     with pytest.raises(TypeError, match=r"need an UnlearningPlugin, which Naive does not have"):
         strategy.eval([TEST[0]])

@@ -5,13 +5,14 @@ from functools import partial
 import pytest
 import torch
 from avalanche.training import EWC, Naive
+from support import strategies
 from support.fault_injection import FailsAtEvent
 from support.measured_runs import BENCHMARK, PERMUTED, make, stock_maker
 from support.strategies import learn
 from support.strategy_state import hashes
 from torch.optim import SGD
 
-from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, MultiHeadModel, References, SeedingPlugin
+from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, References, SeedingPlugin
 from avalanche_amnesia.evaluation import ReferencesError
 
 
@@ -23,11 +24,7 @@ def test_a_maker_that_does_not_seed_itself_is_refused():
     with pytest.raises(ReferencesError, match=r"different initial values of \['backbone.*torch.manual_seed"):
         References(unseeded, BENCHMARK)
 
-    def undetermined(**options):
-        torch.manual_seed(0)
-        model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
-        return Naive(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
-
+    undetermined = partial(strategies.make, Naive, hidden=(8,), features=4, optimizer="sgd")
     with pytest.raises(ReferencesError, match=r"running random stream.*SeedingPlugin"):
         References(undetermined, BENCHMARK)
 
@@ -81,17 +78,10 @@ def test_an_interrupted_reference_is_not_continued(kind):
     breaks = partial(FailsAtEvent, "after_update", KeyboardInterrupt, **late)
 
     def maker(**options):
-        torch.manual_seed(0)
         if kind is None:
             return make(plugins=[breaks()], **options)
-        model = MultiHeadModel(MLP(64, hidden=(8,), features=4))
-        return Naive(
-            model=model,
-            optimizer=SGD(model.parameters(), lr=0.1),
-            train_mb_size=40,
-            plugins=[SeedingPlugin(0), breaks()],
-            **options,
-        )
+        options |= {"hidden": (8,), "features": 4, "optimizer": "sgd", "train_epochs": 1}
+        return strategies.make(Naive, plugins=[SeedingPlugin(0), breaks()], **options)
 
     references = References(maker, BENCHMARK)
     expected = hashes(References(maker, BENCHMARK).reference([0, 1, 2]))

@@ -4,9 +4,9 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
-from support.strategies import DIGITS, learn
+from support.strategies import trained
 
-from avalanche_amnesia import HAT, MLP, MaskedModel
+from avalanche_amnesia import HAT
 
 
 class WatchEarlier(SupervisedPlugin):
@@ -40,16 +40,8 @@ class WatchEarlier(SupervisedPlugin):
     ids=["sgd", "adam"],
 )
 def test_replayed_samples_move_nothing_of_their_tasks(optimizer):
-    torch.manual_seed(0)
-    model, watch = MaskedModel(MLP(64, hidden=(40,), features=30)), WatchEarlier()
-    strategy = HAT(
-        model=model,
-        optimizer=optimizer(model.parameters()),
-        isolation="pools",
-        train_mb_size=20,
-        train_epochs=2,
-        plugins=[ReplayPlugin(mem_size=60), watch],
-    )
-    learn(strategy, DIGITS.train_stream[:2])
+    watch = WatchEarlier()
+    options = {"hidden": (40,), "features": 30, "optimizer": optimizer, "train_mb_size": 20}
+    trained(2, kind=HAT, isolation="pools", plugins=[ReplayPlugin(mem_size=60), watch], **options)
     assert watch.reached > 5
     assert watch.moved == 0

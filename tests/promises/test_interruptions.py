@@ -20,7 +20,6 @@ from support.interruptions import (
 from support.strategies import learn, make, quiet
 from support.thoroughness import examples
 from torch import nn
-from torch.optim import SGD
 
 from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
@@ -68,20 +67,13 @@ def ours(kind, *, net=mlp, wrap=None, **options):
     return made
 
 
-def stock(kind, *, model=MultiHeadModel, plugins=list, **options):
-    def make(path):
-        network = model(mlp())
-        return kind(
-            model=network,
-            optimizer=SGD(network.parameters(), lr=0.1, momentum=0.9),
-            criterion=nn.CrossEntropyLoss(),
-            plugins=[SeedingPlugin(0), *plugins(), TrajectoryPlugin(), UnlearningPlugin()],
-            evaluator=quiet(),
-            **OPTIONS,
-            **options,
-        )
+def stock(kind, *, wrap=MultiHeadModel, plugins=list, **options):
+    def made(path):
+        given = [SeedingPlugin(0), *plugins(), TrajectoryPlugin(), UnlearningPlugin()]
+        options_of_all = {"net": mlp, "optimizer": "momentum", "evaluator": quiet(), **OPTIONS}
+        return make(kind, wrap=wrap, plugins=given, **options_of_all, **options)
 
-    return make
+    return made
 
 
 KINDS = {
@@ -110,11 +102,11 @@ KINDS = {
     "independent": ours(Independent),
     "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
     "naive": stock(Naive),
-    "naive with masks": stock(Naive, model=MaskedModel, plugins=lambda: [HATPlugin()]),
+    "naive with masks": stock(Naive, wrap=MaskedModel, plugins=lambda: [HATPlugin()]),
     "ewc": stock(EWC, ewc_lambda=1.0),
     "lwf": stock(LwF, alpha=1.0, temperature=2.0),
     "replay": stock(Replay, mem_size=20),
-    "der": stock(DER, model=one_head, mem_size=20, batch_size_mem=5),
+    "der": stock(DER, wrap=one_head, mem_size=20, batch_size_mem=5),
 }
 
 

@@ -7,12 +7,12 @@ import torch
 import torch.nn.functional as F
 from avalanche.training import Naive
 from support import strategies
-from support.strategies import learn, logits, stock
+from support.strategies import learn, logits, make, stock
 from support.strategy_state import unlearning_plugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
-from avalanche_amnesia import WSN, AmnesiacHAT, MaskedModel, ModelError, MultiHeadModel, References, SubnetModel
+from avalanche_amnesia import WSN, MaskedModel, ModelError, MultiHeadModel, References, SubnetModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 
 STREAM = PermutedDigits(3, n_train=200, n_test=100)
@@ -176,19 +176,13 @@ def test_masked_models_refuse_state_that_forwards_write(net):
 
 @pytest.mark.parametrize("net", [FunctionalNorm, KeepsActivations])
 def test_masked_models_own_functional_norms_and_keep_no_activations(net):
-    def make(**kwargs):
-        torch.manual_seed(0)
-        model = MaskedModel(net(), input_shape=(64,))
-        return AmnesiacHAT(
-            model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, train_epochs=2, **kwargs
-        )
-
-    strategy = learn(make(), STREAM.train_stream[:1])
+    maker = partial(make, net=net, wrap=partial(MaskedModel, input_shape=(64,)), train_mb_size=20)
+    strategy = learn(maker(), STREAM, 1)
     before = logits(strategy, STREAM.test_stream[0])
     strategy.train(STREAM.train_stream[1])
     assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)
     assert strategy.unlearn([1]).claim == "exact"
-    reference = References(make, STREAM).reference([0]).state_dict()
+    reference = References(maker, STREAM).reference([0]).state_dict()
     state = strategy.model.state_dict()
     assert state.keys() == reference.keys()
     assert all(torch.equal(state[name], reference[name]) for name in state)

@@ -1,12 +1,13 @@
 """Pretrained backbones: their weights are the initial values, and come back to the bit."""
 
 import copy
+from functools import partial
 
 import pytest
 import timm
 import torch
 from sklearn.datasets import load_digits
-from support.strategies import learn
+from support.strategies import learn, make
 from torch import nn
 from torchvision.models import resnet18
 
@@ -52,9 +53,8 @@ def pretrained(saved) -> nn.Module:
     return model
 
 
-def amnesiac(model, **options):
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4)
-    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=9, train_epochs=1, seed=0, **options)
+OPTIMIZER = partial(torch.optim.Adam, lr=1e-3, weight_decay=5e-4)
+tuned = partial(make, AmnesiacHAT, optimizer=OPTIMIZER, train_mb_size=9, train_epochs=1, seed=0)
 
 
 def assert_pretrained_again(strategy, state, n_tasks=2):
@@ -129,7 +129,7 @@ def test_norms_of_a_task_start_at_the_pretrained_statistics(saved):
 @pytest.mark.slow
 def test_unlearning_everything_gives_the_pretrained_network_back(saved):
     state = torch.load(saved, weights_only=True)
-    assert_pretrained_again(amnesiac(MaskedModel(pretrained(saved), classifier="fc")), state)
+    assert_pretrained_again(tuned(model=MaskedModel(pretrained(saved), classifier="fc")), state)
 
 
 def test_weights_loaded_into_the_masked_model_are_used_too(saved):
@@ -157,7 +157,7 @@ def test_timm_checkpoints(tmp_path):
         assert torch.equal(value, state[parameter])
         assert value is backbone.get_parameter(parameter)
     assert isinstance(backbone.head, nn.Linear)
-    assert_pretrained_again(amnesiac(model), state, n_tasks=3)
+    assert_pretrained_again(tuned(model=model), state, n_tasks=3)
 
 
 def test_timm_convolutions_with_norms(tmp_path):
@@ -175,4 +175,4 @@ def test_timm_convolutions_with_norms(tmp_path):
     for name, value in starts.items():
         if not name.endswith("num_batches_tracked"):
             assert torch.equal(value, state[name.replace("/", ".")]), name
-    assert_pretrained_again(amnesiac(model), state)
+    assert_pretrained_again(tuned(model=model), state)

@@ -5,11 +5,11 @@ from copy import deepcopy
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.models import MultiHeadClassifier, MultiTaskModule
 from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
-from support.strategies import DIGITS, learn, quiet, stock
+from support.stock_hosts import AvalancheNet
+from support.strategies import DIGITS, Hears, learn, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin, values
 from torch import nn
 
@@ -21,18 +21,6 @@ from avalanche_amnesia.unit_graph import ModelError
 from avalanche_amnesia.unlearning.purging import purgers
 
 FULL = PermutedDigits(4, n_train=500)  # ten classes: a random backbone tells an old head little
-
-
-class AvalancheNet(MultiTaskModule):
-    """A model as an Avalanche user writes it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
-        self.classifier = MultiHeadClassifier(32, initial_out_features=2)
-
-    def forward(self, x, task_labels):
-        return self.classifier(self.backbone(x), task_labels)
 
 
 MODELS = {"ours": lambda: MultiHeadModel(MLP(64, hidden=(32,), features=32)), "avalanche's": AvalancheNet}
@@ -197,36 +185,28 @@ POLICIES = {
 }
 
 
-class Batches(SupervisedPlugin):
-    def __init__(self):
-        super().__init__()
-        self.tasks = []
-
-    def before_forward(self, strategy, **kwargs):
-        self.tasks.append(sorted(set(strategy.mb_task_id.tolist())))
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_buffer_and_every_later_batch_hold_no_forgotten_sample(policy):
-    batches = Batches()
+    batches = []
+    listens = Hears(before_forward=lambda made: batches.append(sorted(set(made.mb_task_id.tolist()))))
     replay = ReplayPlugin(mem_size=60, storage_policy=POLICIES[policy]())
-    strategy = stock(plugins=[batches, replay], epochs=2)
+    strategy = stock(plugins=[listens, replay], epochs=2)
     storage = replay.storage_policy
     stream = with_unlearning(
         DIGITS, [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((3,), 3)]
     ).train_stream
     learn(strategy, stream[:2])
     old = {tuple(map(float, x.flatten())): (y, t) for x, y, t in storage.buffer}
-    batches.tasks = []
+    batches.clear()
     strategy.train(stream[2])
-    assert 0 in batches.tasks[0]  # it was there before the request
-    assert [tasks for tasks in batches.tasks[1:] if 0 in tasks] == []
-    assert any(1 in tasks for tasks in batches.tasks[1:])
-    batches.tasks = []
+    assert 0 in batches[0]  # it was there before the request
+    assert [tasks for tasks in batches[1:] if 0 in tasks] == []
+    assert any(1 in tasks for tasks in batches[1:])
+    batches.clear()
     for experience in stream[3:]:
         strategy.train(experience)
         assert not {0} & set(map(int, storage.buffer.targets_task_labels))
-    assert [tasks for tasks in batches.tasks if 0 in tasks] == []
+    assert [tasks for tasks in batches if 0 in tasks] == []
     assert set(map(int, storage.buffer.targets_task_labels)) == {1, 2, 4}
     for x, y, t in storage.buffer:  # samples and labels still belong together
         if int(t) == 1 and tuple(map(float, x.flatten())) in old:
@@ -309,17 +289,9 @@ def test_a_plan_for_a_stock_strategy_changes_nothing():
 
 @pytest.mark.parametrize("order", [lambda u, r: [u, r], lambda u, r: [r, u]], ids=["in front", "behind"])
 def test_the_place_in_the_plugin_list_does_not_matter(order):
-    torch.manual_seed(0)
-    model = MultiHeadModel(MLP(64, hidden=(32,), features=32))
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=40,
-        plugins=[SeedingPlugin(0), TrajectoryPlugin(), *order(UnlearningPlugin(), LwFPlugin())],
-        evaluator=quiet(),
-    )
-    learn(strategy, with_unlearning(DIGITS, {1: [1]}).train_stream[:2])
+    plugins = [SeedingPlugin(0), TrajectoryPlugin(), *order(UnlearningPlugin(), LwFPlugin())]
+    options = {"kind": Naive, "optimizer": "sgd", "train_epochs": 1}
+    strategy = trained(2, with_unlearning(DIGITS, {1: [1]}), plugins=plugins, **options)
     lwf = find_plugin(strategy, LwFPlugin).lwf
-    assert bits(lwf.prev_model) == bits(model)
+    assert bits(lwf.prev_model) == bits(strategy.model)
     assert set(lwf.prev_classes_by_task) == {0}

@@ -3,20 +3,20 @@
 import gc
 import math
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from avalanche.training.plugins import EWCPlugin, ReplayPlugin
 from avalanche.training.supervised import Naive
 from support.fault_injection import FailsAtEvent
-from support.strategies import Hears, learn, quiet
+from support.strategies import Hears, learn, make, quiet
 from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, TaskBatchNorm, TaskGroupNorm, TaskLayerNorm
@@ -73,8 +73,8 @@ def build(kind="batch", seed=0, **options):
 
 
 def amnesiac(model, **options):
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=5e-4)
-    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=2, seed=0, **options)
+    optimizer = partial(torch.optim.Adam, lr=3e-3, weight_decay=5e-4)
+    return make(model=model, optimizer=optimizer, train_mb_size=32, seed=0, **options)
 
 
 def own(model, task):
@@ -183,14 +183,9 @@ STOCK = {
 
 
 def stock(kind, plugins, masked_norm="task"):
-    model = build(kind, norm=masked_norm)
-    return Naive(
-        model=model,
-        optimizer=torch.optim.Adam(model.parameters(), lr=3e-3),
-        train_mb_size=32,
-        train_epochs=2,
-        plugins=[SeedingPlugin(0), *plugins, TrajectoryPlugin(), UnlearningPlugin()],
-    )
+    options = {"optimizer": partial(torch.optim.Adam, lr=3e-3), "train_mb_size": 32}
+    plugins = [SeedingPlugin(0), *plugins, TrajectoryPlugin(), UnlearningPlugin()]
+    return make(Naive, model=build(kind, norm=masked_norm), plugins=plugins, **options)
 
 
 @pytest.mark.parametrize("plugins", STOCK)
@@ -215,9 +210,9 @@ def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
     assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())
 
 
-@pytest.mark.parametrize("make", [lambda: stock("batch", []), lambda: amnesiac(build("batch"))], ids=["stock", "ours"])
-def test_an_interrupted_training_leaves_nothing_in_the_norms(make):
-    straight, interrupted = make(), make()
+@pytest.mark.parametrize("maker", [lambda: stock("batch", []), lambda: amnesiac(build("batch"))], ids=["stock", "ours"])
+def test_an_interrupted_training_leaves_nothing_in_the_norms(maker):
+    straight, interrupted = maker(), maker()
     for strategy in (straight, interrupted):
         strategy.train(DIGITS.train_stream[0])
     interrupted.plugins.append(FailsAtEvent("after_training_iteration", KeyboardInterrupt, times=2))
@@ -375,12 +370,12 @@ def test_norm_batch_has_nothing_of_its_own_and_reads_no_running_statistics(kind)
 def test_references_and_probes_carry_the_task_s_own_norms():
     benchmark = with_unlearning(DIGITS, {2: [2], 3: [0], 4: [4]})
 
-    def make(**options):
+    def maker(**options):
         return amnesiac(build(), **options)
 
-    references = References(make, benchmark)
+    references = References(maker, benchmark)
     metrics = jsd_metrics(references)
-    strategy = make(evaluator=quiet(*metrics))
+    strategy = maker(evaluator=quiet(*metrics))
     exact, seen = 0, set()
     for experience in benchmark.train_stream:
         strategy.train(experience)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.strategies import with_plugins
+from support.strategies import make
 from torch import nn
 from torch.optim import Adam
 
@@ -78,13 +78,7 @@ def test_a_transform_gets_them_as_they_are():
 )
 def test_tokens_are_learned_and_unlearned(kind, model, options):
     model, benchmark = model(), with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
-    strategy = kind(
-        model=model,
-        optimizer=Adam(model.parameters(), lr=1e-2),
-        train_mb_size=20,
-        train_epochs=4,
-        **with_plugins(options),
-    )
+    strategy = make(kind, model=model, train_mb_size=20, train_epochs=4, **options)
     strategy.train(benchmark.train_stream)
     record = strategy.unlearn([1], fingerprint=take_fingerprint)
     # With a repair the audit reports its log (one tensor, strength -.7): residue or chance is not settled.

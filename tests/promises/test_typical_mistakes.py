@@ -6,7 +6,7 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark, task_incremental_benchmark
 from avalanche.training import Cumulative, JointTraining
-from support.strategies import DIGITS, amnesiac, learn, stock, trained
+from support.strategies import DIGITS, amnesiac, learn, make, stock, trained
 from support.strategy_state import bits, unchanged, unlearning_plugin
 from torch.utils.data import TensorDataset
 
@@ -15,7 +15,6 @@ from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.evaluation import References, unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.references import ReferencesError
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
@@ -98,10 +97,8 @@ def test_a_saved_strategy_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("declined", [False, True])
 def test_requests_that_nobody_obeys_are_a_warning_unless_they_are_declined(declined):
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(12,), features=10))
     plugins = [TrajectoryPlugin(), UnlearningPlugin(obey=False)] if declined else []
-    strategy = HAT(model=model, optimizer=torch.optim.Adam(model.parameters()), plugins=plugins, train_mb_size=40)
+    strategy = make(HAT, hidden=(12,), features=10, plugins=plugins, train_epochs=1)
     first, second, *_ = with_unlearning(DIGITS, {1: [0]}).train_stream
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -41,7 +41,7 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, find_plugin, load_state, save_state
@@ -299,14 +299,7 @@ def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
 
 def test_not_from_inside_a_training_of_a_stock_strategy_that_only_records(tmp_path):
     saving = Hears(after_training_iteration=lambda made: save_state(made, tmp_path / "state"))
-    model = MultiHeadModel(mlp())
-    strategy = Naive(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        plugins=[SeedingPlugin(0), TrajectoryPlugin(), saving],
-        evaluator=quiet(),
-    )
+    strategy = make(Naive, optimizer="sgd", plugins=[SeedingPlugin(0), TrajectoryPlugin(), saving])
     with pytest.raises(RequestError, match="task 0 is in training"):
         strategy.train(DIGITS.train_stream[0])
     assert not (tmp_path / "state").exists()

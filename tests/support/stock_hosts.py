@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.models import BaseModel
+from avalanche.models import BaseModel, MultiHeadClassifier, MultiTaskModule
 from avalanche.models.packnet import PackNetModel, PackNetPlugin
 from avalanche.training import AGEM, DER, ER_ACE, EWC, GEM, LFL, MAS, LwF, Naive, Replay, SynapticIntelligence
 from torch import Tensor, nn
@@ -23,6 +23,18 @@ class OneHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.backbone(x))
+
+
+class AvalancheNet(MultiTaskModule):
+    """A model with a head per task as an Avalanche user writes it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU())
+        self.classifier = MultiHeadClassifier(32, initial_out_features=2)
+
+    def forward(self, x: Tensor, task_labels: Any) -> Tensor:
+        return self.classifier(self.backbone(x), task_labels)
 
 
 class WithFeatures(OneHead, BaseModel):

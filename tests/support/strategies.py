@@ -85,6 +85,7 @@ WRAPS = {
     DisjointSubnets: DisjointModel,
     Independent: NetworkPerTask,
     CLPUDERpp: SideNetworks,
+    Naive: MultiHeadModel,
 }
 """Model of a strategy's backbone where it is no MaskedModel."""
 
@@ -129,6 +130,8 @@ def make(
         model = (WRAPS.get(kind, MaskedModel) if wrap is None else wrap)(backbone)
     factory = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
     options = {"train_mb_size": 40, "train_epochs": 2, "eval_mb_size": 200, **with_plugins(options)}
+    if kind is Naive:
+        options.setdefault("evaluator", quiet())
     return kind(model=model, optimizer=factory(model.parameters()), **options)
 
 

@@ -13,7 +13,7 @@ from support.strategy_state import bits
 from torch import nn
 from torch.nn import functional as F
 
-from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AmnesiacHAT, HardAttention, MaskedModel, ScoredWeights, SubnetModel
+from avalanche_amnesia import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, MaskedModel, ScoredWeights, SubnetModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import EVEN_BUDGET, MaskWarning, head_fit
@@ -72,11 +72,8 @@ def test_hat_and_adahat_keep_the_heads_that_they_trained_as_published():
 
 
 def test_of_a_shared_head_only_columns_that_no_other_task_reads_are_fitted():
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(64, hidden=(32,), features=32), shared_head=10)
-    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), **BUDGET)
-    x, _ = task_data(PERMUTED.train_stream[0])
-    strategy.train(PERMUTED.train_stream[0])
+    strategy = learned(AmnesiacHAT, partial(MaskedModel, shared_head=10), n_tasks=1)
+    model, (x, _) = strategy.model, task_data(PERMUTED.train_stream[0])
     first = model.eval()(x, 0)
     strategy.train(PERMUTED.train_stream[1])
     assert torch.equal(model.eval()(x, 0), first)

@@ -1,15 +1,17 @@
 """No step reads a number back from the device, for which an accelerator would have to be waited for."""
 
+from functools import partial
+
 import pytest
 import torch
 from avalanche.training import Naive
 from support.isolated_pools import NETS
 from support.meta_device import META, CopiesToMeta, step
-from support.strategies import DIGITS, OPTIMIZERS, Hears, learn, quiet, with_plugins
+from support.strategies import OPTIMIZERS, WRAPS, Hears, trained
 from torch.optim import Adam
 
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models import MaskedModel, MultiHeadModel, SubnetModel, UnknownTaskError
+from avalanche_amnesia.models import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.models.multi_head import OneTask, single_task
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.hard_attention import SparsityRegulariser
@@ -33,22 +35,12 @@ ALL_OPTIMIZERS = {**OPTIMIZERS, "fused": lambda p: Adam(p, lr=1e-2, fused=True)}
 def copies(method, net, optimizer, *plugins):
     """The strategy in its second task on the meta device: where its mask is soft, and where a budget's is fixed."""
     kind, options = METHODS[method]
-    torch.manual_seed(0)
-    backbone, early, late = NETS[net](), CopiesToMeta(1, 3), CopiesToMeta(1, 24)
-    wrap = {WSN: SubnetModel, Naive: MultiHeadModel}.get(kind, MaskedModel)
-    model = wrap(backbone) if wrap is MaskedModel else wrap(backbone, n_features=12 if net == "norms" else 16)
-    if kind is Naive:
-        options = {"criterion": torch.nn.CrossEntropyLoss(), "evaluator": quiet()}
-        plugins = (InMemoryLoaderPlugin(), *plugins)
-    strategy = kind(
-        model=model,
-        optimizer=ALL_OPTIMIZERS[optimizer](model.parameters()),
-        plugins=[*plugins, early, late],
-        train_mb_size=8,
-        train_epochs=3,
-        **with_plugins(options),
-    )
-    learn(strategy, DIGITS.train_stream[:2])
+    early, late = CopiesToMeta(1, 3), CopiesToMeta(1, 24)
+    if kind in WRAPS:
+        options = {"wrap": partial(WRAPS[kind], n_features=12 if net == "norms" else 16)}
+    plugins = [*([InMemoryLoaderPlugin()] if kind is Naive else ()), *plugins, early, late]
+    options = {"net": NETS[net], "optimizer": ALL_OPTIMIZERS[optimizer], "plugins": plugins, **options}
+    trained(2, kind=kind, train_mb_size=8, train_epochs=3, **options)
     return [early.copy, late.copy]
 
 
@@ -94,16 +86,8 @@ def test_labels_that_somebody_wrote_into_are_looked_at():
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum"])  # by the gradients, and behind the step
 def test_shares_of_sparsities_that_stay_on_the_device_are_those_of_numbers(monkeypatch, optimizer):
     def weights():
-        torch.manual_seed(0)
-        model = MaskedModel(NETS["mlp"]())
-        strategy = AdaHAT(
-            model=model,
-            optimizer=OPTIMIZERS[optimizer](model.parameters()),
-            train_mb_size=40,
-            adjustment=AdaHATRule(alpha=1.0),
-        )
-        learn(strategy, DIGITS.train_stream[:3])
-        return dict(model.named_parameters())
+        options = {"optimizer": optimizer, "adjustment": AdaHATRule(alpha=1.0), "train_epochs": 1}
+        return dict(trained(3, kind=AdaHAT, **options).model.named_parameters())
 
     numbers = weights()
     monkeypatch.setattr(SparsityRegulariser, "layer_sparsities", lambda self, gate: self.layer_sparsity(gate).unbind())

@@ -98,13 +98,9 @@ def test_tasks_that_learn_without_a_free_unit_are_told_nothing():
 
 def test_where_warnings_are_errors_the_task_is_finished_all_the_same():
     stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream
-    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
-    strategy = AmnesiacHAT(
-        model=model,
-        optimizer=Adam(model.parameters(), lr=1e-7),
-        masks=replace(EVEN_BUDGET, fit_head=False),
-        train_epochs=1,
-    )
+    options = {"optimizer": partial(Adam, lr=1e-7), "masks": replace(EVEN_BUDGET, fit_head=False)}
+    strategy = strategies.make(hidden=(64, 40), features=24, train_mb_size=1, train_epochs=1, **options)
+    model = strategy.model
     with warnings.catch_warnings():
         warnings.simplefilter("error", MaskWarning)
         with pytest.raises(MaskWarning, match="hardly learned"):

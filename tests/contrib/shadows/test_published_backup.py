@@ -25,9 +25,8 @@ from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
-from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT, load_state
+from avalanche_amnesia.training import EVEN_BUDGET, load_state
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=200)
 ADJUSTMENTS = ["hat", "adahat"]
@@ -261,13 +260,10 @@ def test_what_can_t_be_drawn_anew_is_refused_before_anything_is_made():
         BackupPlugin(scope="layer")
     with pytest.raises(ValueError, match="seed"):
         BackupPlugin(seed=0.5)
-    torch.manual_seed(0)
-    model = MaskedModel(Gains())
-    options = {"optimizer": torch.optim.Adam(model.parameters()), "train_mb_size": 40}
-    strategy = AmnesiacHAT(model=model, compensation=published(), **options)
+    strategy = amnesiac(net=Gains, compensation=published)
     with pytest.raises(ValueError, match=r"\['scale'\] do not have"):
         strategy.train(DIGITS.train_stream[0])
-    assert model.tasks == ()
+    assert strategy.model.tasks == ()
 
 
 def test_who_may_be_unlearned_does_not_show_in_what_a_joint_loss_trained():

@@ -17,7 +17,7 @@ import torch
 from avalanche.training import AGEM
 from support import stored_run
 from support.forked import Forked, forked
-from support.strategies import DIGITS, PRICED, brief, learn, mlp, stock
+from support.strategies import DIGITS, PRICED, brief, learn, make, mlp, stock
 from support.strategy_state import bits
 from torch import nn
 from torch.optim import Adam
@@ -27,9 +27,9 @@ from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.models import MLP
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.training import HAT, AmnesiacHAT, SeedingPlugin
+from avalanche_amnesia.training import HAT, SeedingPlugin
 
 AFTER = (2, 4, 5, 7, 9, 10, 12, 14, 15, 17, 19, 20)
 PUBLISHED = dict(zip(AFTER, (1, 2, 5, 6, 7, 10, 11, 12, 15, 16, 17, 20), strict=True))
@@ -221,13 +221,8 @@ def test_the_published_schedule_s_references_cost_twelve_trainings():
     x, y = torch.rand(400, 8), torch.arange(400) % 40
     stream = task_benchmark((x, y), (x, y), [[2 * t, 2 * t + 1] for t in range(20)])
 
-    def small(**options):
-        torch.manual_seed(0)
-        model = MaskedModel(MLP(8, hidden=(6,), features=4))
-        return AmnesiacHAT(
-            model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=20, compensation="none", **options
-        )
-
+    net = partial(MLP, 8, hidden=(6,), features=4)
+    small = partial(make, net=net, train_mb_size=20, train_epochs=1, compensation="none")
     references = References(small, stream)
     for remaining in remaining_after(PUBLISHED):
         references.reference(remaining)
@@ -365,12 +360,7 @@ def test_a_step_that_fails_leaves_the_run_where_it_was(tmp_path):
 
 
 def test_a_strategy_that_does_not_unlearn_says_so_before_anything(tmp_path):
-    def hat(**options):
-        torch.manual_seed(0)
-        model = MaskedModel(mlp())
-        return HAT(model=model, optimizer=Adam(model.parameters()), train_epochs=1, **options)
-
-    run = through(RunStore(tmp_path).run(hat()), (0,))
+    run = through(RunStore(tmp_path).run(make(HAT, train_epochs=1)), (0,))
     with pytest.raises(RequestError, match="HAT does not unlearn"):
         run.unlearn([0])
     assert run.trained == (0,)

@@ -1,7 +1,6 @@
 """Whoever listens hears every event as often as in a stock strategy; metrics read the same values."""
 
 import pytest
-import torch
 from avalanche.core import BaseSGDPlugin, SupervisedPlugin
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
@@ -9,7 +8,7 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from support.small_runs import masked_mlp, permuted
-from support.strategies import quiet
+from support.strategies import make, quiet
 
 from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS, ListenerDispatch
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
@@ -27,17 +26,9 @@ class Listening(ListenerDispatch, Stock):
 
 
 def run(dispatch, plugins=(), evaluator=None):
-    model = masked_mlp()
-    strategy = dispatch(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.05),
-        criterion=torch.nn.CrossEntropyLoss(),
-        train_mb_size=32,
-        train_epochs=2,
-        plugins=[SeedingPlugin(0), HATPlugin(), *plugins],
-        evaluator=quiet() if evaluator is None else evaluator,
-        eval_every=1,
-    )
+    options = {"model": masked_mlp(), "optimizer": "sgd", "evaluator": quiet() if evaluator is None else evaluator}
+    plugins = [SeedingPlugin(0), HATPlugin(), *plugins]
+    strategy = make(dispatch, plugins=plugins, train_mb_size=32, eval_every=1, **options)
     benchmark = permuted(2)
     results = []
     for task in range(2):
