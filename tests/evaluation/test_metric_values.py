@@ -11,6 +11,7 @@ from support.measured_runs import MAKERS, Witness, make_ewc, make_hat, make_wsn
 from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
+from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
     cka_distance,
@@ -28,12 +29,6 @@ from avalanche_amnesia.contrib.metrics import (
     owners_metrics,
     relapse_metrics,
 )
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    capacity_metrics,
-    unlearned_accuracy_metrics,
-)
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
@@ -46,13 +41,13 @@ END = "/eval_phase/test_stream"
 
 def all_metrics(references, benchmark=BENCHMARK):
     return [
-        *unlearned_accuracy_metrics(benchmark, references),
+        *evaluation.unlearned_accuracy_metrics(benchmark, references),
         *relapse_metrics(benchmark, references),
         *few_shot_metrics(benchmark, references, shots=4, seed=7),
         *membership_metrics(benchmark, references),
         *distance_metrics(references),
-        *accuracy_difference_metrics(references, controls=("heads", "reference")),
-        *capacity_metrics(),
+        *evaluation.accuracy_difference_metrics(references, controls=("heads", "reference")),
+        *evaluation.capacity_metrics(),
         *mask_overlap_metrics(),
         *owners_metrics(),
         *cost_metrics(references),
@@ -62,7 +57,7 @@ def all_metrics(references, benchmark=BENCHMARK):
 @pytest.fixture(scope="module", params=MAKERS)
 def finished(request):
     torch.set_num_threads(1)
-    references, witness = References(MAKERS[request.param], BENCHMARK), Witness()
+    references, witness = evaluation.References(MAKERS[request.param], BENCHMARK), Witness()
     strategy = MAKERS[request.param](
         evaluator=quiet(*all_metrics(references)),
         plugins=[witness],
@@ -229,7 +224,7 @@ def test_cost_is_told_once_per_unlearning(finished):
 
 def test_where_every_task_went_all_is_free():
     benchmark = with_unlearning(DIGITS, {1: [0, 1]})
-    strategy = make_hat(evaluator=quiet(*all_metrics(References(make_hat, benchmark), benchmark)))
+    strategy = make_hat(evaluator=quiet(*all_metrics(evaluation.References(make_hat, benchmark), benchmark)))
     for experience in benchmark.train_stream[:2]:
         strategy.train(experience)
         assert (strategy.eval(TEST) == {}) == (experience.task_label == 1)  # nothing is left to evaluate
@@ -241,7 +236,7 @@ def test_where_every_task_went_all_is_free():
 
 
 def test_before_an_unlearning_there_is_nothing_to_say_of_one():
-    references = References(make_ewc, BENCHMARK)
+    references = evaluation.References(make_ewc, BENCHMARK)
     strategy = learn(make_ewc(evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:1])
     names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
     expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
@@ -251,7 +246,7 @@ def test_before_an_unlearning_there_is_nothing_to_say_of_one():
 
 @pytest.mark.parametrize("kind", ["hat", "ewc"])
 def test_without_kept_probes_only_what_needs_none_is_measured(kind):
-    references = References(MAKERS[kind], BENCHMARK)
+    references = evaluation.References(MAKERS[kind], BENCHMARK)
     strategy = learn(MAKERS[kind](evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:2])
     find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
     results = strategy.eval(TEST[1:2])
@@ -281,7 +276,7 @@ def test_a_task_of_one_class_and_one_of_one_sample():
     torch.manual_seed(1)
     x, y = torch.rand(41, 1, 8, 8), torch.tensor([0] * 20 + [1, 2] * 10 + [3])
     benchmark = with_unlearning(task_benchmark((x, y), (x, y), task_classes=[[0], [3], [1, 2]]), {2: [0, 1]})
-    references = References(make_hat, benchmark)
+    references = evaluation.References(make_hat, benchmark)
     strategy = make_hat(evaluator=quiet(*all_metrics(references, benchmark)))
     for experience in benchmark.train_stream:
         strategy.train(experience)
@@ -321,7 +316,7 @@ def test_a_network_that_diverged_is_left_out_with_a_warning():
 
 
 def test_what_cannot_be_measured_with_is_refused_at_once():
-    references = References(make_ewc, BENCHMARK)
+    references = evaluation.References(make_ewc, BENCHMARK)
     for helper in (relapse_metrics, few_shot_metrics, membership_metrics):
         with pytest.raises(TypeError, match=rf"the first argument is the benchmark: {helper.__name__}\(benchmark"):
             helper(references)
@@ -342,7 +337,7 @@ def test_what_cannot_be_measured_with_is_refused_at_once():
     with pytest.raises(ValueError, match=r"seed must be an int, got 0\.5"):
         few_shot_metrics(BENCHMARK, seed=0.5)
     with pytest.raises(ValueError, match="controls must be one of 'heads', 'reference', got 'full'"):
-        accuracy_difference_metrics(references, controls=["full"])
+        evaluation.accuracy_difference_metrics(references, controls=["full"])
 
 
 def test_heads_fitted_otherwise_have_names_of_their_own():

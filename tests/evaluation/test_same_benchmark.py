@@ -8,14 +8,8 @@ from support import strategies
 from support.strategies import learn, quiet
 from torch.optim import Adam
 
+from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark, with_unlearning
-from avalanche_amnesia.evaluation import (
-    References,
-    ReferencesError,
-    accuracy_difference_metrics,
-    jsd_metrics,
-    unlearned_accuracy_metrics,
-)
 
 SIZES = {"n_train": 60, "n_test": 40}
 PLAIN = PermutedDigits(3, **SIZES)
@@ -54,9 +48,9 @@ OTHERS = {
     ),
 }
 METRICS = {
-    "jsd": lambda references: jsd_metrics(references, noise_floor=()),
-    "difference": accuracy_difference_metrics,
-    "accuracy": lambda references: unlearned_accuracy_metrics(RUN, references),
+    "jsd": lambda references: evaluation.jsd_metrics(references, noise_floor=()),
+    "difference": evaluation.accuracy_difference_metrics,
+    "accuracy": lambda references: evaluation.unlearned_accuracy_metrics(RUN, references),
 }
 
 
@@ -65,8 +59,8 @@ METRICS = {
 )
 def test_another_benchmark_is_told_before_the_first_task_that_differs(other, metrics):
     benchmark, message = OTHERS[other]
-    strategy = make(evaluator=quiet(*METRICS[metrics](References(make, benchmark()))))
-    with pytest.raises(ReferencesError, match=message) as told:
+    strategy = make(evaluator=quiet(*METRICS[metrics](evaluation.References(make, benchmark()))))
+    with pytest.raises(evaluation.ReferencesError, match=message) as told:
         strategy.train(RUN.train_stream)
     assert "References(make_strategy, benchmark) with the benchmark whose train_stream" in str(told.value)
     assert strategy.clock.train_iterations in (0, 3, 6)
@@ -74,7 +68,9 @@ def test_another_benchmark_is_told_before_the_first_task_that_differs(other, met
 
 def test_the_same_data_made_twice_are_the_same_benchmark():
     again = with_unlearning(PermutedDigits(3, **SIZES), {}, permanent=[1], deadline=3)
-    strategy = make(evaluator=quiet(*(metric for of in METRICS.values() for metric in of(References(make, again)))))
+    strategy = make(
+        evaluator=quiet(*(metric for of in METRICS.values() for metric in of(evaluation.References(make, again))))
+    )
     drawn = torch.get_rng_state()
     learn(strategy, RUN.train_stream)
     assert "JSD_own/eval_phase/test_stream" in strategy.eval(RUN.test_stream)
@@ -92,7 +88,7 @@ def test_transforms_that_draw_are_no_difference():
             return torch.full((64,), float(item)) + torch.randn(64), self.targets[item]
 
     made = [task_benchmark(Noisy(), Noisy(), [[0, 1]]) for _ in range(2)]
-    strategy = make(evaluator=quiet(*accuracy_difference_metrics(References(make, made[0]))))
+    strategy = make(evaluator=quiet(*evaluation.accuracy_difference_metrics(evaluation.References(make, made[0]))))
     strategy.train(made[1].train_stream[0])
     assert strategy.clock.train_iterations == 2
 
@@ -100,9 +96,9 @@ def test_transforms_that_draw_are_no_difference():
 @pytest.mark.parametrize("metrics", METRICS)
 def test_metrics_that_come_after_the_training_look_at_labels(metrics):
     strategy = learn(make(), RUN.train_stream)
-    other = References(make, with_unlearning(PermutedDigits(3, n_train=80, n_test=40), {}, [1], 3))
+    other = evaluation.References(make, with_unlearning(PermutedDigits(3, n_train=80, n_test=40), {}, [1], 3))
     late = quiet(*METRICS[metrics](other))
     strategy.plugins[strategy.plugins.index(strategy.evaluator)] = late
     strategy.evaluator = late
-    with pytest.raises(ReferencesError, match="other labels, or another number of samples"):
+    with pytest.raises(evaluation.ReferencesError, match="other labels, or another number of samples"):
         strategy.eval(RUN.test_stream)

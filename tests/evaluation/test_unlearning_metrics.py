@@ -13,20 +13,7 @@ from support.measured_runs import BENCHMARK, PERMUTED, TEST, Witness, make, stoc
 from support.strategies import PRICED, learn, quiet
 from torch import nn
 
-from avalanche_amnesia.evaluation import (
-    Probe,
-    References,
-    accuracy_difference_metrics,
-    capacity_metrics,
-    features_of,
-    js_divergence,
-    jsd,
-    jsd_metrics,
-    network_capacity,
-    take_probe,
-    trajectory_bytes,
-    unlearned_accuracy_metrics,
-)
+from avalanche_amnesia import evaluation
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host import find_plugin
@@ -56,12 +43,12 @@ def plain_jsd(model, reference, x):
 def test_values_are_those_of_a_computation_by_hand(references):
     probes = Witness()
     evaluator = quiet(
-        *jsd_metrics(references, noise_floor=("order", "seed")),
-        *jsd_metrics(references, probes=["own"], scope="all"),
-        *jsd_metrics(references, probes=["none"], scope="remaining"),
-        *accuracy_difference_metrics(references),
-        *unlearned_accuracy_metrics(BENCHMARK),
-        *capacity_metrics(),
+        *evaluation.jsd_metrics(references, noise_floor=("order", "seed")),
+        *evaluation.jsd_metrics(references, probes=["own"], scope="all"),
+        *evaluation.jsd_metrics(references, probes=["none"], scope="remaining"),
+        *evaluation.accuracy_difference_metrics(references),
+        *evaluation.unlearned_accuracy_metrics(BENCHMARK),
+        *evaluation.capacity_metrics(),
         *accuracy_metrics(experience=True),
     )
     # The probes are residue.
@@ -123,8 +110,8 @@ def test_values_are_those_of_a_computation_by_hand(references):
         differences.append(got)
     assert results["AccuracyDifference/eval_phase/test_stream"] == pytest.approx(sum(differences) / 2)
     history = evaluator.get_all_metrics()
-    assert history["Capacity"][1][-1] == network_capacity(strategy)
-    assert history["TrajectoryBytes"][1][-1] == trajectory_bytes(strategy)
+    assert history["Capacity"][1][-1] == evaluation.network_capacity(strategy)
+    assert history["TrajectoryBytes"][1][-1] == evaluation.trajectory_bytes(strategy)
     assert len(history["Capacity"][1]) == 4 + 2  # tasks and unlearnings
     use = strategy.model.by_layer(strategy.model.cumulative_mask())
     for layer in strategy.model.graph.layers:
@@ -142,7 +129,7 @@ def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
 
     def reads():
         with torch.no_grad():
-            return (head(features_of(strategy.model, x, mask)).argmax(1) == y).float().mean().item()
+            return (head(evaluation.features_of(strategy.model, x, mask)).argmax(1) == y).float().mean().item()
 
     after = reads()
     with torch.no_grad():  # the control: the backbone as it was, without the head
@@ -153,7 +140,7 @@ def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
 
 
 def test_exact_unlearning_is_at_distance_zero(references):
-    metrics = jsd_metrics(references, noise_floor=("order",))
+    metrics = evaluation.jsd_metrics(references, noise_floor=("order",))
     strategy = learn(make(evaluator=quiet(*metrics)), PERMUTED.train_stream[:3])
     assert strategy.unlearn([2], keep_probes=True).claim == "exact"
     results = strategy.eval(TEST)
@@ -164,7 +151,7 @@ def test_exact_unlearning_is_at_distance_zero(references):
 
 
 def test_where_the_floor_is_0_there_is_no_ratio(references):
-    (metric,) = jsd_metrics(references, probes=["own"])
+    (metric,) = evaluation.jsd_metrics(references, probes=["own"])
     strategy = learn(make(evaluator=quiet(metric)), PERMUTED.train_stream[:2])
     strategy.unlearn([1], keep_probes=True)
     strategy.eval(TEST[:1])
@@ -179,17 +166,17 @@ def test_where_the_floor_is_0_there_is_no_ratio(references):
     "maker", [stock_maker(EWC, ewc_lambda=1.0), stock_maker(LwF, alpha=1.0, temperature=2.0)], ids=["ewc", "lwf"]
 )
 def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
-    references = References(maker, BENCHMARK)
+    references = evaluation.References(maker, BENCHMARK)
     evaluator = quiet(
-        *jsd_metrics(references),
-        *accuracy_difference_metrics(references),
-        *unlearned_accuracy_metrics(BENCHMARK),
-        *capacity_metrics(),
+        *evaluation.jsd_metrics(references),
+        *evaluation.accuracy_difference_metrics(references),
+        *evaluation.unlearned_accuracy_metrics(BENCHMARK),
+        *evaluation.capacity_metrics(),
     )
     strategy = learn(maker(evaluator=evaluator), BENCHMARK.train_stream[:2])
     results = strategy.eval([TEST[1]])
     x, _ = TEST[0].tensors
-    value = jsd(strategy.model, references.reference([1]), x)
+    value = evaluation.jsd(strategy.model, references.reference([1]), x)
     assert results["JSD_own/eval_phase/test_stream/Task000"] == pytest.approx(value)
     assert results["JSD_remaining/eval_phase/test_stream/Task000"] == pytest.approx(value)
     assert "UnlearnedAccuracy/eval_phase/test_stream/Task000" in results
@@ -205,7 +192,7 @@ def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
 
 
 def test_a_task_learned_again_and_another_order_have_a_full_model_too(references):
-    strategy = make(evaluator=quiet(*accuracy_difference_metrics(references, controls=())))
+    strategy = make(evaluator=quiet(*evaluation.accuracy_difference_metrics(references, controls=())))
     stream = PERMUTED.train_stream
     for task in (2, 0, 3, 1):
         strategy.train(stream[task])
@@ -225,13 +212,15 @@ def test_jsd_looks_through_a_task_s_norms_too():
     reference = deepcopy(model)
     strategy.train(BENCHMARK.train_stream[0])
     x, _ = TEST[0].tensors
-    probe = take_probe(model, 0)
+    probe = evaluation.take_probe(model, 0)
     model.eval()
     with torch.no_grad():
         seen = model.features(x, 0)
         through = reference.eval().masked_features(x, probe.mask, probe.parts)
-    assert jsd(model, reference, x, probe) == pytest.approx(float(js_divergence(seen, through).mean()))
-    bare = jsd(model, reference, x, Probe(probe.mask, None))
-    assert bare != pytest.approx(jsd(model, reference, x, probe), rel=1e-3)
+    assert evaluation.jsd(model, reference, x, probe) == pytest.approx(
+        float(evaluation.js_divergence(seen, through).mean())
+    )
+    bare = evaluation.jsd(model, reference, x, evaluation.Probe(probe.mask, None))
+    assert bare != pytest.approx(evaluation.jsd(model, reference, x, probe), rel=1e-3)
     strategy.unlearn([0])
-    assert jsd(model, reference, x, probe) == 0  # the same initial bits, through the same mask and norms
+    assert evaluation.jsd(model, reference, x, probe) == 0  # the same initial bits, through the same mask and norms

@@ -11,9 +11,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fault_injection import FailsAtEvent
 from support.isolated_pools import NormNet
 from support.small_runs import make, split
-from support.strategies import ConvNet, learn, quiet
+from support.strategies import ConvNet, Hears, learn, quiet
 from support.strategy_state import same_state, state, unlearning_plugin
 from torch import Tensor, nn
 
@@ -196,19 +197,17 @@ def test_a_permanent_task_is_read_and_never_changed():
 
 @pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
 def test_what_is_not_read_is_plus_zero_in_every_step(optimizer):
-    class Looks:
-        seen = 0
+    def look(strategy):
+        model, task = strategy.model, strategy.experience.task_label
+        weight = model.network(task).layers[0].weight.detach()
+        others = weight[~model.share(task).owned("layers.0.weight", weight.shape)]
+        assert not others.any()
+        assert not others.signbit().any()
+        seen.append(task)
 
-        def after_update(self, strategy, **kwargs):
-            model, task = strategy.model, strategy.experience.task_label
-            weight = model.network(task).layers[0].weight.detach()
-            others = weight[~model.share(task).owned("layers.0.weight", weight.shape)]
-            assert not others.any()
-            assert not others.signbit().any()
-            Looks.seen += 1
-
-    learn(disjoint(optimizer=optimizer, plugins=[Looks()]), STREAM.train_stream[:2])
-    assert Looks.seen > 10
+    seen = []
+    learn(disjoint(optimizer=optimizer, plugins=[Hears(after_update=look)]), STREAM, 2)
+    assert len(seen) > 10
 
 
 def test_a_request_in_the_middle_of_a_task_is_exact_too():
@@ -249,13 +248,10 @@ def test_a_request_in_front_of_a_task_frees_the_slot_that_the_task_takes():
 
 
 def test_a_training_that_was_interrupted_leaves_no_share_behind():
-    class Interrupts:
-        def before_training_exp(self, strategy, **kwargs):
-            if strategy.experience.task_label == 2:
-                raise KeyboardInterrupt
-
+    of_task = {"when": lambda made: made.experience.task_label == 2}
+    fails = FailsAtEvent("before_training_exp", KeyboardInterrupt, **of_task)
     stream = with_unlearning(STREAM, permanent=[2]).train_stream
-    strategy = disjoint(plugins=[Interrupts()], train_epochs=1)
+    strategy = disjoint(plugins=[fails], train_epochs=1)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(stream[2])
     strategy.train(stream[3])  # which would read the permanent task 2

@@ -1,7 +1,6 @@
 """A real Avalanche strategy with its own loggers beside ours."""
 
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -132,11 +131,8 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("WANDB_CONSOLE", "off")
-        yield Finished(tmp_path_factory.mktemp("finished"))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return Finished(tmp_path_factory.mktemp("finished"))
 
 
 def test_the_last_logged_accuracy_is_what_eval_returned(finished: Finished) -> None:

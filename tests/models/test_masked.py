@@ -9,7 +9,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.supervised import Naive
 from support.fault_injection import FailsAtEvent
 from support.small_networks import NETWORKS
-from support.strategies import learn, quiet
+from support.strategies import feed_in, learn, quiet
 from support.strategy_state import state
 from torch import nn
 
@@ -142,7 +142,7 @@ def test_a_copy_trains_on_as_the_original_would(trained):
         copied = copy.deepcopy(model).to(dtype)
         strategy = HAT(model=copied, optimizer=torch.optim.SGD(copied.parameters(), lr=0.05), train_mb_size=32)
         if dtype == torch.float64:
-            strategy.plugins.insert(0, _Double())
+            strategy.plugins.insert(0, feed_in())
         before = all_logits(copied.eval(), benchmark, dtype)
         strategy.train(more.train_stream[3])
         copied.eval()
@@ -151,13 +151,6 @@ def test_a_copy_trains_on_as_the_original_would(trained):
         results.append(copied(more.test_stream[3].tensors[0].to(dtype), 3))
     assert torch.equal(results[0], results[1])
     assert results[2].dtype == torch.float64
-
-
-class _Double:
-    """Feeds float64 mini-batches."""
-
-    def before_training_iteration(self, strategy, **kwargs):
-        strategy.mbatch[0] = strategy.mbatch[0].double()
 
 
 def test_unknown_tasks(trained):

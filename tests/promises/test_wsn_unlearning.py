@@ -16,17 +16,10 @@ from support.strategy_state import bits, fingerprint, state, trajectory, unchang
 from support.wandb_files import read_offline_run
 from torch import nn
 
+from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    capacity_metrics,
-    jsd_metrics,
-    network_capacity,
-    unlearned_accuracy_metrics,
-)
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.mask_codes import pack_bits
@@ -162,7 +155,7 @@ def test_what_a_forgotten_task_left_with_others_goes_with_the_last_of_them():
     ids=str,
 )
 def test_what_is_called_exact_equals_the_retrained_model_bit_for_bit(options):
-    references = References(lambda **kw: wsn(**options, **kw), DIGITS)
+    references = evaluation.References(lambda **kw: wsn(**options, **kw), DIGITS)
 
     def equals_reference():
         reference = references.reference(unlearning_plugin(strategy).ledger.remaining)
@@ -271,22 +264,24 @@ def test_in_the_middle_of_a_task_the_scores_start_again_and_the_rest_is_initial(
 
 def test_capacity_is_the_share_of_weights_that_nobody_uses():
     strategy = learn(wsn(), DIGITS.train_stream[:3])
-    assert network_capacity(strategy) == pytest.approx(1 - float(strategy.model.cumulative_mask().float().mean()))
+    assert evaluation.network_capacity(strategy) == pytest.approx(
+        1 - float(strategy.model.cumulative_mask().float().mean())
+    )
     strategy.unlearn([0, 1, 2])
-    assert network_capacity(strategy) == 1.0
+    assert evaluation.network_capacity(strategy) == 1.0
 
 
 @pytest.mark.parametrize("net", [mlp, NormNet])
 def test_a_stream_with_requests_runs_through_every_metric_and_logger(net, tmp_path):
     benchmark = with_unlearning(DIGITS, {1: [0], 3: [1], 4: [4]}, permanent=[2])
-    references = References(lambda **kw: wsn(net=net, train_epochs=1, **kw), benchmark)
+    references = evaluation.References(lambda **kw: wsn(net=net, train_epochs=1, **kw), benchmark)
     with WandBLogger(dir=str(tmp_path), mode="offline") as logger:
         evaluator = EvaluationPlugin(
             accuracy_metrics(experience=True),
-            capacity_metrics(),
-            jsd_metrics(references),
-            accuracy_difference_metrics(references),
-            unlearned_accuracy_metrics(benchmark, references),
+            evaluation.capacity_metrics(),
+            evaluation.jsd_metrics(references),
+            evaluation.accuracy_difference_metrics(references),
+            evaluation.unlearned_accuracy_metrics(benchmark, references),
             loggers=[logger],
         )
         strategy = wsn(net=net, train_epochs=1, evaluator=evaluator)
@@ -307,7 +302,7 @@ def test_a_stream_with_requests_runs_through_every_metric_and_logger(net, tmp_pa
 def test_the_own_probe_looks_through_the_task_s_own_normalisation():
     """Straight after the unlearning of the last task its weights are gone, but not how it normalised: the probe's."""
     strategy = learn(wsn(net=NormNet), DIGITS.train_stream[:2])
-    metric = unlearned_accuracy_metrics(DIGITS)[0]
+    metric = evaluation.unlearned_accuracy_metrics(DIGITS)[0]
     strategy.evaluator.metrics.append(metric)
     own = state(strategy.model.task_parts(1))
     strategy.unlearn([1], keep_probes=True)

@@ -158,6 +158,15 @@ def assert_requests_leave_nothing_stray(
         assert stray(strategy.model, initial) == []
 
 
+def assert_economical(strategy: Any, lossless: Any, initial: dict[str, Tensor]) -> None:
+    """Of three tasks a log keeps less than a lossless one, allows the same claims and leaves nothing behind."""
+    assert trajectory(strategy).nbytes() < trajectory(lossless).nbytes()
+    assert strategy.plan_unlearning([1]).claim == lossless.plan_unlearning([1]).claim
+    assert strategy.plan_unlearning([2]).claim == "exact"
+    assert_requests_leave_nothing_stray(strategy, initial, ([1], [0, 2]))
+    assert trajectory(strategy).nbytes() == 0
+
+
 def mark(strategy: Any, task: int, size: float = 8.0) -> None:
     """Add a mark to a task's recorded update, as if its training had made it: in the model and in every later log."""
     store = trajectory(strategy)

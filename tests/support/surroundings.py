@@ -18,6 +18,7 @@ from support.shared_traces import SharedTraces
 
 for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_MACHINE_INFO"):
     os.environ.setdefault(_look, "true")  # W&B looks over the whole machine at every run's start
+os.environ.update(WANDB_SILENT="true", WANDB_CONSOLE="off")
 os.environ.setdefault("WANDB_X_SAVE_REQUIREMENTS", "false")
 if not torch.accelerator.is_available():  # manual_seed keeps pytest's deep stack at every call, which takes 5 ms
     torch.manual_seed = torch.default_generator.manual_seed

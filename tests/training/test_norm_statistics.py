@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.training.plugins import ReplayPlugin
-from support.strategies import learn, make
+from support.strategies import Hears, learn, make
 from torch import nn
 from torch.optim import Adam
 
@@ -29,21 +29,14 @@ class Net(nn.Module):
         return F.adaptive_avg_pool2d(torch.relu(self.norm2(self.conv2(x))), 1).flatten(1)
 
 
-class Seen:
-    """Every mini-batch that the network was given."""
-
-    def __init__(self) -> None:
-        self.batches = []
-
-    def after_forward(self, strategy, **kwargs):
-        self.batches.append((strategy.mb_x, strategy.mb_task_id))
+def kept_in(batches):
+    """Every mini-batch that the network is given, kept in a list."""
+    return Hears(after_forward=lambda made: batches.append((made.mb_x, made.mb_task_id)))
 
 
-class Shift:
+def shift(strategy):
     """Changes what the network is given, as transforms on the device do."""
-
-    def before_training_iteration(self, strategy, **kwargs):
-        strategy.mbatch[0] = strategy.mbatch[0] * 2 + 1
+    strategy.mbatch[0] = strategy.mbatch[0] * 2 + 1
 
 
 def strategy_of(seed=0, norm=nn.BatchNorm2d, of_model=None, **options):
@@ -59,15 +52,14 @@ def statistics(model, task, norm="norm1"):
 
 @pytest.mark.parametrize("n_batches", [1, 3, 16])
 def test_they_are_the_average_over_the_last_batches(n_batches):
-    seen = Seen()
-    strategy = strategy_of(
-        masks=HardAttention(statistics_batches=n_batches), plugins=[Shift(), seen, ReplayPlugin(mem_size=20)]
-    )
+    seen = []
+    plugins = [Hears(before_training_iteration=shift), kept_in(seen), ReplayPlugin(mem_size=20)]
+    masks = HardAttention(statistics_batches=n_batches)
+    strategy = learn(strategy_of(masks=masks, plugins=plugins), DIGITS, 2)
     model = strategy.model
-    learn(strategy, DIGITS.train_stream[:2])
-    assert any((labels != 1).any() for _, labels in seen.batches[-n_batches:])
+    assert any((labels != 1).any() for _, labels in seen[-n_batches:])
     mask = model.masks[1]["conv1"]
-    own = [x[labels == 1] for x, labels in seen.batches[-n_batches:]]
+    own = [x[labels == 1] for x, labels in seen[-n_batches:]]
     maps = [model.backbone.conv1(x)[:, mask].detach() for x in own if len(x) > 1]
     mean, var = statistics(model, 1)
     assert torch.allclose(mean[mask], torch.stack([m.mean((0, 2, 3)) for m in maps]).mean(0), atol=1e-5)
@@ -97,12 +89,11 @@ def test_nothing_else_changes():
 def test_other_modules_of_a_task_s_own(norm):
     """Instance norms, and norms inside a module of which each task has a copy."""
     declared = {"task_owned": ["conv1", "norm1"]} if norm is nn.BatchNorm2d else {}
-    seen = Seen()
-    strategy = strategy_of(norm=norm, masks=HardAttention(statistics_batches=2), of_model=declared, plugins=[seen])
-    strategy.train(DIGITS.train_stream[0])
+    seen, masks = [], HardAttention(statistics_batches=2)
+    strategy = learn(strategy_of(norm=norm, masks=masks, of_model=declared, plugins=[kept_in(seen)]), DIGITS, 1)
     model = strategy.model
     conv = model.task_parts(0)["conv1"] if declared else model.backbone.conv1
-    means = torch.stack([conv(x).mean((0, 2, 3)) for x, _ in seen.batches[-2:]]).mean(0)
+    means = torch.stack([conv(x).mean((0, 2, 3)) for x, _ in seen[-2:]]).mean(0)
     used = slice(None) if declared else model.masks[0]["conv1"]
     assert torch.allclose(statistics(model, 0)[0][used], means[used], atol=1e-5)
 

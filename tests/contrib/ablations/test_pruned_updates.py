@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac
-from support.strategy_state import initial_values, stray, trajectory, values
+from support.strategies import DIGITS, amnesiac, trained
+from support.strategy_state import assert_economical, initial_values, values
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
@@ -28,6 +28,24 @@ class Watch(SupervisedPlugin):
         return torch.stack(moved).mean(0)
 
 
+def assert_return(little, plugin):
+    """Entries that moved little in a task's training return to where they were, and no others do."""
+    watch, returned = Watch(), Counter()
+    strategy = amnesiac(trajectory=plugin, plugins=[watch], optimizer="sgd")
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+        for name, parameter in strategy.model.named_parameters():
+            if name.startswith("backbone."):
+                before, after, pruned = watch.steps[0][name], watch.steps[-1][name], little(watch, name)
+                assert same_bits(parameter.detach(), before)[pruned].all()
+                returned["pruned"] += int((pruned & ~same_bits(before, after)).sum())
+                kept = ~pruned & (parameter.detach() != before)
+                assert torch.equal(parameter.detach()[kept], after[kept])
+                returned["kept"] += int(kept.sum())
+    assert returned["pruned"] > 0
+    assert returned["kept"] > 0
+
+
 PRUNED = [
     {"threshold": 0.02},
     {"min_active_steps": 0.7},
@@ -38,38 +56,16 @@ PRUNED = [
 @pytest.mark.parametrize("options", PRUNED, ids=str)
 @pytest.mark.parametrize("adjustment", ["hat", "adahat"])
 def test_a_pruned_log_leaves_nothing_behind_and_keeps_the_claim(options, adjustment):
-    strategy = amnesiac(trajectory=PrunedTrajectoryPlugin(**options), adjustment=adjustment, optimizer="sgd")
-    lossless = amnesiac(adjustment=adjustment, optimizer="sgd")
-    initial = initial_values(strategy.model)
-    for experience in DIGITS.train_stream[:3]:
-        lossless.train(experience)
-        strategy.train(experience)
-    assert trajectory(strategy).nbytes() < trajectory(lossless).nbytes()
-    assert strategy.plan_unlearning([1]).claim == lossless.plan_unlearning([1]).claim
-    assert strategy.plan_unlearning([2]).claim == "exact"
-    for gone in ([1], [0, 2]):
-        strategy.unlearn(gone)
-        assert stray(strategy.model, initial) == []
-    assert trajectory(strategy).nbytes() == 0
+    kept, of_all = PrunedTrajectoryPlugin(**options), {"adjustment": adjustment, "optimizer": "sgd"}
+    strategy, lossless = trained(3, trajectory=kept, **of_all), trained(3, **of_all)
+    assert_economical(strategy, lossless, initial_values(amnesiac().model))
 
 
 def test_entries_that_a_task_hardly_moved_return():
-    watch = Watch()
-    strategy = amnesiac(trajectory=PrunedTrajectoryPlugin(threshold=0.002), plugins=[watch], optimizer="sgd")
-    returned = Counter()
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
-        for name, parameter in strategy.model.named_parameters():
-            if name.startswith("backbone."):
-                before, after = watch.steps[0][name], watch.steps[-1][name]
-                small = (after.double() - before.double()).abs() < 0.002
-                assert same_bits(parameter.detach(), before)[small].all()
-                returned["small"] += int((small & ~same_bits(before, after)).sum())
-                far = ~small & (parameter.detach() != before)
-                assert torch.equal(parameter.detach()[far], after[far])
-                returned["far"] += int(far.sum())
-    assert returned["small"] > 0
-    assert returned["far"] > 0
+    def hardly_moved(watch, name):
+        return (watch.steps[-1][name].double() - watch.steps[0][name].double()).abs() < 0.002
+
+    assert_return(hardly_moved, PrunedTrajectoryPlugin(threshold=0.002))
 
 
 @pytest.mark.parametrize(
@@ -87,23 +83,7 @@ def test_options_that_are_not_allowed(options, words):
 
 
 def test_entries_that_move_in_few_steps_return():
-    watch = Watch()
-    plugin = PrunedTrajectoryPlugin(min_active_steps=0.8)
-    strategy = amnesiac(trajectory=plugin, plugins=[watch], optimizer="sgd")
-    returned = Counter()
-    for experience in DIGITS.train_stream[:2]:
-        strategy.train(experience)
-        for name, parameter in strategy.model.named_parameters():
-            if name.startswith("backbone."):
-                rare = watch.share(name) < 0.8
-                assert same_bits(parameter.detach(), watch.steps[0][name])[rare].all()
-                moved = ~same_bits(watch.steps[-1][name], watch.steps[0][name])
-                returned["rare"] += int((rare & moved).sum())
-                kept = ~rare & (parameter.detach() != watch.steps[0][name])
-                assert torch.equal(parameter.detach()[kept], watch.steps[-1][name][kept])
-                returned["kept"] += int(kept.sum())
-    assert returned["rare"] > 0
-    assert returned["kept"] > 0
+    assert_return(lambda watch, name: watch.share(name) < 0.8, PrunedTrajectoryPlugin(min_active_steps=0.8))
 
 
 def test_what_an_unlearning_moves_is_no_step():

@@ -17,20 +17,8 @@ from support.wandb_files import read_offline_run
 from support.wandb_recorder import run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from avalanche_amnesia.contrib.metrics import (
-    capacity_pictures_metrics,
-    distance_metrics,
-    mask_overlap_metrics,
-    mask_regulariser_metrics,
-)
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    accuracy_matrix_metrics,
-    capacity_metrics,
-    jsd_metrics,
-    unlearned_accuracy_metrics,
-)
+from avalanche_amnesia import evaluation
+from avalanche_amnesia.contrib import metrics
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.logging import WandBLogger
 
@@ -44,21 +32,21 @@ class Shown:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        references = References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS)
+        references = evaluation.References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS)
         self.board = TensorboardLogger(folder / "tb")
         with WandBLogger(dir=folder, mode="offline") as logger, JSONLogger(folder / "json") as lines:
             self.evaluator = EvaluationPlugin(
                 accuracy_metrics(experience=True),
                 loss_metrics(minibatch=True, epoch=True),
-                capacity_metrics(),
-                capacity_pictures_metrics(),
-                mask_overlap_metrics(),
-                accuracy_matrix_metrics(),
-                mask_regulariser_metrics(),
-                jsd_metrics(references),
-                distance_metrics(references),
-                unlearned_accuracy_metrics(DIGITS, references),
-                accuracy_difference_metrics(references),
+                evaluation.capacity_metrics(),
+                metrics.capacity_pictures_metrics(),
+                metrics.mask_overlap_metrics(),
+                evaluation.accuracy_matrix_metrics(),
+                metrics.mask_regulariser_metrics(),
+                evaluation.jsd_metrics(references),
+                metrics.distance_metrics(references),
+                evaluation.unlearned_accuracy_metrics(DIGITS, references),
+                evaluation.accuracy_difference_metrics(references),
                 loggers=[InteractiveLogger(), self.board, logger, lines],
             )
             # With a regulariser to show.
@@ -86,10 +74,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("WANDB_CONSOLE", "off")
-        yield Shown(tmp_path_factory.mktemp("shown"))
+    return Shown(tmp_path_factory.mktemp("shown"))
 
 
 def test_json_lines_have_the_same_numbers(shown: Shown) -> None:

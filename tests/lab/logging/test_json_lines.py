@@ -59,14 +59,8 @@ def train(*loggers: Any) -> Any:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoggedRun, LoggedRun, Any]:
     folder = tmp_path_factory.mktemp("both")
     about: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("WANDB_CONSOLE", "off")
-        with (
-            JSONLogger(folder / "json", **about) as of_json,
-            WandBLogger(dir=folder, mode="offline", **about) as of_wandb,
-        ):
-            strategy = train(of_json, of_wandb)
+    with JSONLogger(folder / "json", **about) as js, WandBLogger(dir=folder, mode="offline", **about) as wandb:
+        strategy = train(js, wandb)
     return folder / "json", read_json_run(folder / "json"), read_offline_run(*run_folders(folder)), strategy
 
 
