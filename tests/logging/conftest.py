@@ -2,7 +2,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.wandb_recorder import Recorder
+from support.wandb_files import Recorder
 
 
 @pytest.fixture(autouse=True)

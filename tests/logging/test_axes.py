@@ -10,7 +10,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.training.plugins import EvaluationPlugin
 from support.fault_injection import FailsAtEvent
 from support.strategies import DIGITS, amnesiac
-from support.wandb_recorder import Recorder
+from support.wandb_files import Recorder
 
 from avalanche_amnesia import evaluation, with_unlearning
 from avalanche_amnesia.contrib import metrics as contrib_metrics

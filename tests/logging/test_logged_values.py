@@ -11,7 +11,7 @@ import torch
 from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
 from matplotlib.figure import Figure
 from PIL import Image
-from support.wandb_recorder import Recorder
+from support.wandb_files import Recorder
 
 SCALARS = {
     "float": (0.1, 0.1),

@@ -5,8 +5,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from support.wandb_files import OfflineRunError, read_offline_run
-from support.wandb_recorder import Recorder
+from support.wandb_files import OfflineRunError, Recorder, read_offline_run
 from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia.logging.wandb import _has_ended

@@ -7,8 +7,7 @@ import pytest
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from support.strategies import DIGITS, amnesiac
-from support.wandb_files import read_offline_run, records
-from support.wandb_recorder import run_folders
+from support.wandb_files import read_offline_run, records, run_folders
 from wandb.proto import wandb_internal_pb2
 
 from avalanche_amnesia import WandBLogger, unlearned_accuracy_metrics, with_unlearning

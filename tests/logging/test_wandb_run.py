@@ -11,8 +11,7 @@ import pytest
 import torch
 import wandb
 from avalanche.evaluation.metric_results import MetricValue
-from support.wandb_files import read_offline_run
-from support.wandb_recorder import Recorder, run_folders
+from support.wandb_files import Recorder, read_offline_run, run_folders
 
 from avalanche_amnesia.logging import WandBLogger
 

@@ -19,8 +19,7 @@ from avalanche.training.utils import trigger_plugins
 from PIL import Image
 from sklearn.datasets import load_digits
 from support.logged_runs import LoggedRun
-from support.wandb_files import read_offline_run
-from support.wandb_recorder import run_folders
+from support.wandb_files import read_offline_run, run_folders
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 

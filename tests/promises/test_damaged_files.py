@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from support.fault_injection import raiser
-from support.log_directory import contents, files, with_three_tasks
 from support.strategies import DIGITS, amnesiac, learn, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
+from support.trajectory_oracle import contents, files, with_three_tasks
 
 from avalanche_amnesia import TrajectoryPlugin, load_state
 from avalanche_amnesia.lab.logging import JSONLogger

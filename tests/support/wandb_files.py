@@ -1,9 +1,9 @@
-"""What W&B wrote to disk: a reader of its offline runs, the files `run-<id>.wandb` below `wandb/offline-run-*`.
+"""A logger on an offline run, and what W&B wrote to disk: a reader of its offline runs.
 
-The file is a LevelDB log. A header of 7 bytes (":W&B", 0xBEE1 as u16, version as u8) is followed by blocks of
-32 KiB (the header counts into the first) that hold chunks: crc32 of type and payload (u32), payload length
-(u16), type (u8), payload, all little-endian. A record is one FULL chunk, or FIRST, any MIDDLE and LAST; it
-holds a protobuf `Record`. Fewer than 7 bytes at the end of a block are padding.
+A file `run-<id>.wandb` below `wandb/offline-run-*` is a LevelDB log. A header of 7 bytes (":W&B", 0xBEE1 as u16,
+version as u8) is followed by blocks of 32 KiB (the header counts into the first) that hold chunks: crc32 of type and
+payload (u32), payload length (u16), type (u8), payload, all little-endian. A record is one FULL chunk, or FIRST, any
+MIDDLE and LAST; it holds a protobuf `Record`. Fewer than 7 bytes at the end of a block are padding.
 """
 
 import json
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from avalanche_amnesia.logging import WandBLogger
 from support.logged_runs import LoggedRun
 
 _HEADER = struct.Struct("<4sHB")
@@ -163,3 +164,25 @@ def _decoded(item: Any) -> Any:
     if kind is None or kind == "none":
         return None
     return json.loads(item.json) if kind == "json" else getattr(item, kind)
+
+
+def run_folders(folder: Path) -> list[Path]:
+    return sorted((folder / "wandb").glob("offline-run-*"))
+
+
+class Recorder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.logger = WandBLogger(dir=folder, mode="offline", project="digits", name="one")
+
+    def log(self, name: str, value: Any, iteration: int = 0) -> None:
+        self.logger.log_single_metric(name, value, iteration)
+
+    def read(self) -> LoggedRun:
+        self.logger.finish()
+        return read_offline_run(self.run_folder)
+
+    @property
+    def run_folder(self) -> Path:
+        (found,) = run_folders(self.folder)
+        return found

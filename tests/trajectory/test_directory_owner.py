@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.fault_injection import raiser
 from support.forked import forked
-from support.log_directory import contents, files, with_three_tasks
 from support.strategies import DIGITS, learn, trained
 from support.strategy_state import bits, frozen, trajectory
+from support.trajectory_oracle import contents, files, with_three_tasks
 
 from avalanche_amnesia.training.plugins import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError

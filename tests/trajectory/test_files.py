@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fault_injection import after_call, raiser
-from support.log_directory import contents, files, with_three_tasks
 from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import bits, fingerprint, frozen, trajectory, unlearning_plugin
-from support.trajectory_oracle import EVENTS, SHAPES, assert_same, drawn
+from support.trajectory_oracle import EVENTS, SHAPES, assert_same, contents, drawn, files, with_three_tasks
 
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.training.host import find_plugin

@@ -15,10 +15,10 @@ from avalanche.benchmarks.utils import (
 )
 from avalanche.evaluation import PluginMetric
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
-from support.log_directory import files
 from support.small_runs import OPTIMIZERS, make, split
 from support.strategies import ConvNet, learn, quiet
 from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
+from support.trajectory_oracle import files
 from torch.utils.data import TensorDataset
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets

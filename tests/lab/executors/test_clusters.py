@@ -6,10 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.at_once import AtOnce
 from support.forked_interpreters import forked_interpreters
 from support.lost_jobs import ended
-from support.tiny_study import TINY
+from support.tiny_study import TINY, AtOnce
 
 from avalanche_amnesia.lab.executors import Job, RayExecutor, SlurmExecutor, run_jobs
 from avalanche_amnesia.lab.runs import RunStore

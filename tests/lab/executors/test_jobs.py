@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.at_once import AtOnce
 from support.forked import forked
+from support.tiny_study import AtOnce
 
 from avalanche_amnesia.lab.executors import Job, NeedFailedError, ProcessExecutor, run_jobs
 

@@ -13,8 +13,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
 from support.logged_runs import read_json_run
 from support.strategies import DIGITS, PRICED, amnesiac
-from support.wandb_files import read_offline_run
-from support.wandb_recorder import run_folders
+from support.wandb_files import read_offline_run, run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from avalanche_amnesia import evaluation

@@ -15,8 +15,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
 from support.logged_runs import LoggedRun, read_json_run
 from support.strategies import DIGITS, amnesiac
-from support.wandb_files import read_offline_run
-from support.wandb_recorder import run_folders
+from support.wandb_files import read_offline_run, run_folders
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import wandb
 from support.logged_runs import read_json_run
-from support.wandb_files import read_offline_run
-from support.wandb_recorder import run_folders
+from support.wandb_files import read_offline_run, run_folders
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.scan import AuditReport, Finding

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from support.at_once import AtOnce
-from support.tiny_study import TINY
+from support.tiny_study import TINY, AtOnce
 from torch import nn
 
 from avalanche_amnesia import MLP, AdjustmentRule, MaskedModel, SplitDigits

@@ -14,10 +14,9 @@ import pytest
 import torch
 import yaml
 from PIL import Image
-from support.at_once import AtOnce
 from support.forked import forked
 from support.forked_interpreters import forked_interpreters
-from support.tiny_study import TINY
+from support.tiny_study import TINY, AtOnce
 
 from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
