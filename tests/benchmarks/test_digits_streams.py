@@ -1,6 +1,7 @@
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from support.strategy_state import same
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.benchmarks.families import stratified
@@ -8,16 +9,6 @@ from avalanche_amnesia.benchmarks.families import stratified
 
 def rows(*experiences) -> list[tuple[float, ...]]:
     return [tuple(row.tolist()) for e in experiences for row in e.tensors[0].flatten(1)]
-
-
-def same(first, second) -> bool:
-    pairs = zip(first, second, strict=True)
-    return all(
-        a.tensors[0].shape == b.tensors[0].shape
-        and torch.equal(a.tensors[0], b.tensors[0])
-        and torch.equal(a.tensors[1], b.tensors[1])
-        for a, b in pairs
-    )
 
 
 def test_split_digits_is_the_whole_data_set_once():  # trap 6: no class and no image is dropped
@@ -69,8 +60,9 @@ def test_the_seed_alone_decides(make):
     again, other = make(seed=1, n_train=100, n_test=50), make(seed=2, n_train=100, n_test=50)
     assert torch.equal(torch.get_rng_state(), state)
     for name in ("train", "test"):
-        assert same(first.streams[name], again.streams[name])
-        assert not same(first.streams[name], other.streams[name])
+        of_first, of_again, of_other = ([e.tensors for e in made.streams[name]] for made in (first, again, other))
+        assert same(of_first, of_again)
+        assert not same(of_first, of_other)
 
 
 def test_split_subsets_count_the_whole_stream_and_are_stratified():

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategy_state import same
 
 from avalanche_amnesia.models.mask_codes import (
     decode_masks,
@@ -25,10 +26,6 @@ def drawn(seed, n, tasks, stay, share=0.5):
     for _ in range(tasks - 1):
         rows.append(np.where(rng.random(n) < stay, rows[-1], rng.random(n) < share))
     return [torch.from_numpy(row) for row in rows]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(torch.equal(one, other) for one, other in zip(a, b, strict=True))
 
 
 @settings(max_examples=100, deadline=None)

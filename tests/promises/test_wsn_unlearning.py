@@ -11,10 +11,9 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.residue_oracle import tensors_within
-from support.strategies import DIGITS, learn, logits, make, mlp
+from support.strategies import DIGITS, NormedConvNet, learn, logits, make, mlp
 from support.strategy_state import bits, fingerprint, state, trajectory, unchanged, unlearning_plugin
 from support.wandb_files import read_offline_run
-from torch import nn
 
 from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -26,18 +25,6 @@ from avalanche_amnesia.models.mask_codes import pack_bits
 from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import SubnetPlugin
-
-
-class NormNet(nn.Module):
-    features = 10
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 5, 3, stride=2), nn.BatchNorm2d(5)
-        self.linear, self.layer_norm = nn.Linear(45, 10), nn.LayerNorm(10)
-
-    def forward(self, x):
-        return self.layer_norm(torch.relu(self.linear(torch.relu(self.norm(self.conv(x))).flatten(1))))
 
 
 def wsn(*, bias="off", density=0.3, economies=None, **options):
@@ -54,9 +41,10 @@ CASES = [
     pytest.param({}, id="adam"),
     pytest.param({"optimizer": "adamw", "bias": "masked", "reset_optimizer": False}, id="kept adamw, masked biases"),
     pytest.param(
-        {"net": NormNet, "optimizer": "momentum", "masks": ScoredWeights(scores="redraw")}, id="conv, redrawn scores"
+        {"net": NormedConvNet, "optimizer": "momentum", "masks": ScoredWeights(scores="redraw")},
+        id="conv, redrawn scores",
     ),
-    pytest.param({"net": NormNet, "masks": ScoredWeights(keep="best"), "density": 0.7}, id="conv, best, dense"),
+    pytest.param({"net": NormedConvNet, "masks": ScoredWeights(keep="best"), "density": 0.7}, id="conv, best, dense"),
     pytest.param({"economies": {"dtype": torch.int8, "threshold": 1e-3}}, id="coded updates"),
     pytest.param({"masks": ScoredWeights(score_bits=2)}, id="coded scores"),
 ]
@@ -147,7 +135,7 @@ def test_what_a_forgotten_task_left_with_others_goes_with_the_last_of_them():
     "options",
     [
         {},
-        {"net": NormNet, "masks": ScoredWeights(keep="best")},
+        {"net": NormedConvNet, "masks": ScoredWeights(keep="best")},
         {"masks": ScoredWeights(scores="redraw"), "bias": "masked"},
         {"masks": ScoredWeights(score_bits=1)},
         {"masks": ScoredWeights(score_bits=3)},
@@ -221,7 +209,7 @@ def test_all_or_nothing():
         def after_unlearning(self, strategy, **kwargs):
             raise RuntimeError("metrics fail")
 
-    strategy = learn(wsn(net=NormNet, evaluator=Fails(loggers=[BaseLogger()])), DIGITS.train_stream[:3])
+    strategy = learn(wsn(net=NormedConvNet, evaluator=Fails(loggers=[BaseLogger()])), DIGITS.train_stream[:3])
     with unchanged(lambda: fingerprint(strategy)), pytest.raises(RuntimeError, match="metrics fail"):
         strategy.unlearn([0, 2])
     assert strategy.model.masked_tasks == (0, 1, 2)
@@ -271,7 +259,7 @@ def test_capacity_is_the_share_of_weights_that_nobody_uses():
     assert evaluation.network_capacity(strategy) == 1.0
 
 
-@pytest.mark.parametrize("net", [mlp, NormNet])
+@pytest.mark.parametrize("net", [mlp, NormedConvNet])
 def test_a_stream_with_requests_runs_through_every_metric_and_logger(net, tmp_path):
     benchmark = with_unlearning(DIGITS, {1: [0], 3: [1], 4: [4]}, permanent=[2])
     references = evaluation.References(lambda **kw: wsn(net=net, train_epochs=1, **kw), benchmark)
@@ -301,7 +289,7 @@ def test_a_stream_with_requests_runs_through_every_metric_and_logger(net, tmp_pa
 
 def test_the_own_probe_looks_through_the_task_s_own_normalisation():
     """Straight after the unlearning of the last task its weights are gone, but not how it normalised: the probe's."""
-    strategy = learn(wsn(net=NormNet), DIGITS.train_stream[:2])
+    strategy = learn(wsn(net=NormedConvNet), DIGITS.train_stream[:2])
     metric = evaluation.unlearned_accuracy_metrics(DIGITS)[0]
     strategy.evaluator.metrics.append(metric)
     own = state(strategy.model.task_parts(1))

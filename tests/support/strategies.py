@@ -48,6 +48,22 @@ class ConvNet(nn.Module):
         return torch.relu(self.third(torch.flatten(x, 1)))
 
 
+class NormedConvNet(nn.Module):
+    """With a BatchNorm and a LayerNorm, and without a ReLU behind the last one."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.last = nn.Conv2d(6, 8, 3, stride=2), nn.Linear(8 * 9, 12)
+        self.layer_norm = nn.LayerNorm(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+        return self.layer_norm(torch.relu(self.last(x.flatten(1))))
+
+
 def batch_normed(pooled: int = 1) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),

@@ -121,6 +121,11 @@ def unchanged(look: Callable[[], Any]) -> Iterator[None]:
     assert look() == before
 
 
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same, deeply: tensors in type, shape and bits."""
+    return bool(frozen(one) == frozen(other))
+
+
 def owned(model: MaskedModel) -> dict[str, Tensor]:
     """Backbone parameter → entries that some remaining task's mask owns."""
     use = model.graph.parameter_use(model.by_layer(model.cumulative_mask()))

@@ -8,27 +8,12 @@ import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
-from support.strategies import learn
+from support.strategies import NormedConvNet, learn
 from support.strategy_state import same_state, state, values
-from torch import nn
 
 from avalanche_amnesia import MLP, WSN, MaskedModel, ScoredWeights, SubnetModel
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import DivergedError, SubnetPlugin
-
-
-class ConvNet(nn.Module):
-    features = 12
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.second, self.last = nn.Conv2d(6, 8, 3, stride=2), nn.Linear(8 * 9, 12)
-        self.layer_norm = nn.LayerNorm(12)
-
-    def forward(self, x):
-        x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
-        return self.layer_norm(torch.relu(self.last(x.flatten(1))))
 
 
 def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
@@ -52,7 +37,7 @@ def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_lives_on(optimizer
 
 @pytest.mark.parametrize("norm", ["task", "batch"])
 def test_earlier_tasks_keep_their_bits_in_a_conv_net_with_normalisation(norm):
-    strategy = wsn(optimizer="adam decay", model=subnet(ConvNet, norm=norm), train_epochs=3)
+    strategy = wsn(optimizer="adam decay", model=subnet(NormedConvNet, norm=norm), train_epochs=3)
     assert_retained(strategy, split(), 3)
 
 
@@ -170,7 +155,7 @@ class Diary(SubnetPlugin):
         super().after_training_exp(strategy, **kwargs)
 
 
-@pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), ConvNet], ids=["mlp", "conv"])
+@pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), NormedConvNet], ids=["mlp", "conv"])
 def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
     strategy = wsn(
         optimizer="momentum",
@@ -247,7 +232,7 @@ def test_an_interrupted_task_is_undone(keep):
                 raise Stop
 
     benchmark = split()
-    strategy = learn(wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:1])
+    strategy = learn(wsn(model=subnet(NormedConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:1])
     before = state(strategy.model)
     ours = find_plugin(strategy, SubnetPlugin)
     interrupting = Interrupt(masks=ScoredWeights(keep=keep), seed=3)
@@ -258,7 +243,7 @@ def test_an_interrupted_task_is_undone(keep):
     assert same_state(before, state(strategy.model))
     strategy.plugins = [ours if p is interrupting else p for p in strategy.plugins]
     strategy.train(benchmark.train_stream[1])
-    again = learn(wsn(model=subnet(ConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:2])
+    again = learn(wsn(model=subnet(NormedConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:2])
     assert same_state(state(strategy.model), state(again.model))
 
 

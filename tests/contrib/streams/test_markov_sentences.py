@@ -3,6 +3,7 @@ from itertools import pairwise
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
+from support.strategy_state import same
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.streams import MarkovSentences
@@ -11,10 +12,6 @@ from avalanche_amnesia.contrib.streams.sentences import GROUPS, PADDING, WORDS, 
 
 def pairs(benchmark):
     return [e.tensors for stream in (benchmark.train_stream, benchmark.test_stream) for e in stream]
-
-
-def same(first, second) -> bool:
-    return all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in zip(first, second, strict=True))
 
 
 def test_shapes_and_labels():
