@@ -205,7 +205,6 @@ def test_a_task_learned_again_and_another_order_have_a_full_model_too(references
 
 
 def test_jsd_looks_through_a_task_s_norms_too():
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 8))
     model = MaskedModel(net, input_shape=(1, 8, 8))
     strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=32, seed=0)

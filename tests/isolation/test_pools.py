@@ -219,7 +219,6 @@ def test_what_makes_no_pools_is_refused(isolation):
 
 
 def test_too_many_slots_for_a_layer_are_refused_before_anything_changes():
-    torch.manual_seed(0)
     strategy = make(AmnesiacHAT, isolation=Pools(slots=12), model=MaskedModel(MLP(64, hidden=(40,), features=11)))
     before = state(strategy.model)
     with pytest.raises(CapacityError, match=r"12 slots need at least 12 units.*layers\.1.: 11.*slots=….? a smaller"):

@@ -165,7 +165,6 @@ def test_unknown_tasks(trained):
 
 
 def test_adaptation_makes_heads_in_training_alone():
-    torch.manual_seed(0)
     model, data = build("mlp"), digits()
     experience = task_benchmark(data, data, [[0, 1, 2]]).train_stream[0]
     model.eval().adaptation(experience)
@@ -187,7 +186,6 @@ def test_a_removed_task_leaves_nothing(trained):
 
 
 def test_a_state_saved_in_the_middle_of_a_task_is_refused_whole():
-    torch.manual_seed(0)
     model, other = build("mlp"), build("mlp")
     for built in (model, other):
         built.add_head(0, 2)
@@ -204,7 +202,6 @@ def test_a_state_saved_in_the_middle_of_a_task_is_refused_whole():
 
 
 def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
-    torch.manual_seed(0)
     model = MaskedModel(NETWORKS["sigmoid"][0]())
     model.add_head(0, 2)
     x = torch.randn(5, 6)
@@ -223,7 +220,6 @@ def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
 
 
 def test_a_task_without_a_mask_uses_every_unit():
-    torch.manual_seed(0)
     model = build("mlp").eval()
     model.add_head(4, 3)
     x = torch.rand(5, 1, 8, 8)

@@ -99,13 +99,11 @@ def test_use_of_every_entry_is_what_moving_it_shows(activation, bias, norm):
 @pytest.mark.parametrize("options", OPTIONS, ids=in_words)
 @pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
 def test_earlier_tasks_keep_their_bits(options, optimizer):
-    torch.manual_seed(0)
     assert_retained(make(HAT, model=MaskedModel(net(**options)), optimizer=optimizer), permuted(3))
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=in_words)
 def test_masks_over_weights_keep_their_bits_too(options):
-    torch.manual_seed(0)
     assert_retained(make(WSN, model=SubnetModel(net(**options), density=0.3), optimizer="adam decay"), permuted(3))
 
 
@@ -128,7 +126,6 @@ def test_a_task_in_the_middle_leaves_nothing_that_nobody_owns(options):
 
 
 def test_a_weight_of_an_activation_is_frozen_by_the_first_task_or_refused():
-    torch.manual_seed(0)
     model = MaskedModel(net(activation=nn.PReLU))
     strategy = make(AdaHAT, model=model, optimizer="adam", adjustment=AdaHATRule(alpha=1e-30))
     assert_retained(strategy, permuted(3))

@@ -130,7 +130,6 @@ def test_a_root_that_cant_be_traced_is_not_to_be_named(backbone):
 
 
 def test_one_width_is_one_hidden_layer():
-    torch.manual_seed(0)
     one = MLP(64, hidden=100)
     torch.manual_seed(0)
     listed = MLP(64, hidden=(100,))

@@ -132,7 +132,6 @@ def test_a_mixed_batch_is_what_each_task_makes_of_its_samples(name):
 
 
 def test_gradients_are_those_of_autograd_through_a_straight_through_estimator():
-    torch.manual_seed(0)
     model = SubnetModel(MLP(6, hidden=(5,), features=4), density=0.4, bias="masked")
     model.add_head(0, 3)
     model.start_task(0, torch.randn(model.n_weights))

@@ -210,7 +210,6 @@ def test_unlearning_in_pools_is_exact(made, name):
 
 
 def test_weights_without_gradients_are_in_no_mask_over_weights():
-    torch.manual_seed(0)
     backbone = RankNet()
     still = {name: p.detach().clone() for name, p in backbone.named_parameters() if not p.requires_grad}
     model = SubnetModel(backbone)
@@ -273,7 +272,6 @@ def test_a_norm_whose_statistics_stay_is_read_by_all_tasks_where_it_has_no_gradi
 
 @pytest.mark.parametrize("kind", [nn.LayerNorm, nn.RMSNorm, lambda width: nn.GroupNorm(2, width)])
 def test_a_norm_without_gradients_behind_gates_is_taken_over_open_units_and_learns_nothing(kind):
-    torch.manual_seed(0)
     norm = kind(12).requires_grad_(False)
     model = MaskedModel(nn.Sequential(nn.Linear(64, 12), norm, nn.Linear(12, 6)), input_shape=(64,)).train()
     assert_sound(model, torch.randn(5, 64), some_mask(model, 1))

@@ -101,7 +101,6 @@ def test_the_user_s_own_object_keeps_its_classifier(saved):
 
 
 def test_a_nested_classifier_is_left_out_of_the_copy_alone():
-    torch.manual_seed(0)
     backbone = nn.Sequential()
     backbone.add_module("body", nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()))
     backbone.add_module("top", nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)))

@@ -329,7 +329,6 @@ def test_evaluating_makes_no_heads_and_skips_future_tasks():
 
 
 def test_hat_learns():
-    torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(128,), features=64))
     strategy = make(model=model, optimizer="adam", train_epochs=8, evaluator=metrics())
     benchmark = permuted(3, 600)

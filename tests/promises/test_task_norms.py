@@ -300,7 +300,6 @@ def test_group_statistics_are_those_of_the_open_channels():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("momentum", [0.1, 0.37, None])
 def test_batch_norm_equals_torch_s(momentum, dtype):
-    torch.manual_seed(0)
     theirs = nn.BatchNorm2d(4, momentum=momentum, dtype=dtype)
     names, statistics = ("weight", "bias"), ("running_mean", "running_var")
     spec = OwnedSpec("n", names, "batch", eps=theirs.eps, momentum=momentum, statistics=statistics)

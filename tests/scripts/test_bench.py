@@ -27,7 +27,6 @@ def what_others_left_is_no_garbage():
 
 @pytest.mark.parametrize("method", ["Naive", "HAT", "AmnesiacHAT, two shadows", "WSN"])
 def test_every_contestant_is_measured_and_tabled(method, tmp_path):
-    torch.manual_seed(0)
     found = measure(method, TINY, "sgd", batch=16, steps=16, rounds=1)
     assert found.keys() >= {"step", "loop", "evaluation", "start", "end", "memory", "subnormals"}
     assert ("trajectory" in found) == ("unlearn later" in found) == (method not in ("Naive", "HAT"))

@@ -53,7 +53,6 @@ def test_learns_by_masks_alone():
 
 
 def test_gradients_pass_straight_through_the_threshold():
-    torch.manual_seed(0)
     model = PiggybackModel(MLP(6, hidden=(5,), features=4))
     model.add_head(0, 3)
     model.start_task(0, torch.randn(model.n_weights))

@@ -132,7 +132,6 @@ def test_layer_sparsity(in_use, gate):
 @pytest.mark.parametrize("mode", ["original", "cross", "quota"])
 @pytest.mark.parametrize("forwards", [1, 2])
 def test_embedding_gradient_by_hand_equals_autograd(mode, forwards):
-    torch.manual_seed(0)
     model = masked_mlp()
     model.add_head(0, 10)
     e = torch.randn(model.n_units) * 0.5
@@ -157,7 +156,6 @@ def test_embedding_gradient_by_hand_equals_autograd(mode, forwards):
 
 
 def test_the_gate_carries_gradient_through_a_mixed_mini_batch():
-    torch.manual_seed(0)
     model = masked_mlp()
     for task in (0, 1):
         model.add_head(task, 10)

@@ -84,7 +84,6 @@ def test_without_clearing_moments_are_subnormal(monkeypatch):
 
 
 def test_the_network_reads_shut_gates_as_0_and_everything_else_the_exact_gate():
-    torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(40,), features=30))
     model.add_head(0, 10)
     embedding = torch.linspace(-1, 1, model.n_units)[torch.randperm(model.n_units)]
@@ -200,7 +199,6 @@ class EveryStep(SupervisedPlugin):
 
 def test_subnormal_weights_of_an_earlier_task_keep_their_bits_at_every_step():
     """Frozen values of a task are put back behind the clearing, whatever they are."""
-    torch.manual_seed(0)
     model, every_step = MaskedModel(MLP(64, hidden=(48,), features=40)), EveryStep()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=1e-2)
     strategy = HAT(model=model, optimizer=optimizer, train_mb_size=16, train_epochs=1, seed=1, plugins=[every_step])

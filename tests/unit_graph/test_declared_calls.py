@@ -72,7 +72,6 @@ DECLARED = ["sized", "source", "branching", "inner"]
 
 @pytest.mark.parametrize("option", ["frozen", "task_owned"])
 def test_modules_with_sizes_without_tensors_and_inside_of_each_other(option):
-    torch.manual_seed(0)
     net = Net().eval()
     model = MaskedModel(net, input_shape=(6,), **{option: DECLARED})
     model.add_head(0, 2)

@@ -156,7 +156,6 @@ class ResidualStream(nn.Module):
 
 
 def test_masks_along_a_residual_stream_are_each_made_of_the_one_before():
-    torch.manual_seed(0)
     net = ResidualStream(7).double()
     model = MaskedModel(net, input_shape=(6,))
     for training in (False, True):

@@ -69,7 +69,6 @@ def test_every_layer_learns_its_mask(name):
 @pytest.mark.parametrize("form", ["mapping", "tuple"])
 def test_several_inputs(form):
     """A network as it comes, with its own pooler, whose mask is an input like the ids."""
-    torch.manual_seed(0)
     backbone = transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=32))
     original = copy.deepcopy(backbone).eval()
 
@@ -120,7 +119,6 @@ def task_features(strategy, stream, task):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
 def test_three_tasks_of_sentences(kind):
-    torch.manual_seed(0)
     benchmark = MarkovSentences()
     strategy = build(kind, small_bert(), benchmark.train_stream, epochs=15)
     kept = []

@@ -171,7 +171,6 @@ def made(name):
 @pytest.mark.parametrize("name", MODES)
 @torch.no_grad()
 def test_each_mode_computes_what_the_backbone_does(name):
-    torch.manual_seed(0)
     backbone, x = made(name), torch.randn(5, 6)
     model = MaskedModel(backbone, input_shape=(6,))
     for training in (True, False):
@@ -199,7 +198,6 @@ class Scaled(nn.Module):
 
 @torch.no_grad()
 def test_a_network_with_a_train_of_its_own_is_evaluated_as_it_is():
-    torch.manual_seed(0)
     backbone = Scaled()
     model, x = MaskedModel(backbone, input_shape=(6,)).eval(), torch.randn(5, 6)
     found = model.masked_features(x, torch.ones(model.n_units), model.fresh_parts())

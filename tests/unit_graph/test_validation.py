@@ -40,7 +40,6 @@ def test_description_counts_what_is_declared_and_owned():
 
 
 def test_description_of_a_resnet():
-    torch.manual_seed(0)
     backbone = resnet18()
     description = MaskedModel(backbone, classifier="fc").describe()
     rows = {row[0]: row[1:] for row in description.rows}
@@ -113,7 +112,6 @@ FIXED = {
 
 @pytest.mark.parametrize("name", FIXED)
 def test_a_fixed_backbone_passes_and_computes_the_same(name):
-    torch.manual_seed(0)
     backbone, x = FIXED[name]().eval(), torch.randn(9, 6)
     state = copy.deepcopy(backbone.state_dict())
     with torch.no_grad():
@@ -148,7 +146,6 @@ NEEDS_NO_MEND = {
 
 @pytest.mark.parametrize("name", NEEDS_NO_MEND)
 def test_what_operations_show_goes_in_as_it_is(name):
-    torch.manual_seed(0)
     backbone, x = NEEDS_NO_MEND[name]().eval(), torch.randn(9, 6)
     with torch.no_grad():
         expected = backbone(x)
@@ -193,7 +190,6 @@ def test_what_can_t_be_copied_or_run_is_left_to_the_user():
     ],
 )
 def test_an_input_is_found_and_nothing_of_the_backbone_changes(make, shape, dtype):
-    torch.manual_seed(0)
     backbone = make().train()
     state, rng = copy.deepcopy(backbone.state_dict()), torch.get_rng_state()
     assert (inputs_of(backbone, None).shape, inputs_of(backbone, None).dtype) == (shape, dtype)

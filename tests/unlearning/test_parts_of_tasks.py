@@ -325,7 +325,6 @@ def test_a_training_that_fails_leaves_the_state_before():
 
 
 def test_other_methods_refuse_by_name():
-    torch.manual_seed(0)
     side = disjoint(kind=CLPUDERpp)
     for strategy in (make(AmnesiacHAT), make(HAT, plugins=[TrajectoryPlugin(), UnlearningPlugin()]), side):
         learned(strategy, tasks=[0])

@@ -66,7 +66,6 @@ def test_what_is_kept_lies_between_0_and_1_in_the_mask_and_is_the_importance_of_
 
 
 def test_a_convolution_and_a_norm_have_importances_too():
-    torch.manual_seed(0)
     model = MaskedModel(SmallConvNet(), input_shape=(3, 32, 32))
     x, y = torch.randn(20, 3, 32, 32), torch.arange(20) % 2
     model.add_head(0, 2)

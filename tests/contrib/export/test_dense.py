@@ -149,7 +149,6 @@ def test_exported_it_runs_without_this_package(tmp_path):
 
 
 def test_report():
-    torch.manual_seed(0)
     model = with_tasks(MaskedModel(MLP(10, hidden=(8,), features=4)), tasks=(HALF,))
     a, b = (int(mask.sum()) for mask in model.masks[HALF].values())
     report = subnet_report(model, HALF)

@@ -49,7 +49,6 @@ def test_a_second_request_that_touches_no_repaired_task_repeats_the_repair_bit_f
 
 @pytest.mark.parametrize("repair", MODES)
 def test_all_tasks_gone_leave_the_initial_bits(repair):
-    torch.manual_seed(0)
     initial = initial_values(amnesiac().model)
     for order in ([[0], [2], [1], [3]], [[1], [0, 3], [2]], [[2], [0, 1, 3]]):
         strategy = trained(repair)
