@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import AlternativeValues, MetricValue
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import InteractiveLogger, TensorboardLogger, TextLogger
@@ -19,6 +18,7 @@ from avalanche.training.utils import trigger_plugins
 from PIL import Image
 from sklearn.datasets import load_digits
 from support.logged_runs import LoggedRun
+from support.strategies import NoMetric
 from support.wandb_files import read_offline_run, run_folders
 from torch import Tensor, nn
 from torch.utils.data import Dataset
@@ -62,16 +62,10 @@ class UnlearnAfterTask(SupervisedPlugin):
             trigger_plugins(strategy, "after_unlearning")
 
 
-class EventMetrics(PluginMetric):
+class EventMetrics(NoMetric):
     """A picture at every task end and the same value before and after an unlearning."""
 
     axis = "event"
-
-    def result(self) -> None:
-        return None
-
-    def reset(self) -> None:
-        pass
 
     def after_training_exp(self, strategy: Any) -> MetricValue:
         mask = torch.rand(8)

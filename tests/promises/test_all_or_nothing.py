@@ -3,12 +3,11 @@
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training import EWC, LwF, Replay
 from avalanche.training.plugins import EvaluationPlugin, EWCPlugin, LwFPlugin, ReplayPlugin
 from support.fault_injection import UNLEARNING_STEPS, FailsAtEvent, after_call, raiser
-from support.strategies import DIGITS, Hears, amnesiac, learn, stock, trained
+from support.strategies import DIGITS, Hears, NoMetric, amnesiac, learn, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unchanged, unlearning_plugin
 
 from avalanche_amnesia import MultiHeadModel, UnlearningPlugin, UnlearningRequest, with_unlearning
@@ -25,7 +24,7 @@ class Kept(SupervisedPlugin):
         self.kept = [torch.ones(3)]
 
 
-class Announced(PluginMetric):
+class Announced(NoMetric):
     """A metric that listens to the two events of unlearning, and can fail at one of them."""
 
     fails_at: str | None = None
@@ -45,12 +44,6 @@ class Announced(PluginMetric):
 
     def after_unlearning(self, strategy):
         self._hear("after")
-
-    def result(self, strategy=None):
-        return None
-
-    def reset(self, strategy=None):
-        pass
 
 
 class FailingLogger(BaseLogger):

@@ -95,6 +95,16 @@ def feed_in() -> SupervisedPlugin:
     return Hears(before_training_iteration=convert)
 
 
+class NoMetric(PluginMetric):
+    """Of no value: what else a metric does is a test's own."""
+
+    def result(self, **kwargs: Any) -> None:
+        return None
+
+    def reset(self, **kwargs: Any) -> None:
+        pass
+
+
 WRAPS = {
     WSN: SubnetModel,
     PALL: SubnetModel,

@@ -2,11 +2,10 @@
 
 import pytest
 from avalanche.core import SupervisedPlugin
-from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.fault_injection import raiser
-from support.strategies import DIGITS, learn, stock, trained
+from support.strategies import DIGITS, NoMetric, learn, stock, trained
 from support.strategy_state import fingerprint, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -34,12 +33,8 @@ class Listens(Breaks, SupervisedPlugin):
     pass
 
 
-class Measures(Breaks, PluginMetric):
-    def result(self, strategy=None):
-        return None
-
-    def reset(self, strategy=None):
-        pass
+class Measures(Breaks, NoMetric):
+    pass
 
 
 class Logs(Breaks, BaseLogger):

@@ -13,10 +13,9 @@ from avalanche.benchmarks.utils import (
     TaskAwareSupervisedClassificationDataset,
     TaskLabels,
 )
-from avalanche.evaluation import PluginMetric
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.small_runs import OPTIMIZERS, make, split
-from support.strategies import ConvNet, learn, quiet
+from support.strategies import ConvNet, NoMetric, learn, quiet
 from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
 from support.trajectory_oracle import files
 from torch.utils.data import TensorDataset
@@ -204,7 +203,7 @@ def test_a_stream_carries_requests_for_parts(method):
     assert set(unlearning_plugin(strategy).ledger.remaining) == {1, 2, 3, 4}
 
 
-class Interrupts(PluginMetric):
+class Interrupts(NoMetric):
     """Interrupts the first unlearning when all is done but to let it stand."""
 
     left = 1
@@ -213,12 +212,6 @@ class Interrupts(PluginMetric):
         self.left -= 1
         if self.left == 0:
             raise Interrupted
-
-    def result(self, strategy=None):
-        return None
-
-    def reset(self, strategy=None):
-        pass
 
 
 def test_a_request_of_a_stream_that_was_interrupted_is_obeyed_before_the_next_task(tmp_path):

@@ -2,13 +2,12 @@
 
 import pytest
 from avalanche.core import BaseSGDPlugin, SupervisedPlugin
-from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from support.small_runs import masked_mlp, permuted
-from support.strategies import make, quiet
+from support.strategies import NoMetric, make, quiet
 
 from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS, ListenerDispatch
 from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
@@ -50,17 +49,6 @@ def counting(base, events, calls):
     return kind
 
 
-class Nothing(PluginMetric):
-    def reset(self):
-        pass
-
-    def result(self):
-        return None
-
-    def __str__(self):
-        return "Nothing"
-
-
 @pytest.mark.parametrize(
     "events", [EVENTS_OF_ITERATIONS, *((event,) for event in EVENTS_OF_ITERATIONS)], ids=lambda e: "-".join(e)[:30]
 )
@@ -72,7 +60,7 @@ def test_plugins_metrics_and_loggers_hear_what_they_would_hear(events):
             counting(SupervisedPlugin, events, calls["plugin"])(),
             counting(BaseSGDPlugin, events, calls["sgd plugin"])(),
         ]
-        metric = counting(Nothing, events, calls["metric"])()
+        metric = counting(NoMetric, events, calls["metric"])()
         logger = counting(BaseLogger, events, calls["logger"])()
         run(dispatch, plugins, EvaluationPlugin(metric, loggers=[logger]))
         heard[dispatch] = calls

@@ -7,11 +7,10 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
-from avalanche.evaluation import PluginMetric
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support.isolated_pools import NETS
-from support.strategies import DIGITS, amnesiac, learn, make, trained
+from support.strategies import DIGITS, NoMetric, amnesiac, learn, make, trained
 from support.strategy_state import bits, unchanged, unlearning_plugin
 from torch import nn
 from torch.utils.data import Dataset
@@ -266,19 +265,11 @@ class Sees(SupervisedPlugin):
         print("a step")  # noqa: T201
 
 
-class SeesSteps(PluginMetric):
-    def __init__(self):
-        super().__init__()
-        self.steps = 0
+class SeesSteps(NoMetric):
+    steps = 0
 
     def before_training_iteration(self, strategy):
         self.steps += 1
-
-    def reset(self, **kwargs):
-        pass
-
-    def result(self, **kwargs):
-        return self.steps
 
 
 class SeesLogs(BaseLogger):
