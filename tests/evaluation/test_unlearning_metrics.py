@@ -120,8 +120,7 @@ def test_values_are_those_of_a_computation_by_hand(references):
 
 def test_the_old_head_reads_chance_where_a_removed_head_alone_would_not():
     probes = Witness()
-    strategy = make(plugins=[probes], train_epochs=15, masks=replace(PRICED, sparsity_weight=0.1))
-    learn(strategy, PERMUTED.train_stream[:2])
+    strategy = learn(make(plugins=[probes], train_epochs=15, masks=replace(PRICED, sparsity_weight=0.1)), PERMUTED, 2)
     x, y = TEST[0].tensors
     before = {n: p.detach().clone() for n, p in strategy.model.named_parameters()}
     strategy.unlearn([0])

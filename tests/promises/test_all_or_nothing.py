@@ -70,8 +70,7 @@ ERRORS = [RuntimeError, KeyboardInterrupt, MemoryError]
 def metric_strategy():
     metric, logger = Announced(), FailingLogger()
     evaluator = EvaluationPlugin(metric, loggers=[logger])
-    strategy = amnesiac(evaluator=evaluator, plugins=[Kept()], train_epochs=1, optimizer="momentum")
-    learn(strategy, DIGITS.train_stream[:3])
+    strategy = learn(amnesiac(evaluator=evaluator, plugins=[Kept()], train_epochs=1, optimizer="momentum"), DIGITS, 3)
     return strategy, metric, logger
 
 

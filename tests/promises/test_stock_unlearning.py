@@ -257,8 +257,7 @@ def test_shared_running_statistics_are_refused_before_training(make):
 
 
 def test_optimizer_state_that_mixes_the_tasks_is_dropped():
-    strategy = stock(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), epochs=1)
-    learn(strategy, DIGITS.train_stream[:2])
+    strategy = learn(stock(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), epochs=1), DIGITS, 2)
     assert strategy.optimizer.state
     unlearning_plugin(strategy).unlearn(strategy, [0])
     assert not strategy.optimizer.state

@@ -133,8 +133,7 @@ STEPS = [
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=["lossless", "coded"])
 def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, dtype):
     plugin = TrajectoryPlugin(path=tmp_path, dtype=dtype)
-    strategy = amnesiac(trajectory=plugin, adjustment="adahat", train_epochs=1, optimizer="sgd")
-    learn(strategy, DIGITS.train_stream[:3])
+    strategy = learn(amnesiac(trajectory=plugin, adjustment="adahat", train_epochs=1, optimizer="sgd"), DIGITS, 3)
     before, on_disk = fingerprint(strategy), contents(Trajectory(path=tmp_path))
     steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # the same codes are the same file
     for (owner, name), behind in itertools.product(steps, (False, True)):

@@ -202,8 +202,7 @@ def test_hat_cl_returns_exclusive_entries_and_changes_no_other_task():
 
 @pytest.mark.parametrize(("make", "options"), [(Naive, {}), (EWC, {"ewc_lambda": 1.0}), (Replay, {"mem_size": 40})])
 def test_the_control_drops_heads_and_leaves_every_shared_entry(make, options):
-    strategy = stock(make, unlearning=UnlearningPlugin(obey="head"), epochs=1, **options)
-    learn(strategy, STREAM.train_stream[:2])
+    strategy = learn(stock(make, unlearning=UnlearningPlugin(obey="head"), epochs=1, **options), STREAM, 2)
     before = values(strategy.model)
     record = unlearning_plugin(strategy).unlearn(strategy, [0])
     assert record.plan.entries == {}

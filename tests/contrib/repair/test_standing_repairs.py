@@ -99,8 +99,7 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
 
 def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_the_ledger():
     fails = FailsAtEvent(error=MemoryError)
-    strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), plugins=[fails])
-    learn(strategy, PERMUTED.train_stream[:3])
+    strategy = learn(amnesiac(train_epochs=2, repair=RepairPlugin("joint"), plugins=[fails]), PERMUTED.train_stream[:3])
     strategy.unlearn([0])
     before, logs, fails.event = bits(strategy.model), trajectory(strategy).logs, "after_training_exp"
     with pytest.raises(MemoryError, match="injected"):
@@ -214,8 +213,7 @@ def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
 
 def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path):
     recorder = TrajectoryPlugin(path=tmp_path, dtype=torch.int8, merge_permanent=True)
-    strategy = amnesiac(train_epochs=2, repair=RepairPlugin("joint"), trajectory=recorder)
-    learn(strategy, PERMUTED.train_stream[:2])
+    strategy = learn(amnesiac(train_epochs=2, repair=RepairPlugin("joint"), trajectory=recorder), PERMUTED, 2)
     strategy.unlearn([0])
     strategy.mark_permanent([1])
     learn(strategy, PERMUTED.train_stream[2:])
