@@ -324,9 +324,9 @@ def test_isolated_tasks_have_no_shadows_of_each_other(joint):
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_columns_of_a_shared_head_have_shadows_too(joint):
-    options = {"wrap": partial(MaskedModel, shared_head=10), "compensation": BackupPlugin(joint=joint)}
+    options = {"wrap": partial(MaskedModel, shared_head=10), "compensation": partial(BackupPlugin, joint=joint)}
     strategy = trained(3, PERMUTED, train_epochs=1, **options)
-    model, initial = strategy.model, initial_values(amnesiac().model)
+    model, initial = strategy.model, initial_values(amnesiac(**options).model)
     learned_ = backups(strategy).kept[2][0].updates["_shared_head.weight"]
     assert bool((learned_.values != 0).any())
     assert strategy.unlearn([0]).plan.compensated == (1, 2)
