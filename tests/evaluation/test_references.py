@@ -74,8 +74,11 @@ def test_variants_differ_in_what_they_say(references):
 @pytest.mark.parametrize("kind", [Naive, None], ids=["naive", "hat"])
 def test_an_interrupted_reference_is_not_continued(kind):
     box = {"breaks": False}
-    late = {"when": lambda strategy: box["breaks"] and strategy.experience.task_label == 2}
-    breaks = partial(FailsAtEvent, "after_update", KeyboardInterrupt, **late)
+
+    def late(strategy):
+        return box["breaks"] and strategy.experience.task_label == 2
+
+    breaks = partial(FailsAtEvent, "after_update", KeyboardInterrupt, when=late)
 
     def maker(**options):
         if kind is None:

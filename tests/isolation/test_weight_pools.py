@@ -248,8 +248,7 @@ def test_a_request_in_front_of_a_task_frees_the_slot_that_the_task_takes():
 
 
 def test_a_training_that_was_interrupted_leaves_no_share_behind():
-    of_task = {"when": lambda made: made.experience.task_label == 2}
-    fails = FailsAtEvent("before_training_exp", KeyboardInterrupt, **of_task)
+    fails = FailsAtEvent("before_training_exp", KeyboardInterrupt, when=lambda s: s.experience.task_label == 2)
     stream = with_unlearning(STREAM, permanent=[2]).train_stream
     strategy = disjoint(plugins=[fails], train_epochs=1)
     with pytest.raises(KeyboardInterrupt):

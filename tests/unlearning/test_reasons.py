@@ -119,8 +119,11 @@ def test_a_plugin_that_was_there_for_one_task_is_a_reason():
 
 def test_unlearned_in_the_middle_of_a_training_that_was_given_up_it_is_as_it_was_left():
     """Changes of a request in the middle stay, and are nobody else's writing."""
-    second = {"when": lambda made: made.experience.task_label == 2 and made.clock.train_exp_iterations == 1}
-    fails = FailsAtEvent("after_update", KeyboardInterrupt, **second)
+
+    def in_the_second_step_of_task_2(made):
+        return made.experience.task_label == 2 and made.clock.train_exp_iterations == 1
+
+    fails = FailsAtEvent("after_update", KeyboardInterrupt, when=in_the_second_step_of_task_2)
     fails.repeatable = True
     strategy = amnesiac(isolation=Pools(), train_epochs=1, plugins=[fails])
     benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 2, "iteration", 1)])

@@ -58,8 +58,8 @@ def train(*loggers: Any) -> Any:
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoggedRun, LoggedRun, Any]:
     folder = tmp_path_factory.mktemp("both")
     about: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
-    with JSONLogger(folder / "json", **about) as js, WandBLogger(dir=folder, mode="offline", **about) as wandb:
-        strategy = train(js, wandb)
+    with JSONLogger(folder / "json", **about) as lines, WandBLogger(dir=folder, mode="offline", **about) as wandb:
+        strategy = train(lines, wandb)
     return folder / "json", read_json_run(folder / "json"), read_offline_run(*run_folders(folder)), strategy
 
 
