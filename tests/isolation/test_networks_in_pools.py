@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.isolated_pools import NETS, equal, pools, references
+from support.small_networks import Net
 from support.strategies import DIGITS, learn
 from support.strategy_state import bits
 from torch import Tensor, nn
@@ -44,66 +45,25 @@ class Heads(nn.Module):
         return self.attend(x, x, x, need_weights=False)[0].mean(1)
 
 
-class Straddling(nn.Module):
-    """Two groups of channels, normalised together."""
-
-    features = 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 12, 3), nn.GroupNorm(2, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.norm(self.conv(x))).mean((2, 3))
-
-
-class Grouped(nn.Module):
-    """A convolution in two groups."""
-
-    features = 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.grouped = nn.Conv2d(1, 12, 3), nn.Conv2d(12, 12, 3, groups=2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.grouped(torch.relu(self.conv(x)))).mean((2, 3))
-
-
-class Positions(nn.Module):
-    """Every channel has a shift that no task trains."""
-
-    features = 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(1, 12, 3)
-        self.register_buffer("shift", torch.linspace(0, 1, 12).reshape(1, 12, 1, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.conv(x) + self.shift).mean((2, 3))
-
-
-class Neighbours(nn.Module):
-    """Every channel is divided by what its neighbours are, on either side of a slot's border."""
-
-    features = 12
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 12, 3), nn.LocalResponseNorm(3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(torch.relu(self.conv(x))).mean((2, 3))
+def of_maps(forward, **parts):
+    return Net(lambda net, x: forward(net, x).mean((2, 3)), features=12, conv=nn.Conv2d(1, 12, 3), **parts)
 
 
 MORE = {
     "resnet": ResidualNet,
     "heads": Heads,
-    "neighbours": Neighbours,
-    "group norm": Straddling,
-    "grouped": Grouped,
-    "positions": Positions,
+    # Every channel is divided by what its neighbours are, on either side of a slot's border.
+    "neighbours": lambda: of_maps(lambda net, x: net.norm(torch.relu(net.conv(x))), norm=nn.LocalResponseNorm(3)),
+    # Two groups of channels are normalised together.
+    "group norm": lambda: of_maps(lambda net, x: torch.relu(net.norm(net.conv(x))), norm=nn.GroupNorm(2, 12)),
+    "grouped": lambda: of_maps(
+        lambda net, x: torch.relu(net.grouped(torch.relu(net.conv(x)))), grouped=nn.Conv2d(12, 12, 3, groups=2)
+    ),
+    # Every channel has a shift that no task trains.
+    "positions": lambda: of_maps(
+        lambda net, x: torch.relu(net.conv(x) + net.shift),
+        shift=nn.Buffer(torch.linspace(0, 1, 12).reshape(1, 12, 1, 1)),
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support.small_networks import Net
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
@@ -60,15 +61,6 @@ def test_without_tasks_nothing_is_used():
 
 
 def test_a_layer_of_the_last_rows_name_is_refused():
-    model = MaskedModel(_Named())
+    model = MaskedModel(Net(lambda net, x: torch.relu(net.all(x)), all=nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="a layer of the model is called 'all'"):
         utilisation(model)
-
-
-class _Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.all = nn.Linear(3, 2)
-
-    def forward(self, x):
-        return torch.relu(self.all(x))

@@ -8,6 +8,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.network_families import FAMILIES, stream
+from support.small_networks import Net
 from support.strategies import feed_in
 from support.strategy_state import initial_values, state
 from torchvision import models as zoo
@@ -180,15 +181,10 @@ def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer
 def test_the_gradient_check_sees_a_layer_that_learns_nothing(data_root):
     """The control of the gate's gradients: behind a product with zero no layer learns."""
 
-    class Cut(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = torch.nn.Linear(64, 12), torch.nn.Linear(64, 8)
-
-        def forward(self, x):
-            return torch.cat([torch.relu(self.a(x)) * 0.0, torch.relu(self.b(x))], 1)
+    def cut(net, x):
+        return torch.cat([torch.relu(net.a(x)) * 0.0, torch.relu(net.b(x))], 1)
 
     torch.manual_seed(0)
-    model, gates = MaskedModel(Cut()), GateGradients()
+    model, gates = MaskedModel(Net(cut, a=torch.nn.Linear(64, 12), b=torch.nn.Linear(64, 8))), GateGradients()
     strategy_of(model, plugins=[gates]).train(stream(data_root, (64,)).train_stream[0])
     assert gates.largest["a"] == 0 < gates.largest["b"]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EWCPlugin, LRSchedulerPlugin, LwFPlugin, ReplayPlugin
+from support.small_networks import Net
 from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
 from support.strategies import Hears, learn
 from torch import nn
@@ -85,15 +86,9 @@ def with_noisy_hook(params):
 MOVE_EVERYTHING = {"lookahead": Lookahead, "noise": lambda p: NoisySGD(p, lr=0.05), "hook": with_noisy_hook}
 
 
-class NormNet(nn.Module):
-    features = 20
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm, self.second = nn.Linear(64, 30), nn.LayerNorm(30), nn.Linear(30, 20)
-
-    def forward(self, x):
-        return torch.relu(self.second(torch.relu(self.norm(self.first(x.flatten(1))))))
+def norm_net():
+    layers = {"first": nn.Linear(64, 30), "norm": nn.LayerNorm(30), "second": nn.Linear(30, 20), "features": 20}
+    return Net(lambda n, x: torch.relu(n.second(torch.relu(n.norm(n.first(x.flatten(1)))))), **layers)
 
 
 @pytest.mark.parametrize("kind", [HAT, AmnesiacHAT, WSN])
@@ -103,7 +98,7 @@ def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
     benchmark = permuted(3)
     watch = WatchEveryStep(benchmark)
     torch.manual_seed(0)
-    model = SubnetModel(NormNet(), density=0.3) if kind is WSN else MaskedModel(NormNet())
+    model = SubnetModel(norm_net(), density=0.3) if kind is WSN else MaskedModel(norm_net())
     initial = {n: p.detach().clone() for n, p in model.backbone.named_parameters() if n.startswith("norm")}
     options = {} if kind is WSN else {"masks": HardAttention(embedding_optimizer=lambda p: torch.optim.SGD(p, lr=0.05))}
     strategy = make(kind, model=model, optimizer=MOVE_EVERYTHING[optimizer], plugins=[watch], **options)

@@ -8,6 +8,7 @@ from functools import cache, partial
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
+from support.small_networks import Net
 from support.strategies import DIGITS, accuracy, amnesiac, learn, trained
 from support.strategy_state import (
     assert_requests_leave_nothing_stray,
@@ -243,16 +244,9 @@ def test_published_amnesiac_hat_on_real_digits():
     assert means[1] > means[0] + 0.1
 
 
-class Gains(nn.Module):
-    features = 8
-
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(64, 8)
-        self.scale = nn.Parameter(torch.ones(8))
-
-    def forward(self, x):
-        return torch.relu(self.first(x.flatten(1))) * self.scale
+def gains():
+    parts = {"first": nn.Linear(64, 8), "scale": nn.Parameter(torch.ones(8)), "features": 8}
+    return Net(lambda net, x: torch.relu(net.first(x.flatten(1))) * net.scale, **parts)
 
 
 def test_what_can_t_be_drawn_anew_is_refused_before_anything_is_made():
@@ -260,7 +254,7 @@ def test_what_can_t_be_drawn_anew_is_refused_before_anything_is_made():
         BackupPlugin(scope="layer")
     with pytest.raises(ValueError, match="seed"):
         BackupPlugin(seed=0.5)
-    strategy = amnesiac(net=Gains, compensation=published)
+    strategy = amnesiac(net=gains, compensation=published)
     with pytest.raises(ValueError, match=r"\['scale'\] do not have"):
         strategy.train(DIGITS.train_stream[0])
     assert strategy.model.tasks == ()
