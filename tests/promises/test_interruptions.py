@@ -70,8 +70,8 @@ def ours(kind, *, net=mlp, wrap=None, **options):
 def stock(kind, *, wrap=MultiHeadModel, plugins=list, **options):
     def made(path):
         given = [SeedingPlugin(0), *plugins(), TrajectoryPlugin(), UnlearningPlugin()]
-        options_of_all = {"net": mlp, "optimizer": "momentum", "evaluator": quiet(), **OPTIONS}
-        return make(kind, wrap=wrap, plugins=given, **options_of_all, **options)
+        of_all = {"net": mlp, "optimizer": "momentum", "criterion": nn.CrossEntropyLoss(), "evaluator": quiet()}
+        return make(kind, wrap=wrap, plugins=given, **of_all, **OPTIONS, **options)
 
     return made
 
