@@ -248,10 +248,15 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
 
 def few_samples(experience: Any) -> Tensor:
     """Inputs of a few samples, evenly spread, as an evaluation sees them."""
-    n = len(experience.dataset)
     with preserved_rng():
         seed_all(0)
-        return task_data(experience, torch.linspace(0, n - 1, min(n, _COMPARED)).long())[0]
+        return some_task_data(experience, _COMPARED)[0]
+
+
+def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
+    """Inputs and labels of at most so many of an experience's samples, evenly spread, as its evaluation sees them."""
+    n = len(experience.dataset)
+    return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())
 
 
 HOW_TO_LABEL = (

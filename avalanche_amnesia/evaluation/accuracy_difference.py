@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.evaluation.bases import CallbackMetric, some_task_data, unlearning_of
+from avalanche_amnesia.benchmarks.data import some_task_data
+from avalanche_amnesia.evaluation.bases import CallbackMetric, unlearning_of
 from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.saving.values import checked

@@ -332,12 +332,6 @@ def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
     return {single_task(experience): experience for experience in labelled_stream(stream)}
 
 
-def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of at most so many of an experience's samples, evenly spread, as its evaluation sees them."""
-    n = len(experience.dataset)
-    return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())
-
-
 def unlearning_of(strategy: Strategy) -> UnlearningPlugin:
     """The strategy's UnlearningPlugin."""
     plugin = find_plugin(strategy, UnlearningPlugin)

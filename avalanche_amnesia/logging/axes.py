@@ -45,8 +45,6 @@ class Position:
         self._started = False
         self._trainings = 0
         self._coming = NO_TASK
-        self._ended = False
-        self._epochs_over = False
 
     def hear(self, callback: str, strategy: Strategy) -> None:
         """Move on at a callback; Avalanche's own counter of trainings moves after its loggers are called."""
@@ -54,21 +52,14 @@ class Position:
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
             self._follow(strategy)
         if callback == "before_training_exp":
-            self._ended, self._epochs_over, self.in_training = False, False, True
+            self.in_training = True
             self._coming = _label_of(getattr(strategy, "experience", None), self._trainings)
-        elif callback == "before_training_epoch":
-            # A stopped training announces an epoch that never comes.
-            self._epochs_over = self._epochs_over and getattr(strategy, "_stop_training", False)
-        elif callback == "after_training_epoch":
-            self._epochs_over = True
-        # A plugin that stands before the loggers and unlearns when a task ends is heard before that end.
-        ends = callback == "after_training_exp" or (callback in UNLEARNING_CALLBACKS and self._epochs_over)
-        if ends and not self._ended:
-            self._ended, self._epochs_over, self.in_training = True, False, False
+        elif callback == "after_training_exp":
+            self.in_training = False
             self.task = self._trainings if self._coming == NO_TASK else self._coming
             self._trainings += 1
             self.event += 1
-        if callback == "after_unlearning":
+        elif callback == "after_unlearning":
             self.event += 1
 
     def _follow(self, strategy: Strategy) -> None:
@@ -78,7 +69,7 @@ class Position:
         if plugin is not None:
             self._trainings = plugin.ledger.n_trained
             if plugin.current_task is None:  # a task that is given up has not ended
-                self.in_training = self._epochs_over = False
+                self.in_training = False
             self.task = plugin.trained[-1] if plugin.trained else NO_TASK
         elif not self.in_training:
             self._trainings = max(counter, self._trainings)

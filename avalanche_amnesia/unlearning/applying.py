@@ -62,7 +62,11 @@ def apply(
         if context.purgers:
             dict(removal.values)  # made now: a purger asks for them when the model has changed
         _move(removal, context.parameters, change)
-        _replace(context, change)
+        if context.before is not None:  # the tasks go out of the values before a task in training, too
+            change.call(context.before.update, dict(context.before))
+            context.before.update(removal.before)
+            for name in context.own_parameters & set(context.before):
+                del context.before[name]
         for task in context.tasks:
             remove_task_modules(model, task, change)
         change.call(context.trajectory.restore, context.trajectory.logs)
@@ -187,17 +191,6 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
         removal.moved,
         size,
     )
-
-
-def _replace(context: UnlearningContext, change: Transaction) -> None:
-    """Take the tasks out of the values before a task in training."""
-    store = context.before
-    if store is None:
-        return
-    change.call(store.update, dict(store))
-    store.update(context.removal.before)
-    for name in context.own_parameters & set(store):
-        del store[name]
 
 
 def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:

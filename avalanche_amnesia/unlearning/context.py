@@ -87,12 +87,6 @@ class UnlearningContext:
         """Tasks that remain without those that go, in training order."""
         return tuple(task for task in self.order if task not in self.tasks)
 
-    def trained_after(self, task: int | None) -> bool:
-        """Tell whether a task was trained when one of those that go was already there (None: now)."""
-        if task not in self.order:
-            return True
-        return any(self.order.index(gone) < self.order.index(task) for gone in self.tasks)
-
 
 # Parts of a model that belong to one task only, and how to take them out ----------------------------------------------
 

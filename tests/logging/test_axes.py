@@ -75,7 +75,6 @@ class FakeStrategy:
         self.logger = logger
         self.experience: Any = None
         self.clock = SimpleNamespace(train_iterations=0, train_exp_counter=0)
-        self._stop_training = False
 
     def emit(self, callback: str, *names: str) -> None:
         x = self.clock.train_iterations
@@ -90,19 +89,13 @@ class FakeStrategy:
         self.train_task()
         self.experience = None
 
-    def train_task(self, unlearn_before_end: bool = False, stop_early: bool = False) -> None:
+    def train_task(self) -> None:
         self.emit("before_training_exp")
-        for epoch in range(2):
-            self._stop_training = stop_early and epoch == 1
+        for _ in range(2):
             self.emit("before_training_epoch")
-            if self._stop_training:
-                self._stop_training = False
-                break
             self.emit("after_training_iteration", "train_phase/mb")
             self.clock.train_iterations += 1
             self.emit("after_training_epoch", "train_phase/epoch")
-        if unlearn_before_end:
-            self.unlearn()
         self.emit("after_training_exp", "train_phase/exp")
         self.clock.train_exp_counter += 1
 
@@ -143,22 +136,6 @@ def test_a_task_counts_in_the_values_of_its_end(recorder: Recorder) -> None:
         ("train_phase/mb", 3, 0, 2),
         ("train_phase/epoch", 4, 0, 2),
         ("train_phase/exp", 4, 1, 3),
-    ]
-
-
-@pytest.mark.parametrize("stop_early", [False, True])
-def test_unlearning_by_a_plugin_at_the_end_of_a_task_comes_after_that_task(
-    recorder: Recorder, stop_early: bool
-) -> None:
-    strategy = FakeStrategy(recorder.logger)
-    strategy.train_task(unlearn_before_end=True, stop_early=stop_early)
-    strategy.train_task()
-    ends = [entry for entry in written(recorder) if entry[0] in ("residue", "train_phase/exp")]
-    assert [(name, task, event) for name, _, task, event in ends] == [
-        ("residue", 0, 1),
-        ("residue", 0, 2),
-        ("train_phase/exp", 0, 2),
-        ("train_phase/exp", 1, 3),
     ]
 
 

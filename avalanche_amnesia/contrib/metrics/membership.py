@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, some_task_data, unlearning_of
+from avalanche_amnesia.benchmarks.data import some_task_data, task_data
+from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, unlearning_of
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import targets_of, task_data
-from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, some_task_data
+from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
+from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References

@@ -159,7 +159,8 @@ def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) 
     if attribute is None:
         return 0
     tasks = [int(task) for task in buffer.buffer.targets_task_labels]
-    stale = [i for i, task in enumerate(tasks) if context.trained_after(task)]
+    later = context.order[min(map(context.order.index, context.tasks)) + 1 :]
+    stale = [i for i, task in enumerate(tasks) if task in later or task not in context.order]
     if not stale:
         return 0
     logits: list[Tensor] = [attribute[i] for i in range(len(tasks))]
