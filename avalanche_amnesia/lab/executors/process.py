@@ -69,13 +69,6 @@ def _begin(n_gpus: int, program: int) -> None:
 def _end_with(program: int) -> None:
     """End this process once the program that asked has: one that was killed could tell it nothing."""
     # Linux could send a signal (PR_SET_PDEATHSIG), but sends it when the thread ends that began the process.
-    while _runs(program):
+    while os.getppid() == program:  # an orphan gets another parent
         time.sleep(1)
     os._exit(1)
-
-
-def _runs(program: int) -> bool:
-    if os.name != "nt":
-        return os.getppid() == program  # an orphan gets another parent
-    parent = multiprocessing.parent_process()  # there a process keeps its parent's number
-    return parent is None or parent.is_alive()

@@ -1,12 +1,58 @@
-"""Slurm, through submitit."""
+"""Clusters: Ray, or Ray on this machine, and Slurm, through submitit."""
 
+import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from avalanche_amnesia import checks
+
+
+class RayExecutor:
+    """Workers of a Ray cluster; Ray places them by cores and shares of GPUs, and repeats calls of lost ones itself.
+
+    Args:
+        address: of a running cluster, such as ``auto`` or ``ray://head:10001``; None: Ray's own choice
+            (RAY_ADDRESS, else only this machine).
+        gpus: GPUs, or a share of one, that a job takes.
+
+    Raises:
+        ImportError: where Ray is not installed.
+        ConnectionError: where there is no cluster at the address.
+    """
+
+    def __init__(self, address: str | None = None, *, gpus: float = 0) -> None:
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError('Ray is not installed: pip install "avalanche-amnesia[ray]"') from error
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        self.workers: int | None = None  # Ray knows how many fit
+        self._ray = ray
+        self._remote = cache(lambda function: ray.remote(function).options(num_cpus=1, num_gpus=gpus))  # sent once
+        self._owned = not ray.is_initialized()
+        if self._owned:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
+        """Ask a worker for a call."""
+        future: Future[Any] = self._remote(function).remote(*arguments).future()
+        return future
+
+    def lost(self, error: BaseException) -> bool:
+        """True where worker or node ended, or memory ran out, more often than Ray repeats a call by itself."""
+        of_ray = self._ray.exceptions
+        kinds = (of_ray.WorkerCrashedError, of_ray.NodeDiedError, of_ray.OutOfMemoryError, of_ray.ObjectLostError)
+        return isinstance(error, kinds)
+
+    def close(self) -> None:
+        """Leave the cluster, which ends what this program still runs there."""
+        if self._owned:
+            self._ray.shutdown()
 
 
 class SlurmExecutor:
