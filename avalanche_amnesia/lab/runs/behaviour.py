@@ -1,23 +1,37 @@
-"""Facts that a training depends on and no setting shows: hooks, replaced methods, values of tensors."""
+"""What a training depends on and no setting shows: hooks, replaced methods, values of tensors, code of a script."""
 
+import hashlib
+import sys
+import sysconfig
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
+import numpy as np
+from torch import Tensor
 
-from avalanche_amnesia.bits import bit_sums
+from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import memory_of
+from avalanche_amnesia.object_walk import held, memory_of, reachable
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import listens
 from avalanche_amnesia.training.host.rehearsal import hooks_of
-from avalanche_amnesia.training.host.rollback import is_ours
+from avalanche_amnesia.training.host.rollback import is_ours, of_anybody
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+_HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
+"""Packages whose objects lead to strategies, streams and loggers, of which the state or the data have what counts."""
+_OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
+_WRAPPERS = (staticmethod, classmethod, cached_property, property)
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
     """By name, what a step begins with, and what may not change between two steps of a run."""
     model, optimizer = strategy.model, strategy.optimizer
-    tensors: dict[str, torch.Tensor] = dict(model.state_dict())
+    tensors: dict[str, Tensor] = dict(model.state_dict())
     facts: dict[str, Any] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     facts |= {f"{name}.requires_grad": p.requires_grad for name, p in model.named_parameters()}
@@ -28,7 +42,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     for parameter, moments in optimizer.state.items():
         place = f"optimizer.state of {names.get(id(parameter), 'another')}"
         for name, value in moments.items():
-            (tensors if isinstance(value, torch.Tensor) else facts)[f"{place}: {name}"] = value
+            (tensors if isinstance(value, Tensor) else facts)[f"{place}: {name}"] = value
     settings = learning_settings(strategy).items()
     facts |= {f"{of}.{name}": repr(value) for of, own in settings for name, value in own.items()}
     others = [(f"model.{path}", module) for path, module in model.named_modules() if not is_ours(module)]
@@ -46,3 +60,68 @@ def _is_a_script_s(plugin: Any) -> bool:
     """Tell whether a plugin is the script's own, and no evaluation can change it."""
     evaluates = any("_eval" in event and listens(plugin, event) for event in dir(plugin))
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
+
+
+def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[str]:
+    """Lines that differ where functions or classes differ that some objects lead to, or anything that these use.
+
+    They tell what no rehearsal sees, as it acts later than that: in a plugin, at the end of an epoch, in some samples.
+    What classes of a script hold is followed; of what their objects hold only numbers count, as it may be a cache.
+    """
+    reached = [thing for _, thing in reachable(list(roots), skip=skip, enter=of_anybody)]
+    functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
+    stack: list[Any] = [*functions, *{type(thing) for thing in (*roots, *reached)}]
+    objects = [thing for thing in reached if not _is_installed(type(thing))]
+    numbers = ((thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (int, float))
+    lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
+    seen = {id(thing): thing for thing in skip}  # an id is a name only as long as its object lives
+    while stack:
+        thing = stack.pop()
+        if isinstance(thing, (*_PLAIN, Tensor, CodeType, ModuleType)) or id(thing) in seen or _is_installed(thing):
+            continue  # the line of what holds a plain value has it
+        seen[id(thing)] = thing
+        name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+        parts = dict(_parts(thing))
+        lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts.items()}
+        stack += parts.values()
+    return sorted(lines)
+
+
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Parts of a function, a class or another object, with their places in it."""
+    if isinstance(thing, type):
+        yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
+        yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
+        return
+    if isinstance(thing, FunctionType):
+        yield ".code", thing.__code__
+    elif isinstance(thing, _WRAPPERS):
+        yield from ((f".{name}", getattr(thing, name, None)) for name in ("__func__", "func", "fget", "fset"))
+    else:
+        yield ".class", type(thing)
+    yield from held(thing)
+
+
+def _as_text(part: object) -> str:
+    """Text of a plain value, a tensor or code; of anything else its kind: it is followed by itself."""
+    if isinstance(part, _PLAIN):
+        return repr(part)
+    if isinstance(part, Tensor):
+        return tensor_hash(part)
+    if isinstance(part, np.ndarray):
+        return f"{part.dtype} {part.shape} {hashlib.sha256(part.tobytes()).hexdigest()}"
+    if isinstance(part, CodeType):  # the first constant of a function is its docstring
+        constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
+        return f"{part.co_code.hex()} {part.co_names} {constants}"
+    return type(part).__qualname__
+
+
+def _is_installed(thing: Any) -> bool:
+    """Tell whether a class or function is an installed package's, or an object one of the hosts'."""
+    is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
+    top = str((thing if is_named else type(thing)).__module__).split(".")[0]
+    if not is_named or top == "__main__":  # whatever file that is: a worker's own is none of the script
+        return top in _HOSTS
+    module = sys.modules.get(top)
+    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+    return top in {*_HOSTS, *sys.stdlib_module_names} or any(place.startswith(_INSTALLED) for place in places)

@@ -24,8 +24,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.lab.runs.behaviour import facts_of
-from avalanche_amnesia.lab.runs.script_code import script_code
+from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
 from avalanche_amnesia.saving.values import StateError
@@ -100,11 +99,7 @@ class RunStore:
         return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
 
     def run(self, strategy: Strategy) -> StoredRun:
-        """A run that begins with a strategy as it was built, and finds its states here or puts them here.
-
-        Args:
-            strategy: not trained yet.
-        """
+        """A run that begins with a strategy as it was built, and finds its states here or puts them here."""
         return StoredRun(self, strategy)
 
     def nodes(self) -> list[Node]:
@@ -175,10 +170,6 @@ class RunStore:
         """Tell whether a state is there."""
         return (self._folder(key) / STATE).is_file()
 
-    def seconds(self, key: str) -> float:
-        """Seconds that the step to a state took."""
-        return float(read_body(self._folder(key))[0]["node"]["seconds"])
-
     def read(self, key: str) -> tuple[dict[str, Any], Parts]:
         """A state; it counts as used now."""
         os.utime(self._folder(key) / STATE)
@@ -199,15 +190,7 @@ class RunStore:
     def keep_end(
         self, key: str, strategy: Strategy, trained: Iterable[int], references: References, seconds: float
     ) -> None:
-        """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references.
-
-        Args:
-            key: of the state, :func:`~avalanche_amnesia.lab.runs.measuring.end_of`.
-            strategy: as it ended.
-            trained: tasks that it trained, in order.
-            references: that it was measured by, over the data that it has left.
-            seconds: that it took.
-        """
+        """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references."""
         try:
             body, parts = encoded_state(strategy, with_metrics=False)
         except StateError as error:
@@ -240,7 +223,7 @@ class _Step:
     parent: str
     name: str
     trained: tuple[int, ...]
-    do: Callable[[Any], Any]
+    do: Callable[[], Any]
 
 
 class StoredRun:
@@ -310,13 +293,13 @@ class StoredRun:
         self._go(
             key=self._key_of_training(self.key, experience, options),
             name=f"train {experience.task_label}",
-            do=lambda strategy: self._train(strategy, experience, options),
+            do=lambda: self._train(experience, options),
             trained=(int(experience.task_label),),
         )
 
-    def _train(self, strategy: Strategy, experience: Any, options: Mapping[str, Any]) -> None:
+    def _train(self, experience: Any, options: Mapping[str, Any]) -> None:
         before = set(script_code([experience.dataset]))
-        strategy.train(experience, **options)
+        self._strategy.train(experience, **options)
         changed = sorted(before ^ set(script_code([experience.dataset])))
         if self.stored and changed:  # a run that took this task from the store would train the next one on other data
             self._fresh = None
@@ -341,11 +324,10 @@ class StoredRun:
                 f"{type(self._strategy).__name__} does not unlearn: give it plugins=[TrajectoryPlugin(), "
                 "UnlearningPlugin()], or use AmnesiacHAT or WSN"
             )
-
         self._go(
             key=_digest([self.key, {"unlearn": tasks, "options": _told(options)}]),
             name=f"unlearn {', '.join(map(str, tasks))}",
-            do=lambda strategy: unlearning_of(strategy).unlearn(strategy, tasks, **options),
+            do=lambda: unlearning_of(self._strategy).unlearn(self._strategy, tasks, **options),
         )
         record: UnlearningRecord = unlearning_of(self.strategy).records[-1]
         return record
@@ -354,7 +336,7 @@ class StoredRun:
         """Seconds that the last step took, when it was computed."""
         if self.key not in self._seconds:
             with suppress(StateError):
-                return self._store.seconds(self.key)
+                return float(self._store.files(self.key)[0]["node"]["seconds"])
             self._settle()  # another process has deleted it
         return self._seconds[self.key]
 
@@ -389,7 +371,7 @@ class StoredRun:
             self._leave(rehearsal.reason)
         return list(rehearsal.seen)
 
-    def _go(self, key: str, name: str, do: Callable[[Any], Any], trained: tuple[int, ...] = ()) -> None:
+    def _go(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
         self._leave_if_changed()
         # What is this run's only has a key that nobody else can have.
         key = key if self.stored else os.urandom(16).hex()
@@ -464,7 +446,7 @@ class StoredRun:
     def _compute(self, step: _Step) -> None:
         started = perf_counter()
         self._held = ""  # whatever interrupts the step: where it began is read again
-        step.do(self._strategy)
+        step.do()
         self._stands_at(step.key)
         self._seconds[step.key] = perf_counter() - started
         self.computed += 1
