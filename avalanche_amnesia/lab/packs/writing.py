@@ -5,22 +5,21 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.audit.signing import private, signature_of
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
 from avalanche_amnesia.lab.packs.index import BLOBS, INDEX, blobs_of, index_text
-from avalanche_amnesia.lab.report.reading import read_run
+from avalanche_amnesia.lab.report.reading import Run
 from avalanche_amnesia.lab.runs.measuring import end_of
 from avalanche_amnesia.lab.runs.store import RunStore
-from avalanche_amnesia.lab.study.experiment import SETTINGS
+from avalanche_amnesia.lab.study.experiment import finished
 from avalanche_amnesia.saving.files import (
     STATE,
     Part,
@@ -36,19 +35,14 @@ from avalanche_amnesia.saving.values import StateError
 
 _OF_MODEL = ("strategy", "device", "model")
 """What the body of a reference's state keeps: nobody trains it further."""
+_OF_STORE = ("node", "references")
+"""What a store adds to the body of a state."""
 _BLOB = re.compile(r"[0-9a-f]{64}(\.part)?")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A pack that was written.
-
-    Attributes:
-        path: of the pack.
-        runs: in it.
-        blobs: in it.
-        nbytes: that its files take.
-    """
+    """A pack that was written, how many runs and blobs are in it, and the bytes of its files."""
 
     path: Path
     runs: int
@@ -76,18 +70,18 @@ def export_states(
     """
     to = Path(to)
     _refuse_foreign(to)
-    places = [place for folder in folders for place in _runs_below(Path(folder))]
+    found = [run for folder in folders for run in finished(Path(folder))]
     sign = None if key is None else partial(signature_of, private_key=private(key))
     with tempfile.TemporaryDirectory(prefix="amnesia-pack-") as made, store.lock("store"):  # nobody prunes meanwhile
         packing = _Packing(store, Path(made), everything, key, sign)
-        lacking = [place for place in places if not store.has(end_of(read_run(place)))]
+        lacking = [place for place, _, run in found if not store.has(end_of(run))]
         if lacking:
             raise StateError(
-                f"{store.path} does not have how {len(lacking)} of {len(places)} runs ended, such as {lacking[0]}: "
+                f"{store.path} does not have how {len(lacking)} of {len(found)} runs ended, such as {lacking[0]}: "
                 "give the store that they were made with; of runs that it never had, or that were pruned, delete the "
                 "folder and run them again"
             )
-        runs = [packing.run(place) for place in places]
+        runs = [packing.run(*each) for each in found]
         named = sorted({blob for run in runs for blob in blobs_of(run)})
         blobs = {blob: packing.blobs[blob] for blob in named}
         sizes = {blob: file.stat().st_size for blob, file in blobs.items()}
@@ -95,13 +89,6 @@ def export_states(
         (_write_zip if to.suffix == ".zip" else _write_folder)(to, text, blobs)
     files = [to] if to.is_file() else [to / INDEX, *(to / BLOBS / blob for blob in named)]
     return Exported(to, len(runs), len(blobs), sum(file.stat().st_size for file in files))
-
-
-def _runs_below(folder: Path) -> list[Path]:
-    found = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
-    if not found:
-        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
-    return found
 
 
 class _Packing:
@@ -112,9 +99,8 @@ class _Packing:
         self._seen: dict[str, Path] = {}
         self.blobs: dict[str, Path] = {}
 
-    def run(self, place: Path) -> dict[str, Any]:
+    def run(self, place: Path, settings: Mapping[str, Any], run: Run) -> dict[str, Any]:
         """Entry of a run."""
-        settings, run = yaml.safe_load((place / SETTINGS).read_text()), read_run(place)
         names = json.dumps([settings[name] for name in ("experiment", "method", "scenario", "seed")], sort_keys=True)
         if names in self._seen:
             raise ValueError(f"{self._seen[names]} and {place} are the same run: give each once")
@@ -122,10 +108,11 @@ class _Packing:
         files = {RUN_FILE: self._add(place / RUN_FILE)}
         for line in lines_of(place):
             if line["kind"] == "record":
-                files[line["path"]] = self._record(place / line["path"])
+                file = place / line["path"]
+                signed = None if self._key is None else UnlearningRecord.load(file).sign(self._key).encode()
+                files[line["path"]] = self._add(signed or file)
         body, parts = self._store.files(end_of(run))
-        trained, keys = body.pop("node")["trained"], {(of, tuple(tasks)): at for of, tasks, at in body["references"]}
-        del body["references"]
+        trained, keys = body["node"]["trained"], {(of, tuple(tasks)): at for of, tasks, at in body["references"]}
         asked = run.last.unlearned or run.last.parts  # else there is no reference, and without tasks an untrained one
         wanted = [("same", run.last.remaining)] if asked and run.last.remaining else []
         if self._everything:
@@ -141,17 +128,12 @@ class _Packing:
             "remaining": run.last.remaining,
             "files": files,
             "end": self._state(body, parts),
-            **({} if before is None else {"before": self._complete(before, place)}),
+            **({} if before is None else {"before": self._state(*self._files(before, place))}),
             "references": [
                 {"variant": variant, "tasks": tasks, "model": self._model(keys.get((variant, tasks)), place)}
                 for variant, tasks in wanted
             ],
         }
-
-    def _record(self, file: Path) -> str:
-        if self._key is None:
-            return self._add(file)
-        return self._add(UnlearningRecord.load(file).sign(self._key).encode())
 
     def _files(self, key: str | None, place: Path) -> tuple[dict[str, Any], dict[str, Path]]:
         if key is None or not self._store.has(key):
@@ -160,12 +142,6 @@ class _Packing:
                 "it again"
             )
         return self._store.files(key)
-
-    def _complete(self, key: str, place: Path) -> dict[str, str]:
-        """State of a strategy, as a run passed through it."""
-        body, parts = self._files(key, place)
-        del body["node"]
-        return self._state(body, parts)
 
     def _model(self, key: str | None, place: Path) -> dict[str, str]:
         """State of a reference: the model alone."""
@@ -180,7 +156,8 @@ class _Packing:
 
     def _state(self, body: Mapping[str, Any], parts: Mapping[str, Path]) -> dict[str, str]:
         """Files of a state → blob."""
-        text = state_text(body, {place: file.name for place, file in parts.items()}, self._sign)
+        kept = {name: of for name, of in body.items() if name not in _OF_STORE}
+        text = state_text(kept, {place: file.name for place, file in parts.items()}, self._sign)
         files = {file.name: self._add(file) for file in sorted(set(parts.values()))}
         for name, blob in files.items():
             if not name.startswith(blob[:32]):
@@ -215,16 +192,11 @@ def _write_zip(to: Path, text: str, blobs: Mapping[str, Path]) -> None:
     with writing(to):
         to.parent.mkdir(parents=True, exist_ok=True)
     with writing(to), replacing(to) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in _members(text, blobs):
+        contents = ((f"{BLOBS}/{blob}", file.read_bytes()) for blob, file in blobs.items())
+        for name, content in chain([(INDEX, text.encode())], contents):
             info = zipfile.ZipInfo(name)  # without the time, so that the same content gives the same bytes
             info.compress_type, info.create_system, info.external_attr = zipfile.ZIP_DEFLATED, 3, 0o644 << 16
             archive.writestr(info, content, compresslevel=9)
-
-
-def _members(text: str, blobs: Mapping[str, Path]) -> Iterable[tuple[str, bytes]]:
-    yield INDEX, text.encode()
-    for blob, file in blobs.items():
-        yield f"{BLOBS}/{blob}", file.read_bytes()
 
 
 def _write_folder(to: Path, text: str, blobs: Mapping[str, Path]) -> None:

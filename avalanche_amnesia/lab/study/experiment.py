@@ -11,7 +11,7 @@ import yaml
 
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
-from avalanche_amnesia.lab.report.reading import flat
+from avalanche_amnesia.lab.report.reading import Run, flat, read_run
 from avalanche_amnesia.lab.study.settings import (
     METHODS,
     OBEY_NOTHING,
@@ -208,9 +208,17 @@ def folder_of(cell: Cell, out: Path) -> Path:
 
 def is_done(cell: Cell, folder: Path) -> bool:
     """Tell whether the results of a run are there, with these settings."""
-    if not (folder / RUN_FILE).is_file() or not (folder / SETTINGS).is_file():
-        return False
-    return not changed(cell, folder)
+    return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
+
+
+def finished(folder: Path, keys: Mapping[str, Any] | None = None) -> list[tuple[Path, dict[str, Any], Run]]:
+    """Folder, settings and log of the runs below a folder, with keys of those who may have signed records."""
+    places = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
+    read = [(place, yaml.safe_load((place / SETTINGS).read_text()), read_run(place, keys)) for place in places]
+    found = [each for each in read if each[2].moments]
+    if not found:
+        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
+    return found
 
 
 def changed(cell: Cell, folder: Path) -> list[str]:

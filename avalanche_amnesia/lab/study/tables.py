@@ -8,18 +8,16 @@ from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any
 
-import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
-from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
-from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, read_run, seedless, spread
+from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, seedless, spread
 from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
-from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
+from avalanche_amnesia.lab.study.experiment import finished, slug
 from avalanche_amnesia.saving.files import replace_file
 
 _NAME_WIDTH = 28
@@ -49,15 +47,8 @@ def read_rows(folder: Path, keys: Mapping[str, Any] | None = None) -> list[Row]:
         if keys:
             raise ValueError(f"{folder} is a file of tables, which nobody signs: give the pack, or no --public-key")
         return _rows_of(folder)
-    rows = []
-    for place in sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file()):
-        settings = yaml.safe_load((place / SETTINGS).read_text())
-        run = read_run(place, keys)
-        if run.moments:
-            rows.append(_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]))
-    if not rows:
-        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
-    return rows
+    runs = finished(folder, keys)
+    return [_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]) for _, settings, run in runs]
 
 
 def _rows_of(file: Path) -> list[Row]:
