@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
@@ -290,10 +290,8 @@ def unlearn(
         part.write_text(text + "\n")
         training.save_state(strategy, into, key)
     told = outcome_in_words(done, into, state)
-    if json_:
-        _say(json.dumps({"told": told, "state": str(into), "record_file": str(record), "record": asdict(done)}))
-    else:
-        _say_sentences(told, f"{done}\n\nstate: {into}\nrecord: {record}")
+    of_done = {"state": str(into), "record_file": str(record), "record": asdict(done)}
+    _say_told(told, f"{done}\n\nstate: {into}\nrecord: {record}", json_, of_done)
 
 
 def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None, json_: bool = False) -> int:
@@ -348,10 +346,7 @@ def audit(path: Path, *, record: Path, public_key: Path | None = None, json_: bo
         raise ValueError(f"nothing is at {path}: give a folder or a file to look through")
     found = residue_search.audit(path, read)
     told = residue_search.verdict(found, read, path)
-    if json_:
-        _say(json.dumps({"told": told, "clean": found.clean, **asdict(found)}))
-    else:
-        _say_sentences(told, found.table())
+    _say_told(told, found.table(), json_, {"clean": found.clean, **asdict(found)})
     if not found.clean:
         return 1
     return 3 if found.unread else 0
@@ -803,10 +798,10 @@ def _say_plan(plan: Any, as_json: bool) -> None:
     _say(json.dumps(shown) if as_json else str(plan))
 
 
-def _say_sentences(told: Sequence[str], details: str) -> None:
-    """Write sentences, and what they rest on behind them."""
-    _say("\n".join(line for sentence in told for line in wrapped(sentence)))
-    _say(f"\n{details}")
+def _say_told(told: Sequence[str], details: str, as_json: bool, content: Mapping[str, Any]) -> None:
+    """Write sentences and what they rest on behind them, or these and further content as JSON."""
+    lines = [line for sentence in told for line in wrapped(sentence)]
+    _say(json.dumps({"told": told, **content}) if as_json else "\n".join([*lines, "", details]))
 
 
 def _say(text: str) -> None:

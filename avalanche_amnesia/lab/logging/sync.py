@@ -1,7 +1,5 @@
 """Runs of JSON lines sent to W&B, each as one run, however often."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -9,13 +7,10 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
 from avalanche_amnesia.saving.files import replace_file
-
-if TYPE_CHECKING:
-    from avalanche_amnesia.logging.wandb import Mode
 
 SENT = "sent.json"
 """File in a run's folder that says what of it was sent where."""
@@ -70,7 +65,7 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
     return [_send(folder, project, run_mode) for folder in json_runs]
 
 
-def _send(folder: Path, project: str | None, mode: Mode) -> Outcome:
+def _send(folder: Path, project: str | None, mode: str) -> Outcome:
     try:
         head = next(lines_of(folder))
         target = {
@@ -106,13 +101,9 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
     for old in folder.glob(f"wandb/offline-run-*-{head['id']}"):
         shutil.rmtree(old)
     run = wandb.init(
-        id=head["id"],  # without resume=, a run of this identifier is written again from its beginning
+        # Without resume=, a run of this identifier is written again from its beginning.
+        **{name: head[name] for name in ("id", "name", "group", "job_type", "config", "tags")},
         project=target["project"],
-        name=head["name"],
-        group=head["group"],
-        job_type=head["job_type"],
-        config=head["config"],
-        tags=head["tags"],
         mode=target["mode"],
         dir=str(folder),
         reinit="create_new",

@@ -174,11 +174,6 @@ class Entry:
         return self.first.last.unlearned
 
     @property
-    def parts(self) -> Sequence[str]:
-        """Samples of remaining tasks that were unlearned by the end of the stream, in words."""
-        return self.first.last.parts
-
-    @property
     def requests(self) -> dict[int, Moment]:
         """Place in the stream → moment with a request."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}

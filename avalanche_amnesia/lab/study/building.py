@@ -314,8 +314,7 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
                 f"options.{name}: there is no rule {which!r}{did_you_mean(str(which), RULES) or ';'} it must be one of "
                 f"{', '.join(RULES)}, or MODULE:NAME of one of your own"
             )
-        rule = RULES[which] if which in RULES else named(which, f"options.{name}")
-        return _called(rule, given, {}, f"options.{name}")
+        return _called(named(which, f"options.{name}", RULES), given, {}, f"options.{name}")
     if name == "repair":
         return _called(partial(RepairPlugin, which), given, {"seed": seed}, f"options.{name}")
     if which == "backup":

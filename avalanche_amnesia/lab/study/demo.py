@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,14 @@ _WIDTH = 60
 
 def demo_experiment(on_mnist: bool, seed: int, epochs: int | None) -> Experiment:
     """Settings of the main job: the embedded digits, or MNIST."""
+    usual = TrainingSettings(2, 64) if on_mnist else TrainingSettings(20, 32)
     return Experiment(
         "demo",
         METHODS,
         {"requests": ScenarioSettings("listed", {"requests": REQUESTS})},
         [seed],
         StreamSettings("SplitMNIST" if on_mnist else "SplitDigits"),
-        training=TrainingSettings(epochs or (2 if on_mnist else 20), 64 if on_mnist else 32),
+        training=usual if epochs is None else replace(usual, epochs=epochs),
         floors=["order", "seed"],
     )
 
@@ -68,8 +70,6 @@ def run_demo(
     store: Path | None = None,
 ) -> list[Run]:
     """Run the main job and leave its results in a folder."""
-    if epochs is not None and epochs < 1:
-        raise ValueError(f"epochs must be at least 1, got {epochs}")
     experiment = demo_experiment(data_root is not None, seed, epochs)
     cells = cells_of(experiment)
     build(cells[0], data_root)  # data that is missing is an error before anything is written

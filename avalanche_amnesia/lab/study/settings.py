@@ -194,16 +194,7 @@ class Cell:
 
 
 def named(name: str, place: str, known: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Look up what ``module:name`` names; modules of the working directory are found, as by ``python -m``.
-
-    Args:
-        name: the words.
-        place: setting or option that has them, for errors.
-        known: things of ours, which have names without a module.
-
-    Raises:
-        ValueError: where there is no such module, or nothing of this name in it.
-    """
+    """One of what is known, or what ``module:name`` names, also in the working directory; errors name the place."""
     if name in known:
         return known[name]
     module, _, inside = name.partition(":")

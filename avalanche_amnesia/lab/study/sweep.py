@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = N
     out, store, root = out.absolute(), store.absolute(), None if root is None else root.absolute()
     jobs: list[Job] = []
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
-    for (method, seed), group in groupby(sorted(missing, key=_of), key=_of):
+    of = attrgetter("method", "seed")
+    for (method, seed), group in groupby(sorted(missing, key=of), key=of):
         runs, needs = list(group), []
         kinds: list[tuple[Expected, ...]] = [("same", "full"), *((floor,) for floor in runs[0].experiment.floors)]
         for wanted in kinds:
@@ -165,7 +167,3 @@ def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None)
         for what, found in reference_paths(make, benchmark, store, ("full", "same", *cell.experiment.floors)).items():
             paths.setdefault(what, []).extend(found)
     return plan_paths(paths, store, [PlannedRuns("main runs", n_main, 0, 0)])
-
-
-def _of(cell: Cell) -> tuple[str, int]:
-    return cell.method, cell.seed
