@@ -23,6 +23,9 @@ from avalanche_amnesia.logging.payloads import Histogram, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string
 from avalanche_amnesia.saving.files import replace_file, writing
 
+_FILES = {"media": "png", "records": "json"}
+"""Folder beside the log → ending of its files."""
+
 
 class JSONWriter(RunWriter):
     """Writes to a run's folder, behind what is there."""
@@ -31,8 +34,7 @@ class JSONWriter(RunWriter):
         self.folder = folder
         _cut_broken_line(folder / RUN_FILE)
         self._file = (folder / RUN_FILE).open("a", encoding="utf-8")
-        self._n_media = sum(1 for _ in (folder / "media").glob("*.png"))
-        self._n_records = sum(1 for _ in (folder / "records").glob("*.json"))
+        self._n = {kind: sum(1 for _ in folder.glob(f"{kind}/*.{ending}")) for kind, ending in _FILES.items()}
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
         """Add a line of settings, which count where no earlier line says otherwise."""
@@ -52,11 +54,11 @@ class JSONWriter(RunWriter):
 
     def keep(self, record: UnlearningRecord) -> None:
         """Save a record to a file of its own."""
-        self._append("record", path=self._saved(record))
+        self._append("record", path=self._saved("records", record))
 
     def use(self, record: UnlearningRecord) -> None:
         """Save the record that this run is about; it is the input of the run once that is sent to W&B."""
-        self._append("input", path=self._saved(record))
+        self._append("input", path=self._saved("records", record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Add a line: values so far of these tasks are not in the summary."""
@@ -73,19 +75,17 @@ class JSONWriter(RunWriter):
             self._file.write(line)
             self._file.flush()
 
-    def _saved(self, record: UnlearningRecord) -> str:
-        self._n_records += 1
-        path = f"records/{self._n_records}.json"
-        (self.folder / "records").mkdir(exist_ok=True)
-        record.save(self.folder / path)
+    def _saved(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
+        """Path of one more file."""
+        self._n[kind] += 1
+        path = f"{kind}/{self._n[kind]}.{_FILES[kind]}"
+        (self.folder / kind).mkdir(exist_ok=True)
+        content.save(self.folder / path)
         return path
 
     def _as_json(self, value: Payload) -> Any:
         if isinstance(value, Image.Image):
-            self._n_media += 1
-            path = f"media/{self._n_media}.png"
-            (self.folder / "media").mkdir(exist_ok=True)
-            value.save(self.folder / path)
+            path = self._saved("media", value)
             return {"_type": "image", "path": path, "width": value.width, "height": value.height}
         if isinstance(value, Histogram):
             return {"_type": "histogram", "values": value.counts.tolist(), "bins": value.edges.tolist()}

@@ -11,8 +11,7 @@ from avalanche_amnesia.lab.report.charts import legend_of
 from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
 from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, entries, grouped, number, spread
 from avalanche_amnesia.lab.report.sections import sections_of
-from avalanche_amnesia.lab.report.tables import Row, Table, mean, of_seeds, table, text
-from avalanche_amnesia.lab.report.tables import number as cell
+from avalanche_amnesia.lab.report.tables import Row, Table, cell, mean, of_seeds, table, text
 from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, Verdict, verdict_of
 from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, percent, points, seconds, tasks, times
 
@@ -103,9 +102,9 @@ def _line(entry: Entry) -> Line:
 def _forgotten(entry: Entry) -> str:
     if not entry.requests:
         return "nothing"
-    moments = entry.requests.values()
+    moments, unlearned = entry.requests.values(), entry.first.last.unlearned
     requests = "; ".join(f"{_gone(each.unlearned_now, each.parts_now)} after task {each.task}" for each in moments)
-    return f"{tasks(entry.unlearned)} of {len(entry.after)} ({requests})" if entry.unlearned else requests
+    return f"{tasks(unlearned)} of {len(entry.after)} ({requests})" if unlearned else requests
 
 
 def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:

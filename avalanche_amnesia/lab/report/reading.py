@@ -169,11 +169,6 @@ class Entry:
         return [moment.task for moment in self.first.moments]
 
     @property
-    def unlearned(self) -> Sequence[int]:
-        """All tasks unlearned by the end of the stream."""
-        return self.first.last.unlearned
-
-    @property
     def requests(self) -> dict[int, Moment]:
         """Place in the stream → moment with a request."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}

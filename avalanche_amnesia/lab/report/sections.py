@@ -13,8 +13,7 @@ from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, capacity_before, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, grouped, number
-from avalanche_amnesia.lab.report.tables import Row, Table, numbers, of_moments, of_seeds, text
-from avalanche_amnesia.lab.report.tables import number as cell
+from avalanche_amnesia.lab.report.tables import Row, Table, cell, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, seconds, share, tasks, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")

@@ -40,7 +40,7 @@ def table(caption: str, rows: Sequence[Row]) -> Table:
     return Table(caption, list(rows[0]), [list(row.values()) for row in rows])
 
 
-def number(value: float | None, words: Callable[[float], str]) -> TableCell:
+def cell(value: float | None, words: Callable[[float], str]) -> TableCell:
     """A cell with a number; a dash for None."""
     return TableCell(MISSING, "", True) if value is None else TableCell(words(value), repr(value), True)
 
@@ -81,7 +81,7 @@ def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callab
     def rows_of(moment: Moment) -> Iterator[Row]:
         found = {name: (get(moment), words) for name, (get, words) in columns.items()}
         if any(value is not None for value, _ in found.values()):
-            yield {name: number(value, words) for name, (value, words) in found.items()}
+            yield {name: cell(value, words) for name, (value, words) in found.items()}
 
     return rows_of
 

@@ -369,8 +369,6 @@ def check_names(cells: Iterable[Cell]) -> None:
     """Look up all that settings name: what does not exist is an error before anything runs."""
     for cell in cells:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
-        if issubclass(strategy_class(method), TaskStrategy):
-            model_class(strategy_class(method))
         check_options(method)
         optimizer_class(method)
         maker_of(experiment.stream.name, "stream.name")
