@@ -312,14 +312,14 @@ class References:
             run = self._begin(variant)
         if run.trained != path[: len(run.trained)]:  # what two paths begin with alike is read, not trained again
             run.restart()
-        for position in range(len(run.trained), len(path)):
+        for task in path[len(run.trained) :]:
             computed = run.computed
             with warnings.catch_warnings():
                 for category in _QUIET:
                     warnings.simplefilter("ignore", category)
-                run.train(self._experiences[path[position]], **self.train_options)
+                run.train(self._experiences[task], **self.train_options)
             self.trainings += run.computed - computed
-            self._seconds[variant, path[: position + 1]] = run.seconds()
+            self._seconds[variant, run.trained] = run.seconds()
         self._runs[variant] = run
         return run
 

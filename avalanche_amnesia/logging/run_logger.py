@@ -121,12 +121,11 @@ class RunLogger(BaseLogger, ABC):
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
 
-    def log_values(self, values: Mapping[str, Any], axis: str = EVENT) -> None:
-        """Write values that no metric emits, as a row at the run's position."""
+    def log_values(self, values: Mapping[str, Any]) -> None:
+        """Write values that no metric emits, as a row at the run's position, drawn over `event`."""
         self._open()
-        at = self._position
-        origin = SimpleNamespace(axis=axis)
-        self.log_metrics([MetricValue(origin, name, value, at.iteration) for name, value in values.items()])
+        origin, at = SimpleNamespace(axis=EVENT), self._position.iteration
+        self.log_metrics([MetricValue(origin, name, value, at) for name, value in values.items()])
         self._write_pending()
 
     def log_events(self) -> None:

@@ -128,15 +128,9 @@ def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> Non
                 module.remove_task(task)
             continue
         if isinstance(module, MultiHeadClassifier):
-            _remove_avalanche_head(module, task, change)
+            heads, units = module.classifiers, f"active_units_T{task}"
+            change.set(heads, _modules={name: head for name, head in heads._modules.items() if name != str(task)})
+            change.set(module, _buffers={name: held for name, held in module._buffers.items() if name != units})
         if hasattr(module, "known_train_tasks_labels"):
             labels: Any = module.known_train_tasks_labels
             change.set(module, known_train_tasks_labels=labels - {task})
-
-
-def _remove_avalanche_head(module: MultiHeadClassifier, task: int, change: Transaction) -> None:
-    change.set(module.classifiers, _modules=dict(module.classifiers._modules))
-    change.set(module, _buffers=dict(module._buffers))
-    if str(task) in module.classifiers:
-        del module.classifiers[str(task)]
-    module._buffers.pop(f"active_units_T{task}", None)

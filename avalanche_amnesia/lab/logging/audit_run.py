@@ -3,7 +3,6 @@
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.contrib.residue_search.scan import AuditReport
 from avalanche_amnesia.evaluation.figures import Table
-from avalanche_amnesia.logging.names import EVENT
 from avalanche_amnesia.logging.run_logger import RunLogger
 
 FINDINGS = "Audit/findings"
@@ -31,6 +30,5 @@ def log_audit(logger: RunLogger, report: AuditReport, record: UnlearningRecord) 
             "Audit/unread": len(report.unread),
             "Audit/tasks": ", ".join(map(str, record.tasks)),
             "Audit/verdict": "residue found" if not report.clean else "clean" if not report.unread else "not all read",
-        },
-        axis=EVENT,
+        }
     )
