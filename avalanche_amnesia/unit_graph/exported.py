@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._sympy.printers import PythonPrinter
 
-from avalanche_amnesia.unit_graph.declared_calls import DeclaredCall
-
 ATEN: Any = torch.ops.aten
 
 # Composite operations that always return memory of their own; of all others their schema tells.
@@ -33,7 +31,7 @@ class Exported:
     graph: fx.Graph
     constants: dict[str, Tensor]
     written: list[str]
-    calls: list[DeclaredCall]
+    calls: list[tuple[str, Any]]
     sizes: dict[Any, int] = field(default_factory=dict)
     batch: set[Any] = field(default_factory=set)
     shapes: list[tuple[int | str, ...]] = field(default_factory=list)
@@ -55,7 +53,7 @@ class Exported:
         return kind(found)
 
 
-def as_attributes(backbone: nn.Module, program: Any, calls: list[DeclaredCall]) -> Exported:
+def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]]) -> Exported:
     """The graph of an exported program, with the backbone's parameters and buffers under their own names."""
     graph, signature = program.graph, program.graph_signature
     graph.owning_module = None  # its attributes are the backbone's, not those of what torch.export made

@@ -6,7 +6,7 @@ import os
 import threading
 import traceback
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from typing import Any
 
 import torch
@@ -84,14 +84,12 @@ def export(
     root = _Root(backbone, inputs, calls)
     modules = dict(backbone.named_modules())
     whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}  # the others are parameters
-    with ExitStack() as stack:
-        stack.enter_context(_one_at_a_time)
-        stack.enter_context(undisturbed(backbone))
+    with _one_at_a_time, undisturbed(backbone):
         root.train(training)
         # Frozen modules run in evaluation mode in both graphs: their running statistics would move with every task.
         for name in set(frozen) & whole.keys():
             whole[name].eval()
-        stack.enter_context(calls.standing_in(root, whole, inputs))
+        calls.stand_in(root, whole, inputs)
         try:
             program = _functional_program(root, inputs)
         except ModelError:

@@ -170,28 +170,24 @@ def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
 
 
 @rule(DECLARED)
-def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, number: int) -> Any:
+def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
     """One call of a declared module: its results count as always in use."""
-    call = walk.exported.calls[number]
+    name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args
-    args, kwargs = filled_in(call.arguments, [*given[0][1:], *given[1]])
-    if call.name in walk.owned:
-        walk.draft.owned.setdefault(call.name, OwnedSpec(call.name))
-        made = walk.insert_behind(node, call_owned, (walk.tasks_own, call.name, *args), kwargs)
+    args, kwargs = filled_in(arguments, iter(given[0][1:]), iter(given[1]))
+    if name in walk.owned:
+        walk.draft.owned.setdefault(name, OwnedSpec(name))
+        made = walk.insert_behind(node, call_owned, (walk.tasks_own, name, *args), kwargs)
     else:
-        _freeze(walk, call.name)
+        walk.draft.frozen_modules.add(name)
+        for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
+            walk.used(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
         with walk.graph.inserting_after(node):
-            made = walk.graph.call_module(call.name, args, kwargs)
+            made = walk.graph.call_module(name, args, kwargs)
     for user in list(node.users):
         if user is not made:
             user.args = (made, user.args[1])
             user.target = tensor_in
     walk.values[made] = [always_in_use(result.shape, result.dtype) for result in walk.result(node)]
     return walk.values[made]
-
-
-def _freeze(walk: Walk, name: str) -> None:
-    walk.draft.frozen_modules.add(name)
-    for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
-        walk.used(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
