@@ -32,9 +32,9 @@ from .training.subnets import DisjointSubnets as DisjointSubnets
 from .training.update_rules import AdaHATRule as AdaHATRule
 from .training.update_rules import AdjustmentRule as AdjustmentRule
 from .unit_graph.findings import ModelError as ModelError
-from .unit_graph.registry import rule as rule
-from .unit_graph.validation import fix as fix
-from .unit_graph.validation import validate as validate
+from .unit_graph.tracing import fix as fix
+from .unit_graph.tracing import validate as validate
+from .unit_graph.walk import rule as rule
 from .unlearning.purging.purgers import register_purger as register_purger
 
 __version__: str

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from avalanche_amnesia.unit_graph import masking
-from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
+from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries, over_open
 
 LAYERS = {
     "linear 100-64, 64 samples": ((64, 100), (64, 100)),
@@ -54,7 +54,6 @@ def ratio(layer: str, share: float, rounds: int) -> tuple[float, float]:
     linear = len(of_weight) == 2
     options = () if linear else (1, 1)
     over_all = F.linear if linear else torch.conv2d
-    over_open = masking.linear if linear else masking.conv2d
     found = []
     with mock.patch.object(masking, "WORTH_IT", 0):
         for _ in range(rounds):

@@ -12,7 +12,7 @@ from support.strategy_state import bits
 import avalanche_amnesia
 from avalanche_amnesia import register_purger, rule
 from avalanche_amnesia.unit_graph import derives
-from avalanche_amnesia.unit_graph.registry import RULES
+from avalanche_amnesia.unit_graph.walk import RULES
 from avalanche_amnesia.unlearning import BrokenPluginError
 from avalanche_amnesia.unlearning.purging import purgers
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.units import ALWAYS
+from avalanche_amnesia.unit_graph.values import ALWAYS
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.masked import MaskedModel

@@ -20,7 +20,7 @@ from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 from avalanche_amnesia.unit_graph.tracing import NormChoice, trace_backbone
-from avalanche_amnesia.unit_graph.units import ALWAYS
+from avalanche_amnesia.unit_graph.values import ALWAYS
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description
@@ -250,7 +250,7 @@ class MaskedModel(TaskMaskedModel):
 
     def fresh_parts(self) -> OwnModules:
         """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
-        return OwnModules({name: spec.make(self.backbone) for name, spec in self.backbone.owned.items()})
+        return self.backbone.fresh_parts()
 
     def parts_of(self, task: int) -> OwnModules:
         """Modules of a task besides its head; fresh ones, where it has none yet."""

@@ -19,7 +19,11 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _SIDES = (32, 28, 224, 64, 96, 128, 48, 16, 8, 256, 299, 384, 512)
-_LENGTHS = (64, 128, 32, 256, 100, 16, 1024)
+_OTHER_SIDES = {
+    (nn.Conv1d, nn.ConvTranspose1d): (1, (64, 128, 32, 256, 100, 16, 1024)),
+    (nn.Conv3d, nn.ConvTranspose3d): (3, (16, 32, 8)),
+}
+"""First layers → axes that their inputs have besides channels, and sizes of these."""
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -70,30 +74,18 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
     stays written: inside, tensors are to be fake.
     """
     fast, logs = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
+    parts = ((vars(m), m._parameters, m._buffers, m._modules) for m in backbone.modules())
+    held: list[tuple[dict[str, Any], dict[str, Any]]] = [(part, dict(part)) for of_one in parts for part in of_one]
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation instead of attention's layers
     logging.disable(logging.CRITICAL)
     try:
-        with _attributes_kept(list(backbone.modules())), same_draws(backbone), warnings.catch_warnings():
+        with same_draws(backbone), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logging.disable(logs)
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-@contextmanager
-def _attributes_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Attributes, tensors and modes of modules, afterwards as before."""
-    held = [(module, dict(vars(module))) for module in modules]
-    parts: list[dict[str, Any]] = [part for m, _ in held for part in (m._parameters, m._buffers, m._modules)]
-    inner = [(part, dict(part)) for part in parts]
-    try:
-        yield
-    finally:
-        for module, attributes in held:
-            vars(module).clear()
-            vars(module).update(attributes)
-        for part, content in inner:
+        for part, content in held:
             part.clear()
             part.update(content)
 
@@ -224,11 +216,6 @@ class Inputs:
             tuple(tensor[:4].detach().clone() for tensor in tensors),
         )
 
-    @classmethod
-    def of_shape(cls, shape: Sequence[int], dtype: torch.dtype, *, guessed: bool = False) -> Inputs:
-        """One tensor of a shape (without the batch) and type."""
-        return cls((tuple(shape),), (dtype,), guessed=guessed)
-
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample's first tensor."""
@@ -283,13 +270,13 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
     with undisturbed(backbone), torch.no_grad():
         backbone.eval()
         if given is None:
-            return Inputs.of_shape(_found_by_trying(backbone, dtype), dtype, guessed=True)
+            return Inputs((_found_by_trying(backbone, dtype),), (dtype,), guessed=True)
+        shape = tuple(given)
         try:
-            _runs_on(backbone, tuple(given), dtype)
+            _runs_on(backbone, shape, dtype)
         except Exception as error:  # whatever the user's module raises
-            kind = type(backbone).__name__
-            raise ModelError(f"{kind} does not run on an input of shape {tuple(given)}: {error}") from error
-    return Inputs.of_shape(given, dtype)
+            raise ModelError(f"{type(backbone).__name__} does not run on an input of shape {shape}: {error}") from error
+    return Inputs((shape,), (dtype,))
 
 
 def first_real(module: nn.Module) -> Tensor:
@@ -299,7 +286,7 @@ def first_real(module: nn.Module) -> Tensor:
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
     """Run a backbone on two inputs, as shapes and types only; on zeros where it looks at values."""
-    inputs = Inputs.of_shape(shape, dtype)
+    inputs = Inputs((shape,), (dtype,))
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:
         return run_copied(backbone, copied, inputs.arguments(backbone, [x])[0])
@@ -370,19 +357,15 @@ def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
     for module in backbone.modules():
         for name in ("img_size", "image_size", "input_size"):
             side = getattr(module, name, None)
-            channels = getattr(module, "in_channels", getattr(module, "in_chans", 3))
+            depth = getattr(module, "in_channels", getattr(module, "in_chans", 3))
             if isinstance(side, int):
-                yield (channels, side, side)
+                yield (depth, side, side)
             elif isinstance(side, (tuple, list)) and len(side) == 2:
-                yield (channels, *side)
+                yield (depth, *side)
     match first:
         case nn.Linear():
             yield (first.in_features,)
             yield from ((length, first.in_features) for length in (16, 10))
-        case nn.Conv1d() | nn.ConvTranspose1d():
-            yield from ((first.in_channels, length) for length in _LENGTHS)
-        case nn.Conv3d() | nn.ConvTranspose3d():
-            yield from ((first.in_channels, side, side, side) for side in (16, 32, 8))
         case nn.Embedding():
             yield from ((length,) for length in (16, 10, 32, 64))
         case nn.LayerNorm() | nn.RMSNorm():
@@ -391,7 +374,9 @@ def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
         case nn.BatchNorm1d():
             yield (first.num_features,)
             yield (first.num_features, 64)
-    channels = getattr(first, "in_channels", getattr(first, "num_features", None))
+    channels: Any = getattr(first, "in_channels", getattr(first, "num_features", None))
+    axes, sides = next((known for kinds, known in _OTHER_SIDES.items() if isinstance(first, kinds)), (2, ()))
+    yield from ((channels, *(side,) * axes) for side in sides)
     for count in (channels,) if isinstance(channels, int) else (3, 1):
         yield from ((count, side, side) for side in _SIDES)
     matrix = next((p for p in backbone.parameters() if p.dim() == 2), None)
@@ -399,5 +384,4 @@ def _candidates(backbone: nn.Module) -> Iterator[tuple[int, ...]]:
         yield (matrix.shape[1],)
         yield (matrix.shape[0],)
     if isinstance(channels, int):
-        axes = {nn.Conv1d: 1, nn.ConvTranspose1d: 1, nn.Conv3d: 3, nn.ConvTranspose3d: 3}.get(type(first), 2)
         yield from ((channels, *(side,) * axes) for side in range(1, 130))

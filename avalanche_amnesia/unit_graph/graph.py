@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -15,8 +15,7 @@ from avalanche_amnesia.unit_graph.backbones import Inputs
 from avalanche_amnesia.unit_graph.findings import Finding
 from avalanche_amnesia.unit_graph.masking import OpenEntries
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
-from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, UnitSets, compact
-from avalanche_amnesia.unit_graph.values import Dependence, ParameterValue
+from avalanche_amnesia.unit_graph.values import ALWAYS, Dependence, ParameterValue, UnitSets, compact
 
 Between = Literal["min", "max"]
 Key = TypeVar("Key")
@@ -82,7 +81,6 @@ class UnitGraph:
     owned: frozenset[str] = frozenset()
     frozen: frozenset[str] = frozenset()
     inputs: Inputs = field(default_factory=lambda: Inputs((), ()))
-    _layer_of: dict[str, int] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -111,15 +109,16 @@ class UnitGraph:
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
-        return Computed(self.factors, partial(self._least if between == "min" else self._largest, of_sets))
+        return Computed(self.factors, partial(self._use, of_sets, between))
 
-    def _least(self, of_sets: Tensor, name: str) -> Tensor:
-        return self.entry_use(self.factors[name], of_sets)
-
-    def _largest(self, of_sets: Tensor, name: str) -> Tensor:
+    def _use(self, of_sets: Tensor, between: Between, name: str) -> Tensor:
+        factors = [factor.to(of_sets.device) for factor in self.factors[name]]
+        least = reduce(torch.minimum, (of_sets[factor] for factor in factors))
+        if between == "min":
+            return least
         sources = of_sets.clone()
         sources[ALWAYS] = 0
-        return reduce(torch.maximum, self._uses(self.factors[name], sources), self._least(of_sets, name))
+        return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Entries that one mask covers, by parameter: where :meth:`parameter_use` is positive.
@@ -130,17 +129,7 @@ class UnitGraph:
         Yields:
             Parameter name (inside the backbone), bool tensor that broadcasts over the parameter.
         """
-        vector = torch.cat([mask[name].float() for name in self.layers])
-        if vector.device.type != "cpu":
-            yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
-            return
-        known = np.append(vector.numpy(), [1.0, 0.0]) > 0  # by numpy: torch's threads cost more than this little work
-        of_sets = np.empty(len(self.sets), dtype=bool)
-        for numbers, table in self.sets.tables(vector.device):
-            of_sets[numbers.numpy()] = known[table.numpy()].any(0)
-        for name, factors in self.factors.items():
-            covered = reduce(np.logical_and, (of_sets[factor.numpy()] for factor in factors))
-            yield name, torch.from_numpy(np.asarray(covered))
+        yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
         """Rows and columns of weights that some units, bool ``(n_units,)``, read, where it is much less than all."""
@@ -189,21 +178,12 @@ class UnitGraph:
         # By torch, which keeps to its number of threads: numpy starts its own for any product.
         return (((reads @ table.T).numpy() > 0) & in_use[:, units]).any(1)
 
-    @staticmethod
-    def entry_use(factors: tuple[Tensor, ...], of_sets: Tensor) -> Tensor:
-        """``min`` over the factors, from the use of every set."""
-        return reduce(torch.minimum, UnitGraph._uses(factors, of_sets))
-
-    @staticmethod
-    def _uses(factors: tuple[Tensor, ...], of_sets: Tensor) -> list[Tensor]:
-        return [of_sets[factor.to(of_sets.device)] for factor in factors]
-
     def entries_within(self, units: Tensor) -> dict[str, Tensor]:
         """Entries that nobody reads without some of these units, ``(n_units,)``; as of :meth:`reads`."""
         outside, everything = self.sets.use(torch.stack([~units, torch.ones_like(units)]).float())
         within = ((outside == 0) & (everything > 0)).float()
         return {
-            name: torch.stack(torch.broadcast_tensors(*(within[f.to(within.device)] for f in factors))).amax(0) > 0
+            name: reduce(torch.maximum, (within[factor.to(within.device)] for factor in factors)) > 0
             for name, factors in self.factors.items()
         }
 
@@ -220,30 +200,23 @@ class UnitGraph:
 
     def layer_of(self, parameter: str) -> int:
         """Index of the layer whose sparsity decides about a parameter: that of its (first) unit."""
-        if not self._layer_of:
-            starts = torch.tensor([0, *(layer.units for layer in self.layers.values())]).cumsum(0)
-            for name, factors in self.factors.items():
-                units = [
-                    self.sets.members(number) for number in factors[0].reshape(-1)[:1].tolist() if number != ALWAYS
-                ]
-                first = units[0][0] if units and units[0] else 0
-                self._layer_of[name] = int(torch.searchsorted(starts, first, right=True)) - 1
         return self._layer_of[parameter]
+
+    @cached_property
+    def _layer_of(self) -> dict[str, int]:
+        starts = torch.tensor([0, *(layer.units for layer in self.layers.values())]).cumsum(0)
+        numbers = {name: int(factors[0].reshape(-1)[0]) for name, factors in self.factors.items()}
+        first = {name: next(iter(self.sets.members(number)), 0) for name, number in numbers.items()}
+        return {name: int(torch.searchsorted(starts, unit, right=True)) - 1 for name, unit in first.items()}
 
 
 @dataclass
 class Draft:
-    """Draft of a unit graph; the walks in training and in evaluation mode write into one.
+    """Draft of a unit graph; the walks in training and in evaluation mode write into one."""
 
-    Attributes:
-        ungated: keys of layers whose outputs get no gate, see :meth:`needless`.
-        biases: names of parameters that are biases of layers with gates.
-        loose: names of biases that no gate covers: each task is to have its own.
-    """
-
-    ungated: frozenset[LayerKey] = frozenset()
-    biases: set[str] = field(default_factory=set)
-    loose: set[str] = field(default_factory=set)
+    ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see needless()
+    biases: set[str] = field(default_factory=set)  # of layers with gates
+    loose: set[str] = field(default_factory=set)  # biases that no gate covers: each task is to have its own
     sets: UnitSets = field(default_factory=UnitSets)
     layers: dict[str, WeightedLayer] = field(default_factory=dict)
     factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -252,8 +225,7 @@ class Draft:
     frozen_modules: set[str] = field(default_factory=set)
     findings: list[Finding] = field(default_factory=list)
     _names: dict[LayerKey, str] = field(default_factory=dict)
-    _plain: dict[LayerKey, str] = field(default_factory=dict)
-    """Of layers whose weight is one parameter, however it lies: its name."""
+    _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
         """The layer that a weight makes: the same at every call, and in both modes."""
@@ -295,13 +267,8 @@ class Draft:
         """Layers whose gates decide about nothing but their own weights, which gates in front of them do as well.
 
         Such are the outputs of a low-rank adapter: what they are added to is read by every task. Without a gate a
-        weight belongs to the unit that feeds it (a rank), and reaches every output.
-
-        Args:
-            output: set numbers behind the features.
-
-        Returns:
-            Keys of the layers, and names of their biases, which without a gate would belong to all tasks at once.
+        weight belongs to the unit that feeds it (a rank), and reaches every output. With the layers come the names of
+        their biases, which without a gate would belong to all tasks at once.
         """
         told = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors in which each unit stands
         for factor in (*(f for factors in self.factors.values() for f in factors), output):
@@ -322,8 +289,6 @@ class Draft:
         """Factors over what is computed as factors over the parameter."""
         if part.whole:
             return factors
-        if part.group is None and _is_rows(part.place, part.size):
-            return tuple(_rows_of(factor, part.place, part.size) for factor in factors)
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
         found = []
         for factor in factors:
@@ -335,17 +300,3 @@ class Draft:
 def _are(factor: Tensor, sets: Tensor) -> bool:
     """Tell whether a factor names the units of a layer, one after the other."""
     return torch.equal(factor.reshape(-1), sets)
-
-
-def _is_rows(index: Tensor, shape: Sequence[int]) -> bool:
-    """Tell whether a part of a parameter is some of its rows, one after the other."""
-    whole = index.dim() == len(shape) and tuple(index.shape[1:]) == tuple(shape[1:])
-    return whole and torch.equal(index.reshape(-1), torch.arange(int(index.min()), int(index.min()) + index.numel()))
-
-
-def _rows_of(factor: Tensor, index: Tensor, shape: Sequence[int]) -> Tensor:
-    """Factor of some rows as one of all rows; nothing is known of the others."""
-    first = int(index.min()) * shape[0] // int(torch.tensor(shape).prod())
-    rows = torch.full((shape[0], *factor.shape[1:]), NOTHING)
-    rows[first : first + len(index)] = factor
-    return rows

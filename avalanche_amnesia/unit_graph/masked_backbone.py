@@ -3,17 +3,96 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import operator
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.program import Program
-from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
+from avalanche_amnesia.unit_graph.masking import call_owned, leave_closed_out, masked
+from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, OwnModules
+from avalanche_amnesia.unit_graph.values import Value, leaves
+
+
+class Program:
+    """One mode of a masked backbone: a rewritten graph that can be compiled, copied and pickled."""
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        values: Mapping[fx.Node, Any],
+        dtype: torch.dtype,
+        parameter: str,
+        batch: Collection[Any],
+    ) -> None:
+        self.graph, self.dtype, self.parameter = graph, dtype, parameter
+        self.values = {node: value for node, value in values.items() if isinstance(value, Value)}
+        self.samples = {node: _moving_axes(node, batch) for node in self.values}
+
+    def __deepcopy__(self, memo: object) -> Program:
+        return self  # nothing in it ever changes
+
+    def __getstate__(self) -> dict[str, Any]:
+        number: dict[fx.Node, Any] = {node: operator.itemgetter(i) for i, node in enumerate(self.graph.nodes)}
+        steps = [
+            (
+                *(node.name, node.op, _picklable(node.target)),
+                *fx.node.map_arg((node.args, node.kwargs), number.__getitem__),
+                (self.values.get(node), self.samples.get(node)),
+            )
+            for node in self.graph.nodes
+        ]
+        return {"steps": steps, "dtype": self.dtype, "parameter": self.parameter}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.graph, self.values, self.samples = fx.Graph(), {}, {}
+        self.dtype, self.parameter = state["dtype"], state["parameter"]
+        nodes: list[fx.Node] = []
+
+        def found(leaf: Any) -> Any:
+            return leaf(nodes) if isinstance(leaf, operator.itemgetter) else leaf
+
+        for name, op, target, args, kwargs, (value, samples) in state["steps"]:
+            target = target(torch.ops) if isinstance(target, operator.attrgetter) else target
+            filled: Any = fx.node.map_aggregate((args, kwargs), found)
+            node = self.graph.create_node(op, target, filled[0], filled[1], name)
+            nodes.append(node)
+            if value is not None:
+                self.values[node], self.samples[node] = value, samples
+
+    def compiled(self, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
+        """The graph as a function of the module, inputs, own modules and masks."""
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        graph.output(graph.graph_copy(self.graph, copies))
+        follow_the_input(graph, self.dtype, self.parameter)
+        for node in graph.nodes:
+            as_function(node)
+        write_over(graph, lambda source: _is_fresh(source, owned))
+        leave_closed_out(graph)
+        code = graph.python_code("self")
+        scope = dict(code.globals)
+        exec(compile(code.src, "<masked backbone>", "exec"), scope)
+        forward: Callable[..., Tensor] = scope["forward"]
+        return forward
+
+
+def _moving_axes(node: fx.Node, batch: Collection[Any]) -> frozenset[int]:
+    """Axes of a node's value whose size follows the number of samples."""
+    value = node.meta.get("val")
+    sizes = list(enumerate(value.shape)) if isinstance(value, Tensor) else []
+    moving: list[tuple[int, Any]] = [(axis, size) for axis, size in sizes if isinstance(size, torch.SymInt)]
+    return frozenset(axis for axis, size in moving if not size.node.expr.free_symbols.isdisjoint(batch))
+
+
+def _picklable(target: Any) -> Any:
+    """A node's target; operations, which can't be pickled, by their names in ``torch.ops``."""
+    return operator.attrgetter(str(target)) if isinstance(target, torch._ops.OpOverload) else target
 
 
 class Sizes:
@@ -26,30 +105,30 @@ class Sizes:
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Refuse inputs for which the forward would take another path than the one that was read."""
         given = tuple(tensor.shape for tensor in tensors)
-        if given not in self._known:
-            if len(self._known) > 1000:
-                self._known.clear()
-            self._examine(given)
-            self._known.add(given)
+        if given in self._known:
+            return
+        if not self._hold(given):
+            shapes = ", ".join(
+                f"({', '.join('any' if isinstance(s, str) else str(s) for s in k)})" for k in self._shapes
+            )
+            first = tuple(given[0])
+            raise ModelError(
+                f"an input of shape {first}, and the backbone was read for {shapes}, and takes another path for other "
+                f"sizes: make the model for it with input_shape={first[1:]}, or example="
+            )
+        if len(self._known) > 1000:
+            self._known.clear()
+        self._known.add(given)
 
-    def _examine(self, given: tuple[torch.Size, ...]) -> None:
-        if any(len(shape) != len(known) for shape, known in zip(given, self._shapes, strict=True)):
-            return  # left to the operations: what is flattened first takes any number of axes
+    def _hold(self, given: tuple[torch.Size, ...]) -> bool:
+        pairs = list(zip(given, self._shapes, strict=True))
+        if any(len(shape) != len(known) for shape, known in pairs):
+            return True  # left to the operations: what is flattened first takes any number of axes
         sizes: dict[str, int] = {}
-        for shape, known in zip(given, self._shapes, strict=True):
-            for size, expected in zip(shape, known, strict=True):
-                if (expected if isinstance(expected, int) else sizes.setdefault(expected, size)) != size:
-                    raise self._error(given)
-        if not all(eval(guard, {"math": math}, sizes) for guard in self._guards):
-            raise self._error(given)
-
-    def _error(self, given: tuple[torch.Size, ...]) -> ModelError:
-        shapes = ", ".join(f"({', '.join('any' if isinstance(s, str) else str(s) for s in k)})" for k in self._shapes)
-        first = tuple(given[0])
-        return ModelError(
-            f"an input of shape {first}, and the backbone was read for {shapes}, and takes another path for other "
-            f"sizes: make the model for it with input_shape={first[1:]}, or example="
-        )
+        for size, expected in (pair for shape, known in pairs for pair in zip(shape, known, strict=True)):
+            if (expected if isinstance(expected, int) else sizes.setdefault(expected, size)) != size:
+                return False
+        return all(eval(guard, {"math": math}, sizes) for guard in self._guards)
 
 
 @dataclass
@@ -118,6 +197,10 @@ class MaskedBackbone(nn.Module):
         for name in self._frozen:
             self.get_submodule(name).eval()
 
+    def fresh_parts(self) -> OwnModules:
+        """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
+        return OwnModules({name: spec.make(self) for name, spec in self.owned.items()})
+
     def program(self, training: bool = False) -> Program:
         """The graph of one mode, with what is known of its values."""
         return self._programs[training]
@@ -139,3 +222,78 @@ def _shallow(module: nn.Module) -> nn.Module:
     twin.__dict__ = dict(module.__dict__)
     twin._modules = dict(module._modules)
     return twin
+
+
+# From operations to functions ------------------------------------------------------------------------------------
+
+
+def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> None:
+    """Let what the forward makes lie on the device that its input lies on, and be of the parameters' type."""
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    made = [
+        node for node in graph.nodes if any(isinstance(leaf, torch.device) for leaf in leaves((node.args, node.kwargs)))
+    ]
+    if not made:
+        return
+    with graph.inserting_after(places[-1]):
+        device = graph.call_function(getattr, (places[0], "device"))
+    with graph.inserting_after(device):
+        like = graph.get_attr(parameter)
+    with graph.inserting_after(like):
+        real = graph.call_function(getattr, (like, "dtype"))
+
+    for node in made:
+        fresh = not node.all_input_nodes or not any(isinstance(arg, fx.Node) for arg in node.args[:1])
+
+        def followed(leaf: Any, fresh: bool = fresh) -> Any:
+            if isinstance(leaf, torch.device):
+                return device
+            return real if fresh and leaf is dtype else leaf
+
+        node.args = fx.node.map_aggregate(node.args, followed)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, followed)
+
+
+def as_function(node: fx.Node) -> None:
+    """Call torch's function instead of the operator: it is the same, and quicker from Python."""
+    target = node.target
+    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return
+    name = target._schema.name.removeprefix("aten::")
+    if name == "slice" and not node.kwargs:
+        _as_index(node)
+        return
+    name = {"view": "reshape", "_unsafe_view": "reshape"}.get(name, name) if target._overloadname != "dtype" else name
+    for library in (torch, torch._C._nn):
+        found = getattr(library, name, None)
+        if isinstance(found, types.BuiltinFunctionType):
+            node.target = found
+            return
+    method = {"sym_size": "size"}.get(name, name)
+    plain = not node.kwargs and target._overloadname in ("default", "int", "dtype", "other", "")
+    if plain and isinstance(getattr(torch._C.TensorBase, method, None), types.MethodDescriptorType):
+        node.op, node.target = "call_method", method
+
+
+def _as_index(node: fx.Node) -> None:
+    given: Any = node.args
+    defaults: Any = (0, None, None, 1)
+    filled: Any = tuple(given) + defaults[len(given) - 1 :]
+    x, dim, start, end, step = filled
+    if isinstance(dim, int) and dim >= 0:
+        whole = isinstance(end, int) and end >= 2**62
+        part = slice(start, None if whole else end, step if step != 1 else None)
+        node.target, node.args = operator.getitem, (x, (slice(None),) * dim + (part,))
+
+
+def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
+    """Let a ReLU write over what was made only for it."""
+    for node in graph.nodes:
+        source = node.args[0] if node.target is torch.relu else None
+        if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):
+            node.target = torch.relu_
+
+
+def _is_fresh(node: fx.Node, owned: Mapping[str, OwnedSpec]) -> bool:
+    norm = node.target is call_owned and owned[str(node.args[1])].kind is not None
+    return norm or node.target in (masked, torch.add, torch.conv1d, torch.conv2d, torch.conv3d)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from avalanche_amnesia.unit_graph.units import ALWAYS, compact
+from avalanche_amnesia.unit_graph.values import ALWAYS, compact
 
 if TYPE_CHECKING:
     from avalanche_amnesia.unit_graph.graph import Draft
@@ -82,18 +82,22 @@ class LayerMasks(dict[str, Tensor]):
         return LayerMasks({name: mask.detach() for name, mask in self.items()}, self.entries)
 
 
-def _over_open(
-    operation: Callable[..., Tensor],
-    axis: int,
-    masks: Mapping[str, Tensor],
-    name: str,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *options: Any,
+_OPERATIONS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
+"""By the number of axes of their weight, from two on."""
+
+
+def over_open(
+    masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """The operation on the entries of a weight that the masks read; 0 in the places of all other units."""
-    entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
+    """A layer over the entries of its weight that the masks read; 0 in the places of all other units."""
+    operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
+    entries = None
+    if isinstance(masks, LayerMasks):
+        entries = masks.entries.get(name)
+        if masks.first_layers is not None and operation is F.linear:
+            known = masks.first_layers(name, x, weight, bias)
+            if known is not None:
+                return known
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:
         return operation(x, weight, bias, *options)
     rows, columns, _ = entries
@@ -110,31 +114,6 @@ def _over_open(
     return computed.new_zeros(shape).index_add_(axis, rows, computed)
 
 
-def linear(masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    """``x Wᵀ + b`` over open entries."""
-    known = masks.first_layers if isinstance(masks, LayerMasks) else None
-    result = None if known is None else known(name, x, weight, *options)
-    if result is not None:
-        return result
-    return _over_open(F.linear, -1, masks, name, x, weight, *options)
-
-
-def conv1d(masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    """A convolution over open entries."""
-    return _over_open(torch.conv1d, -2, masks, name, x, weight, *options)
-
-
-def conv2d(masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    """A convolution over open entries."""
-    return _over_open(torch.conv2d, -3, masks, name, x, weight, *options)
-
-
-def conv3d(masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, *options: Any) -> Tensor:
-    """A convolution over open entries."""
-    return _over_open(torch.conv3d, -4, masks, name, x, weight, *options)
-
-
-_OVER_OPEN = {F.linear: linear, torch.conv1d: conv1d, torch.conv2d: conv2d, torch.conv3d: conv3d}
 _GROUPS = 6
 """Place of the number of groups among a convolution's arguments."""
 
@@ -143,12 +122,12 @@ def leave_closed_out(graph: fx.Graph) -> None:
     """Let a graph of torch's functions compute only open entries, in layers of parameters in one group."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
-        if node.op != "call_function" or node.target not in _OVER_OPEN or node.kwargs:
+        if node.op != "call_function" or node.target not in _OPERATIONS or node.kwargs:
             continue
         weight = node.args[1]
         grouped = len(node.args) > _GROUPS and node.args[_GROUPS] != 1
         if isinstance(weight, fx.Node) and weight.op == "get_attr" and not grouped:
-            node.target, node.args = _OVER_OPEN[node.target], (masks, str(weight.target), *node.args)
+            node.target, node.args = over_open, (masks, str(weight.target), *node.args)
 
 
 # Masks as nodes ------------------------------------------------------------------------------------------------------
@@ -190,12 +169,8 @@ class MaskNodes:
             parts = [self._whole_layers([row[place] for row in rows]) for place in range(width)]
             if all(part is not None for part in parts):
                 return self._emit_largest(tuple(tuple(part) for part in parts if part is not None))
-        units = self.draft.sets.n_units
-        fill = {ALWAYS: [units]}
-        filled = [row or fill.get(number, [units + 1]) for row, number in zip(rows, ids.tolist(), strict=True)]
-        width = max(map(len, filled))
         name = f"_sets_{len(self.draft.indices)}"
-        self.draft.indices[name] = torch.tensor([row + row[:1] * (width - len(row)) for row in filled]).T.contiguous()
+        self.draft.indices[name] = self.draft.sets.table(ids.tolist())
         layers = [call(operator.getitem, (self.masks, layer)) for layer in self.draft.layers]
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 

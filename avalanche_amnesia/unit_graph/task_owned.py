@@ -56,12 +56,10 @@ class TaskNorm(nn.Module):
         """Return what lies outside a mask to its initial values, so that nothing is kept of units not in use."""
         if use is None:
             return
-        for mine, initial in (
-            *zip(self.parameters(), template.parameters(), strict=True),
-            *zip(self.buffers(), template.buffers(), strict=True),
-        ):
-            if mine.dim():
-                mine.copy_(torch.where(use.to(mine.device) > 0, mine, initial))
+        mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
+        for value, initial in zip(mine, theirs, strict=True):
+            if value.dim():
+                value.copy_(torch.where(use.to(value.device) > 0, value, initial))
 
 
 class TaskBatchNorm(TaskNorm):

@@ -1,29 +1,28 @@
-"""Tracing of a backbone: its masked form and its unit graph."""
+"""Tracing of a backbone: its masked form and its unit graph, or all that stands in their way."""
 
+import copy
 import enum
 import functools
 import gc
 import types
-from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from avalanche.models import MultiHeadClassifier
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.unit_graph import rules
-from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, inputs_of, undisturbed
-from avalanche_amnesia.unit_graph.exported import Exported
-from avalanche_amnesia.unit_graph.exporting import declaring, export
+from avalanche_amnesia.unit_graph.backbones import Inputs, check_backbone, first_real, inputs_of, undisturbed
+from avalanche_amnesia.unit_graph.exporting import Exported, declaring, export, features_of
 from avalanche_amnesia.unit_graph.findings import Finding, ModelError, bake_in, drop
 from avalanche_amnesia.unit_graph.graph import Draft, UnitGraph
-from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, Sizes, Trace
-from avalanche_amnesia.unit_graph.program import Program
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone, Program, Sizes, Trace
 from avalanche_amnesia.unit_graph.trial import compare, try_out
 from avalanche_amnesia.unit_graph.walk import Walk
 
@@ -39,21 +38,21 @@ class Known:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: OrderedDict[Hashable, Trace] = OrderedDict()
+        self._held: dict[Hashable, Trace] = {}
 
     def get(self, structure: Hashable | None) -> Trace | None:
         """The trace of a structure, if it is known."""
-        if structure is None or structure not in self._held:
-            return None
-        self._held.move_to_end(structure)
-        return self._held[structure]
+        found = self._held.pop(structure, None)
+        if found is not None:
+            self._held[structure] = found  # the one that was asked for last stands last
+        return found
 
     def put(self, structure: Hashable | None, trace: Trace) -> None:
         """Keep a trace; the one that was not asked for the longest goes."""
         if structure is not None:
             self._held[structure] = trace
-            while len(self._held) > self._most:
-                self._held.popitem(last=False)
+            if len(self._held) > self._most:
+                del self._held[next(iter(self._held))]
 
 
 _known = Known(32)
@@ -74,9 +73,9 @@ def trace_backbone(
         # Also where the trace is known: forward may read globals.
         if options.get("norm", "task") == "task":
             with without(backbone, found.classifiers):
-                compare(backbone, masked, found.graph, found.owned)
+                compare(backbone, masked, found.graph)
         if not found.tried:
-            try_out(masked, found.graph, found.owned, found.programs)
+            try_out(masked, found.graph)
         found.tried = masked.tried = True
     return masked, found.graph
 
@@ -147,23 +146,19 @@ def _called(backbone: nn.Module, name: str) -> list[str]:
     return [inner for held, _ in module.named_children() for inner in _called(backbone, f"{name}.{held}")]
 
 
+@dataclass
 class _Tracing:
     """One backbone on its way to a trace; arguments as of :func:`examine`."""
 
-    def __init__(
-        self,
-        backbone: nn.Module,
-        inputs: Inputs,
-        classifiers: Sequence[str],
-        norm: str,
-        frozen: Collection[str],
-        task_owned: Collection[str],
-    ) -> None:
-        self.backbone, self.inputs, self.classifiers = backbone, inputs, tuple(classifiers)
-        self.norm, self.frozen, self.task_owned = norm, frozen, task_owned
-        self.draft = Draft()
-        self.constants: dict[str, Tensor] = {}
-        self._known: dict[bool, Exported] = {}
+    backbone: nn.Module
+    inputs: Inputs
+    classifiers: tuple[str, ...]
+    norm: str
+    frozen: Collection[str]
+    task_owned: Collection[str]
+    draft: Draft = field(default_factory=Draft)
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    known: dict[bool, Exported] = field(default_factory=dict)
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
         """Both modes; the trace, or what stands in its way."""
@@ -181,26 +176,19 @@ class _Tracing:
 
     def _read(self) -> tuple[Trace | None, list[Finding]]:
         draft, outputs, programs, sizes = self.draft, {}, {}, {}
+        real = ((name, p.dtype) for name, p in self.backbone.named_parameters() if p.is_floating_point())
+        name, dtype = next(real, ("", torch.get_default_dtype()))
         for training in (True, False):
             before = len(draft.findings)
-            if training not in self._known:
+            if training not in self.known:
                 with without(self.backbone, self.classifiers):
-                    self._known[training] = self._exported(training)
+                    self.known[training] = self._exported(training)
             if len(draft.findings) > before:
                 return None, draft.findings
-            exported = self._known[training].copied()
-            walk = Walk(
-                self.backbone,
-                exported,
-                draft,
-                training=training,
-                owned=self.task_owned,
-                frozen=self.frozen,
-                norm=self.norm,
-            )
-            places = [node for node in exported.graph.nodes if node.op == "placeholder"]
-            outputs[training] = walk.run(places)
-            programs[training] = self._program(exported, walk.values)
+            exported = self.known[training].copied()
+            walk = Walk(self.backbone, exported, draft, training, self.task_owned, self.frozen, self.norm)
+            outputs[training] = walk.run()
+            programs[training] = Program(exported.graph, walk.values, dtype, name, exported.batch)
             sizes[training] = Sizes(exported.shapes, exported.guards)
             if not exported.batch and not draft.findings:
                 reason = "it can be exported only for batches of one size (len(x), int(x.shape[0]), a list of samples)"
@@ -233,22 +221,9 @@ class _Tracing:
             if inside:
                 fix = "bake the parametrisation in: torch.nn.utils.parametrize.remove_parametrizations, or fix(model)"
             draft.findings.append(Finding(f"forward of {type(backbone).__name__}", reason, fix, change))
-        names = {}
-        for name, value in exported.constants.items():
-            digest = tensor_hash(value)
-            same = (known for known, held in self.constants.items() if tensor_hash(held) == digest)
-            names[name] = next(same, f"_constant_{len(self.constants)}")
-            self.constants[names[name]] = value
-        for node in exported.graph.nodes:
-            if node.op == "get_attr" and node.target in names:
-                node.target = names[node.target]
+        self.constants |= exported.constants
         draft.indices.update(self.constants)
         return exported
-
-    def _program(self, exported: Exported, values: dict[fx.Node, Any]) -> Program:
-        real = [(n, p.dtype) for n, p in self.backbone.named_parameters() if p.is_floating_point()]
-        name, dtype = real[0] if real else ("", torch.get_default_dtype())
-        return Program(exported.graph, values, dtype, name)
 
 
 def _check_names(backbone: nn.Module, names: Collection[str]) -> None:
@@ -298,6 +273,71 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_ou
             change=drop(loose),
         )
     ]
+
+
+# What stands in the way ------------------------------------------------------------------------------------------
+
+
+def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> list[Finding]:
+    """Findings that keep a backbone from being masked; empty where ``MaskedModel`` takes it.
+
+    Args:
+        backbone: any module.
+        input_shape: as for :class:`~avalanche_amnesia.models.MaskedModel`.
+        options: ``example``, ``classifier``, ``norm``, ``frozen``, ``task_owned`` as there.
+
+    Raises:
+        ValueError: for a norm or a name that is not known.
+    """
+    try:
+        check_backbone(backbone)
+        return examine(backbone, input_shape, **options)[1]
+    except ModelError as error:  # not even a graph, or no input to run it on
+        return [Finding(type(backbone).__name__, str(error), "see the message")]
+
+
+def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
+    """A copy of a backbone with everything fixed that can be fixed without changing what it computes.
+
+    Parametrisations that keep state (spectral norm) are baked in, and modules that forward never reads are removed;
+    each only if features of random inputs stay as they are. What is left is in ``validate(fix(model))``.
+
+    Args:
+        backbone: any module; not changed.
+        input_shape: as for :class:`~avalanche_amnesia.models.MaskedModel`.
+        options: as for :func:`validate`.
+
+    Raises:
+        ModelError: if the backbone can't be copied, or if no input is known to compare features on.
+    """
+    check_backbone(backbone)
+    try:
+        model = copy.deepcopy(backbone)
+    except RuntimeError as error:  # tensors that are computed from parameters
+        raise ModelError(f"{type(backbone).__name__} can't be copied ({error}); fix it by hand") from error
+    inputs = inputs_of(backbone, input_shape, options.get("example"))
+    expected = _features(model, inputs)
+    tried: set[str] = set()
+    while True:
+        findings = [(str(finding), finding.change) for finding in validate(model, input_shape, **options)]
+        changes = [(text, change) for text, change in findings if change is not None and text not in tried]
+        if not changes:
+            return model
+        text, change = changes[0]
+        tried.add(text)
+        fixed = copy.deepcopy(model)
+        change(fixed)
+        if torch.allclose(_features(fixed, inputs), expected, rtol=1e-4, atol=1e-5, equal_nan=True):
+            model = fixed
+
+
+_SAMPLES = 4
+
+
+@torch.no_grad()
+def _features(model: nn.Module, inputs: Inputs) -> Tensor:
+    batch = inputs.batch(_SAMPLES, like=first_real(model))
+    return features_of(copy.deepcopy(model).eval(), inputs, inputs.tensors(batch))
 
 
 # What is built alike is traced once ----------------------------------------------------------------------------------

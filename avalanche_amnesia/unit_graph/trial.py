@@ -4,8 +4,8 @@ The rules say which entries a mask has to protect. This asks the network itself:
 with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -18,10 +18,9 @@ from avalanche_amnesia.unit_graph.backbones import first_real, same_draws, undis
 from avalanche_amnesia.unit_graph.exporting import features_of, where
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.program import Program
-from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
-from avalanche_amnesia.unit_graph.units import compact
-from avalanche_amnesia.unit_graph.values import Masked
+from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
+from avalanche_amnesia.unit_graph.values import Masked, compact
 
 _SAMPLES = 4
 _LARGE = 1 << 16
@@ -32,29 +31,28 @@ Tensors = dict[str, Tensor]
 
 
 @torch.no_grad()
-def try_out(
-    module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec], programs: Mapping[bool, Program]
-) -> None:
+def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
     """Run random masks on random parameters, in both modes, with and without everything outside of them moved."""
     draw = torch.Generator().manual_seed(0)
     like = first_real(module)
     mode = module.training
     held = {n: p for n, p in module.named_parameters() if p.is_floating_point() and p.requires_grad}
     start = {name: _as_if_trained(value, draw) for name, value in held.items()}
-    own = nn.ModuleList(spec.make(module) for spec in owned.values())
+    own = module.fresh_parts()
     for name, value in (*own.named_parameters(), *own.named_buffers()):
         if value.is_floating_point():
             value.copy_(_as_if_trained(value, draw).abs() if name.endswith("var") else _as_if_trained(value, draw))
     rounds = 2 if sum(value.numel() for value in start.values()) < _FEW else 1
-    run = _Run(module, owned, own, graph.inputs.batch(_samples(graph), draw, like))
+    x = graph.inputs.batch(_samples(graph), draw, like)
     try:
         for training in (True, False) * rounds:
             module.train(training)
             masks = {name: _mask(layer.units, draw, like.device) for name, layer in graph.layers.items()}
             moved = _moved_outside(start, graph, masks, draw)
-            before, after = run(start, masks), run(moved, masks)
+            before, after = (_features(module, parameters, own, x, masks) for parameters in (start, moved))
             if not bool(same_bits(before, after).all()):
-                place = _first_difference(run, programs[training], graph, masks, start, moved)
+                steps = [_values(module, parameters, own, x, masks) for parameters in (start, moved)]
+                place = _first_difference(module, graph, masks, *steps)
                 raise ModelError(
                     f"in {'training' if training else 'evaluation'} mode the features of one task moved with what lies "
                     f"outside of its mask, first in {place}: masks would not protect this backbone. Please report it; "
@@ -65,16 +63,15 @@ def try_out(
 
 
 @torch.no_grad()
-def compare(backbone: nn.Module, module: nn.Module, graph: UnitGraph, owned: Mapping[str, OwnedSpec]) -> None:
+def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> None:
     """Compare the features of a backbone with those of its masked form under masks that are open."""
     like = first_real(module)
     x = graph.inputs.batch(_samples(graph), None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
     with undisturbed(module):
         module.eval()
-        own = nn.ModuleList(spec.make(module) for spec in owned.values())
         try:
-            masked = _Run(module, owned, own, x)({}, open_masks)
+            masked = _features(module, {}, module.fresh_parts(), x, open_masks)
         except ModelError as error:  # about sizes: read for two samples, and this is another number
             raise ModelError(f"forward of {type(backbone).__name__}: {error}") from error
     with undisturbed(backbone):
@@ -92,70 +89,39 @@ def _samples(graph: UnitGraph) -> int:
     return 2 if max(map(prod, graph.inputs.shapes)) >= _LARGE else _SAMPLES
 
 
-class _Run:
-    """Forwards of a masked backbone with other parameters, that change nothing and draw the same numbers."""
-
-    def __init__(self, module: nn.Module, owned: Mapping[str, OwnedSpec], own: nn.ModuleList, x: Any) -> None:
-        self.module, self.owned, self.own, self.x = module, owned, own, x
-
-    @contextmanager
-    def _repeatable(self) -> Iterator[dict[str, nn.Module]]:
-        statistics = [buffer.clone() for buffer in self.own.buffers()]
-        with same_draws(self.module):
-            torch.manual_seed(0)
-            self.own.train(self.module.training)
-            yield dict(zip(self.owned, self.own, strict=True))
-        for buffer, value in zip(self.own.buffers(), statistics, strict=True):
-            buffer.copy_(value)
-
-    def __call__(self, parameters: Tensors, masks: Tensors) -> Tensor:
-        """The features."""
-        with self._repeatable() as own:
-            result: Tensor = functional_call(self.module, parameters, (self.x, own, masks), tie_weights=False)
-        return result
-
-    def values(self, program: Program, parameters: Tensors, masks: Tensors) -> dict[fx.Node, Any]:
-        """Every node's value."""
-        stepped = _Stepped(self.module, program)
-        named = {f"module.{name}": value for name, value in parameters.items()}
-        with self._repeatable() as own:
-            found: dict[fx.Node, Any] = functional_call(stepped, named, (self.x, own, masks), tie_weights=False)
-        return found
+def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> Tensor:
+    """Features with other parameters: nothing changes, and every call draws the same numbers."""
+    return _repeatable(module, own, lambda own: functional_call(module, parameters, (x, own, masks), tie_weights=False))
 
 
-class _Stepped(nn.Module):
-    """A masked backbone that returns what every node of its graph does."""
+def _values(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> dict[fx.Node, Any]:
+    """Every node's value with other parameters."""
+    graph = module.program(module.training).graph
+    known = {
+        node: parameters[node.target] for node in graph.nodes if node.op == "get_attr" and node.target in parameters
+    }
+    steps = fx.Interpreter(module, garbage_collect_values=False, graph=graph)
+    _repeatable(module, own, lambda own: steps.run(*module.inputs.tensors(x), own, masks, initial_env=known))
+    return steps.env
 
-    def __init__(self, module: nn.Module, program: Program) -> None:
-        super().__init__()
-        self.module, self._program = module, program
 
-    def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Tensors) -> dict[fx.Node, Any]:
-        steps = fx.Interpreter(self.module, garbage_collect_values=False, graph=self._program.graph)
-        steps.run(*self.module.inputs.tensors(x), own, masks)  # type: ignore[union-attr, operator]
-        return steps.env
+def _repeatable(module: MaskedBackbone, own: OwnModules, run: Callable[[OwnModules], Any]) -> Any:
+    with same_draws(module):
+        torch.manual_seed(0)
+        return run(copy.deepcopy(own).train(module.training))
 
 
 def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:
     """Numbers of the same size that no initialisation gives: a weight that starts at zero would hide what it reads."""
     noise = _noise(value, draw)
-    return _by_lines(value, 1 + 0.2 * noise, 0.02 * noise.roll(1))
+    return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
 
 
 def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Normal numbers, as many as a tensor has, but few for a large one."""
-    return torch.randn(min(like.numel(), 1 << 16), generator=draw).to(like)
-
-
-def _by_lines(value: Tensor, factor: Tensor | float, added: Tensor) -> Tensor:
-    """``value · factor + added``, of which a large tensor takes the same numbers again and again: in one pass."""
-    flat, n = value.detach().reshape(-1), max(1, len(added))
-    result, lines = torch.empty_like(flat), len(flat) // n * n
-    for part, out in ((flat[:lines].view(-1, n), result[:lines].view(-1, n)), (flat[lines:], result[lines:])):
-        length = part.shape[-1]
-        by = factor[:length] if isinstance(factor, Tensor) else torch.full_like(added[:length], factor)
-        torch.addcmul(added[:length], part, by, out=out)
-    return result.view(value.shape)
+    """Normal numbers, as many as a tensor has; a large one takes the same again and again."""
+    count = like.numel()
+    few = torch.randn(min(count, 1 << 16), generator=draw).to(like)
+    return few.repeat(-(-count // max(1, len(few))))[:count].view(like.shape)
 
 
 def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
@@ -169,18 +135,17 @@ def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch
     covered = dict(graph.reads({name: mask > 0 for name, mask in masks.items()}))
     moved = {}
     for name, value in start.items():
-        other = _by_lines(value, -3.0, _noise(value, draw))
+        other = _noise(value, draw).sub_(value, alpha=3)
         moved[name] = torch.where(covered[name].to(value.device), value, other) if name in covered else other
     return moved
 
 
 def _first_difference(
-    run: _Run, program: Program, graph: UnitGraph, masks: Tensors, start: Tensors, moved: Tensors
+    module: MaskedBackbone, graph: UnitGraph, masks: Tensors, before: dict[fx.Node, Any], after: dict[fx.Node, Any]
 ) -> str:
     """Find the first value that differs although the mask should have protected it."""
-    vector = torch.cat([masks[name] for name in graph.layers])
-    use = graph.sets.use(vector)
-    before, after = run.values(program, start, masks), run.values(program, moved, masks)
+    use = graph.sets.use(torch.cat([masks[name] for name in graph.layers]))
+    program = module.program(module.training)
     for node in program.graph.nodes:
         value = program.values.get(node)
         if value is None or not isinstance(before[node], Tensor):

@@ -1,28 +1,31 @@
-"""Walk over a backbone's graph: sets of units are passed forward, masks are put in.
+"""Walk over a backbone's graph, by rules: sets of units are passed forward, masks are put in.
 
 Every weighted layer gets units of its own; its mask is multiplied in right behind it, or folded into the norm that
 follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that says which units stand behind
 its result. An operation without a rule reads masked entries as +0, and its result counts as always in use: that
 protects more than necessary and never less. What can't be masked at all is a
 :class:`~avalanche_amnesia.unit_graph.findings.Finding`.
+
+A rule, registered by decorator, is called with the walk, the node, and what is known of the node's arguments: a
+:class:`~avalanche_amnesia.unit_graph.values.Value`, a :class:`~avalanche_amnesia.unit_graph.values.ParameterValue`, a
+:class:`~avalanche_amnesia.unit_graph.values.Constant`, or whatever the graph holds beside tensors. It returns what is
+known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Unsupported`.
 """
 
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload, OpOverloadPacket
 
 from avalanche_amnesia.unit_graph.declared_calls import DECLARED
-from avalanche_amnesia.unit_graph.exported import Exported
-from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, declaring, module_of, where
+from avalanche_amnesia.unit_graph.exporting import EXPORTED_BATCH, Exported, declaring, module_of, where
 from avalanche_amnesia.unit_graph.findings import Finding, Unsupported
 from avalanche_amnesia.unit_graph.graph import Draft
 from avalanche_amnesia.unit_graph.masking import MaskNodes, masked, owned_parameter, tensor_in
-from avalanche_amnesia.unit_graph.registry import DERIVATIONS, NEEDS_ZEROS, RULES, Rule, registered
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
-from avalanche_amnesia.unit_graph.units import compact
 from avalanche_amnesia.unit_graph.values import (
     Constant,
     Dependence,
@@ -30,13 +33,72 @@ from avalanche_amnesia.unit_graph.values import (
     ParameterValue,
     Value,
     always_in_use,
+    compact,
     leaves,
     map_leaves,
 )
 
+Rule = Callable[..., Any]
+
+RULES: dict[Any, Rule] = {}
+"""Of operations on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
+DERIVATIONS: dict[Any, Rule] = {}
+"""The same for operations on parameters only."""
+NEEDS_ZEROS: set[Rule] = set()
 BATCH = 2
 NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 """Norms of single channels, into which the mask of what they read can be folded."""
+
+
+def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
+    """Register what operations do to units.
+
+    Args:
+        targets: operations of torch, with or without the name of an overload; any registered operator will do.
+        zeros: whether the rule wants masked entries of its inputs to be exactly zero.
+
+    Raises:
+        TypeError: for what are no operations of torch as an exported graph has them, or no function.
+    """
+    _check(targets)
+
+    def registering(function: Rule) -> Rule:
+        register(RULES, *targets)(function)
+        if zeros:
+            NEEDS_ZEROS.add(function)
+        return function
+
+    return registering
+
+
+def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
+    """Register a rule of operations in a table."""
+
+    def registering(function: Rule) -> Rule:
+        if not callable(function):
+            raise TypeError(f"a rule is a function (walk, node, *values), got {function!r}")
+        rules.update(dict.fromkeys(targets, function))
+        return function
+
+    return registering
+
+
+def derives(*targets: Any) -> Callable[[Rule], Rule]:
+    """Register what operations make of parameters only: which entries stand behind each entry of the result."""
+    _check(targets)
+    return register(DERIVATIONS, *targets)
+
+
+def _check(targets: tuple[Any, ...]) -> None:
+    wrong = [target for target in targets if not isinstance(target, (OpOverload, OpOverloadPacket))]
+    if wrong or not targets:
+        given = f"got {wrong[0]!r}" if wrong else "got none"
+        raise TypeError(f"a rule is for operations in an exported graph, such as torch.ops.aten.relu, {given}")
+
+
+def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:
+    """The rule of an operation."""
+    return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))
 
 
 class Walk:
@@ -47,11 +109,10 @@ class Walk:
         backbone: nn.Module,
         exported: Exported,
         draft: Draft,
-        *,
         training: bool,
-        owned: Collection[str] = (),
-        frozen: Collection[str] = (),
-        norm: str = "task",
+        owned: Collection[str],
+        frozen: Collection[str],
+        norm: str,
     ) -> None:
         self.backbone, self.exported, self.graph, self.draft = backbone, exported, exported.graph, draft
         self.training, self.owned, self.frozen, self.norm = training, set(owned), set(frozen), norm
@@ -61,12 +122,13 @@ class Walk:
         self.values: dict[fx.Node, Any] = {}
         self._masked: dict[fx.Node, fx.Node] = {}
 
-    def run(self, places: list[fx.Node]) -> Tensor | None:
+    def run(self) -> Tensor | None:
         """Walk over the graph; return the sets behind the features, or None where there are findings."""
+        places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
-            shape = self.result(node)
-            self.values[node] = always_in_use(shape.shape, shape.dtype)
-        last = max((n for n in self.graph.nodes if n.op == "placeholder"), default=None)
+            given = self.result(node)
+            self.values[node] = always_in_use(given.shape, given.dtype)
+        last = max(places, default=None)
         with self.graph.inserting_after(last):
             # The task's own modules come in as one more input, behind the backbone's: a graph's inputs stand first.
             self.tasks_own = self.graph.placeholder("own")
@@ -224,10 +286,6 @@ class Walk:
             return ParameterValue(parameter.shape, parameter.dtype, ())
         part = Dependence(name, parameter.shape, frozen=self.is_frozen(name), owned=owned)
         return ParameterValue(parameter.shape, parameter.dtype, (part,))
-
-    def used(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Note the use of parameters, see :meth:`Draft.use`."""
-        self.draft.use(parameter, *factors)
 
     # Masks ----------------------------------------------------------------------------------------------------
 

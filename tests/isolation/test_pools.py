@@ -27,7 +27,7 @@ from avalanche_amnesia.isolation.pools import StreamLayout, allocation_of, pool
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT
 from avalanche_amnesia.training.update_rules import TaskUse
-from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING
+from avalanche_amnesia.unit_graph.values import ALWAYS, NOTHING
 
 pooled = functools.partial(make, isolation="pools")
 

@@ -9,8 +9,8 @@ from support.soundness_oracle import assert_masked_right, assert_sound, some_mas
 from torch import nn
 
 from avalanche_amnesia import MaskedModel, ModelError, rule
-from avalanche_amnesia.unit_graph.registry import RULES
 from avalanche_amnesia.unit_graph.values import Dependence
+from avalanche_amnesia.unit_graph.walk import RULES
 
 
 def weights(*shape):
@@ -38,7 +38,7 @@ def with_halved():
 
 def test_an_operation_without_a_rule_counts_as_always_in_use_until_it_has_one(monkeypatch):
     assert with_halved().describe().rows[1][3] == ("input",)
-    monkeypatch.setattr("avalanche_amnesia.unit_graph.registry.RULES", RULES)
+    monkeypatch.setattr("avalanche_amnesia.unit_graph.walk.RULES", RULES)
     try:
         rule(OPERATION)(lambda walk, node, x: x)
         assert with_halved().describe().rows[1][3] == ("a",)

@@ -6,8 +6,8 @@ from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import ModelError, tracing
-from avalanche_amnesia.unit_graph.registry import RULES
 from avalanche_amnesia.unit_graph.tracing import Known
+from avalanche_amnesia.unit_graph.walk import RULES
 
 
 class Summed(nn.Module):

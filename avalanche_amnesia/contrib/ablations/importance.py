@@ -12,7 +12,7 @@ from avalanche_amnesia.training.task_faults import input_of
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masking import LayerMasks
-from avalanche_amnesia.unit_graph.units import ALWAYS
+from avalanche_amnesia.unit_graph.values import ALWAYS
 
 BATCH = 64
 """Samples at a time."""

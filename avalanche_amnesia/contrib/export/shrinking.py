@@ -19,11 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.unit_graph.masked_backbone import as_function, follow_the_input, write_over
 from avalanche_amnesia.unit_graph.masking import call_owned, owned_parameter
-from avalanche_amnesia.unit_graph.program import as_function, follow_the_input, write_over
-from avalanche_amnesia.unit_graph.registry import Rule, register, registered
-from avalanche_amnesia.unit_graph.units import compact
-from avalanche_amnesia.unit_graph.values import Masked, leaves, map_leaves
+from avalanche_amnesia.unit_graph.values import Masked, compact, leaves, map_leaves
+from avalanche_amnesia.unit_graph.walk import Rule, register, registered
 
 A: Any = torch.ops.aten
 SHRINKS: dict[Any, Rule] = {}

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from avalanche_amnesia.unit_graph.registry import derives
 from avalanche_amnesia.unit_graph.rules import elementwise
 from avalanche_amnesia.unit_graph.values import Constant, ParameterValue, leaves, together
-from avalanche_amnesia.unit_graph.walk import Walk, all_of_all
+from avalanche_amnesia.unit_graph.walk import Walk, all_of_all, derives
 
 A: Any = torch.ops.aten
 

@@ -6,10 +6,8 @@ import torch
 from torch import fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.registry import rule
-from avalanche_amnesia.unit_graph.units import ALWAYS
-from avalanche_amnesia.unit_graph.values import Constant, Masked, ParameterValue, Value, filled, leaves
-from avalanche_amnesia.unit_graph.walk import Walk
+from avalanche_amnesia.unit_graph.values import ALWAYS, Constant, Masked, ParameterValue, Value, filled, leaves
+from avalanche_amnesia.unit_graph.walk import Walk, rule
 
 A: Any = torch.ops.aten
 
@@ -84,7 +82,7 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
-        walk.used(parameter, met)
+        walk.draft.use(parameter, met)
     return Masked.CONSTANT if parameter.fixed else Masked.DIRTY
 
 

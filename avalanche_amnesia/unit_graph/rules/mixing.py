@@ -6,13 +6,11 @@ import torch
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.rules.derived import walk_dims
 from avalanche_amnesia.unit_graph.rules.elementwise import adopt
 from avalanche_amnesia.unit_graph.rules.weighted import connect
-from avalanche_amnesia.unit_graph.units import ALWAYS
-from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value
-from avalanche_amnesia.unit_graph.walk import Walk
+from avalanche_amnesia.unit_graph.values import ALWAYS, Masked, ParameterValue, Value
+from avalanche_amnesia.unit_graph.walk import Walk, rule
 
 A: Any = torch.ops.aten
 
@@ -68,7 +66,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """A sum of products: zero where all of them are. With a parameter it is a layer."""
     if isinstance(a, Value) and isinstance(b, ParameterValue) and len(b.shape) == 2 and not b.fixed:
         walk.zero_inputs(node)
-        return connect(walk, node, a, b, None, units=b.shape[1], unit_axis=1, input_axis=0)
+        return connect(walk, node, a, b, None, unit_axis=1)
     if not (isinstance(a, Value) and isinstance(b, Value)) or a.ids.dim() < 2 or b.ids.dim() < 2:
         return walk.conservative(node)
     result, sets = walk.result(node), walk.draft.sets

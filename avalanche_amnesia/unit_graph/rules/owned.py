@@ -10,11 +10,9 @@ from avalanche_amnesia.unit_graph.declared_calls import DECLARED, filled_in
 from avalanche_amnesia.unit_graph.exporting import PLAIN_AVERAGE, module_of
 from avalanche_amnesia.unit_graph.findings import Unsupported
 from avalanche_amnesia.unit_graph.masking import call_owned, tensor_in
-from avalanche_amnesia.unit_graph.registry import rule
 from avalanche_amnesia.unit_graph.task_owned import NormKind, OwnedSpec
-from avalanche_amnesia.unit_graph.units import ALWAYS, compact
-from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value, always_in_use, filled
-from avalanche_amnesia.unit_graph.walk import NORMS_BY_CHANNEL, Walk
+from avalanche_amnesia.unit_graph.values import ALWAYS, Masked, ParameterValue, Value, always_in_use, compact, filled
+from avalanche_amnesia.unit_graph.walk import NORMS_BY_CHANNEL, Walk, rule
 
 A: Any = torch.ops.aten
 
@@ -137,10 +135,7 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
     if known is None:
         walk.draft.owned[spec.name] = spec
         return
-    if (known.kind, known.groups, known.shape, known.parameters) != (
-        *(spec.kind, spec.groups, spec.shape),
-        spec.parameters,
-    ):
+    if replace(known, sets=None, fixed=False) != replace(spec, sets=None, fixed=False):
         raise Unsupported(f"norm {spec.name!r} is used in two unlike ways", "use two norms")
     apart = known.sets is None or spec.sets is None
     sets = None if apart else compact(walk.draft.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
@@ -182,7 +177,7 @@ def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, num
     else:
         walk.draft.frozen_modules.add(name)
         for inner, parameter in walk.backbone.get_submodule(name).named_parameters():
-            walk.used(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
+            walk.draft.use(walk.whole(f"{name}.{inner}"), torch.full((1,) * parameter.dim(), ALWAYS))
         with walk.graph.inserting_after(node):
             made = walk.graph.call_module(name, args, kwargs)
     for user in list(node.users):

@@ -9,19 +9,20 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.registry import derives, rule
 from avalanche_amnesia.unit_graph.rules.elementwise import adopt
-from avalanche_amnesia.unit_graph.units import ALWAYS, NOTHING, compact
 from avalanche_amnesia.unit_graph.values import (
+    ALWAYS,
+    NOTHING,
     Constant,
     Masked,
     ParameterValue,
     Value,
     always_in_use,
+    compact,
     leaves,
     map_leaves,
 )
-from avalanche_amnesia.unit_graph.walk import Walk, all_of_all
+from avalanche_amnesia.unit_graph.walk import Walk, all_of_all, derives, rule
 
 A: Any = torch.ops.aten
 
@@ -106,7 +107,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
         elif isinstance(part, Constant):  # in use whatever the masks say
             parts.append(torch.full(part.shape, ALWAYS))
         elif part.fixed:
-            walk.used(part, torch.full((1,) * len(part.shape), ALWAYS))
+            walk.draft.use(part, torch.full((1,) * len(part.shape), ALWAYS))
             parts.append(torch.full(part.shape, ALWAYS))
         else:
             beside = compact(values[0].ids)

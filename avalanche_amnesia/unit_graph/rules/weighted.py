@@ -9,10 +9,8 @@ from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.exporting import module_of
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.registry import rule
-from avalanche_amnesia.unit_graph.units import ALWAYS, compact
-from avalanche_amnesia.unit_graph.values import Masked, ParameterValue, Value, always_in_use
-from avalanche_amnesia.unit_graph.walk import Walk
+from avalanche_amnesia.unit_graph.values import ALWAYS, Masked, ParameterValue, Value, always_in_use, compact
+from avalanche_amnesia.unit_graph.walk import Walk, rule
 
 A: Any = torch.ops.aten
 
@@ -22,7 +20,7 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
     """``x Wᵀ + b``: units along the last axis."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
-    return connect(walk, node, x, weight, bias, units=weight.shape[0], unit_axis=0, input_axis=1)
+    return connect(walk, node, x, weight, bias, unit_axis=0)
 
 
 @rule(A.addmm, zeros=True)
@@ -30,7 +28,7 @@ def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **o
     """``b + x W``: a layer whose weight lies the other way round."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _without_units(walk, node, weight, bias)
-    return connect(walk, node, x, weight, bias, units=weight.shape[1], unit_axis=1, input_axis=0)
+    return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _moves(weight: Any) -> bool:
@@ -53,14 +51,12 @@ def _plain(bias: Any) -> str | None:
     return parts[0].name if len(parts) == 1 and parts[0].whole else None
 
 
-def connect(
-    walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, *, units: int, unit_axis: int, input_axis: int
-) -> Value:
+def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
     """A dense layer between the entries of the last axis and units of its own."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
-    sets = _layer(walk, node, weight, "Linear", units, rows=unit_axis == 0)
-    walk.used(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(1 - input_axis))
+    sets = _layer(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
+    walk.draft.use(weight, sets.unsqueeze(1 - unit_axis), inputs.unsqueeze(unit_axis))
     return _outputs(walk, node, sets, bias, axis=-1)
 
 
@@ -91,7 +87,7 @@ def convolution(
     sets = _layer(walk, node, weight, f"Conv{len(ones)}d", units)
     by_group = inputs.reshape(groups, 1, per_group).expand(groups, units // groups, per_group)
     into = inputs.reshape(1, channels, *ones) if groups == 1 else by_group.reshape(units, per_group, *ones)
-    walk.used(weight, sets.reshape(units, 1, *ones), into)
+    walk.draft.use(weight, sets.reshape(units, 1, *ones), into)
     return _outputs(walk, node, sets, bias, axis=1)
 
 
@@ -101,7 +97,7 @@ def _depthwise(
     """A depthwise unit is its input's unit: it has no mask of its own."""
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
-    walk.used(weight, sets.reshape(units, 1, *ones))
+    walk.draft.use(weight, sets.reshape(units, 1, *ones))
     value = _outputs(walk, node, sets, bias, axis=1)
     return value if isinstance(bias, ParameterValue) else value.like(masked=Masked.ZERO)
 
@@ -129,7 +125,7 @@ def transposed(
     ones = (1,) * (len(weight.shape) - 2)
     sets = _layer(walk, node, weight, f"ConvTranspose{len(ones)}d", units)
     by_group = sets.reshape(groups, 1, per_group).expand(groups, channels // groups, per_group)
-    walk.used(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
+    walk.draft.use(weight, by_group.reshape(channels, per_group, *ones), inputs.reshape(channels, 1, *ones))
     return _outputs(walk, node, sets, bias, axis=1)
 
 
@@ -139,13 +135,13 @@ def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any
     if not _moves(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
-    walk.used(weight, sets.reshape(1, -1))
+    walk.draft.use(weight, sets.reshape(1, -1))
     return _outputs(walk, node, sets, None, axis=-1)
 
 
 def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> Value:
     if isinstance(bias, ParameterValue):
-        walk.used(bias, sets)
+        walk.draft.use(bias, sets)
         walk.draft.biases |= {name for name in [_plain(bias)] if name is not None}
     elif bias is not None:
         raise Unsupported("its bias is computed from the input", "add it behind the layer")
