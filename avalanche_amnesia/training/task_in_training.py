@@ -14,7 +14,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel, single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import finished_tensors
 from avalanche_amnesia.optimizers import copied
-from avalanche_amnesia.training.adjuster import Adjuster
+from avalanche_amnesia.training.update_rules import Adjuster
 from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
