@@ -42,11 +42,7 @@ class TaskInTraining:
 
     @property
     def before(self) -> TaskSnapshot:
-        """Values before the task.
-
-        Raises:
-            RuntimeError: before its training has begun.
-        """
+        """Values before the task; a RuntimeError before its training has begun."""
         if self.snapshot is None:
             raise RuntimeError(f"the training of task {self.task} has not begun")
         return self.snapshot
@@ -122,13 +118,8 @@ class TaskStatistics:
         """Hold a mini-batch instead of the oldest one."""
         self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
 
-    @torch.no_grad()
-    def retake(self) -> None:
-        """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout."""
-        self.retake_for(self.model.task_parts(self.task), lambda x: self.model.features(x, self.task))
-
-    def retake_for(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
-        """Set the statistics of a copy of the task's own modules in the same way."""
+    def retake(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
+        """Take the statistics of the task's own modules, or of a copy of them, again over these mini-batches."""
         with evaluating(self.model):  # a mini-batch of one sample has no variance
             retake(running_norms(parts), [x for x in self._seen if len(x) > 1], run)
 

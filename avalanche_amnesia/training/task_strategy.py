@@ -237,20 +237,14 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
-    def make_optimizer(
-        self,
-        reset_optimizer_state: bool = False,
-        remove_params: bool = False,
-        verbose_optimizer: bool = False,
-        **kwargs: Any,
-    ) -> None:
+    def make_optimizer(self, reset_optimizer_state: bool = False, **kwargs: Any) -> None:
         """As the host's; of several parameter groups the first takes what is new."""
         parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
         begins_as = self.model.begins_as
         follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state, begins_as=begins_as)
         self.optimized_param_id = parameters
-        if remove_params or verbose_optimizer:
-            super().make_optimizer(False, remove_params, verbose_optimizer, **kwargs)
+        if kwargs.get("remove_params") or kwargs.get("verbose_optimizer"):
+            super().make_optimizer(False, **kwargs)
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.

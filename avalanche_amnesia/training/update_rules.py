@@ -352,9 +352,6 @@ def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tens
     """Measure the importance of a finished task's units, ``(n_units,)``: up to 1 in each layer of its mask, else 0.
 
     A layer of which the measure says nothing (0 for all) counts as by its mask: nothing else would protect it.
-
-    Raises:
-        ValueError: for anything else than a finite number of at least 0 for each unit.
     """
     mask = model.binary_mask(task)
     found = torch.as_tensor(measure(model, task, x, y)).detach().to(mask.device, torch.float32)

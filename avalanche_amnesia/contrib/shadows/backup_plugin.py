@@ -59,7 +59,7 @@ class _ShadowedTask:
         mine = entries_in_use(model, self.statistics.task)
         for other, shadow in self.shadows.items():
             if other in unlearnable and shadow.settle():
-                self.statistics.retake_for(shadow.parts, shadow.masked_features)
+                self.statistics.retake(shadow.parts, shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(model, other).items()}
                 yield other, Backup(shadow.learned(both, updates=updates), parts)

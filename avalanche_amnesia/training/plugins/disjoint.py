@@ -124,14 +124,10 @@ class DisjointPlugin(TaskEndPlugin):
 
 
 class _Held:
-    """Entries of a network in training that are not the task's own, and how they stay as they are.
+    """Entries of a network in training that are not the task's own, and how they stay as they are."""
 
-    Args:
-        owned: parameter that is dealt → bool tensor of the entries that the task owns.
-        backbone: parameters of which the task has copies, where the optimizer moves what has no gradient.
-        reads: whether the task reads entries of others.
-    """
-
+    # ``owned``: entries that are the task's, of each parameter that is dealt. ``backbone``: parameters of which it has
+    # copies, where the optimizer moves what has no gradient.
     def __init__(
         self, owned: dict[torch.nn.Parameter, Tensor], backbone: Sequence[torch.nn.Parameter], *, reads: bool
     ) -> None:

@@ -269,7 +269,8 @@ class HATPlugin(TaskMaskPlugin):
         if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task
             self._fix_mask(model)
         self.commit(strategy)
-        now.statistics.retake()  # behind the commit: of the weights that stay, through the mask that is kept
+        # Behind the commit: of the weights that stay, through the mask that is kept.
+        now.statistics.retake(model.task_parts(now.task), lambda x: model.features(x, now.task))
         model.finish_task()
         found = self.settle_head(strategy, now.task)
         if self.rule.measure is not None:

@@ -36,17 +36,7 @@ class DivergedError(RuntimeError):
 
 
 class TaskEndPlugin(SupervisedPlugin):
-    """The part that ends a task, whatever the task learned: its head, warnings, the optimizer without the task.
-
-    Args:
-        seed: every draw derives from it and the task.
-        fit_head: as of :class:`TaskMaskPlugin`.
-
-    Attributes:
-        notices: warnings that wait for the end of a training.
-        noticed: names of those that were given already.
-        unsure: where samples lie, of the task that ends, of which its fitted head is not sure; None: all may be so.
-    """
+    """The part that ends a task, whatever the task learned: its head, warnings, the optimizer without the task."""
 
     repeatable = True
     finishing_step = 1
@@ -58,9 +48,10 @@ class TaskEndPlugin(SupervisedPlugin):
     def __init__(self, seed: int, *, fit_head: bool) -> None:
         super().__init__()
         self.seed, self.fit_head = seed, fit_head
-        self.notices: list[str] = []
-        self.noticed: set[str] = set()
+        self.notices: list[str] = []  # warnings that wait for the end of a training
+        self.noticed: set[str] = set()  # what those were about that were given already
         self.unsure: torch.Tensor | None = None
+        """Where samples lie, of the task that ends, of which its fitted head is not sure; None: all may be so."""
 
     @property
     def place(self) -> str:
@@ -76,11 +67,7 @@ class TaskEndPlugin(SupervisedPlugin):
         self.__dict__.update(zip(self.kept, checked(state, **self.kept), strict=True))
 
     def model_of(self, strategy: Strategy) -> Any:
-        """The strategy's model.
-
-        Raises:
-            TypeError: unless it is of :attr:`model_class`.
-        """
+        """The strategy's model; a TypeError unless it is of :attr:`model_class`."""
         if not isinstance(strategy.model, self.model_class):  # asked for several times a step
             check_model(strategy.model, self.model_class)
         return strategy.model
@@ -183,11 +170,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @property
     def in_training(self) -> Any:
-        """The task in training, of :attr:`task_class`.
-
-        Raises:
-            RuntimeError: between tasks.
-        """
+        """The task in training, of :attr:`task_class`; a RuntimeError between tasks."""
         if self.training is None:
             raise RuntimeError("no task is in training")
         return self.training
@@ -294,11 +277,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Strategy) -> None:
-        """Raise if forwards changed a tensor of the backbone that no task has of its own.
-
-        Raises:
-            ModelError: naming it; the task's training was undone.
-        """
+        """Raise a ModelError, and undo the training, if forwards changed what no task has of its own."""
         shared = self.model_of(strategy).shared_state()
         if shared:
             abort_training(strategy)
