@@ -27,6 +27,7 @@ _FEW_UNITS = 0.05
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
 _FEW_SAMPLES = 64
+_ByLayer = Mapping[str, Tensor]
 
 
 def fault_of_inputs(x: Any) -> str | None:
@@ -295,6 +296,7 @@ class MaskWarning(RuntimeWarning):
 class Learned(NamedTuple):
     """Accuracy on a task's own training samples, and that of guessing its most frequent class."""
 
+    task: int
     accuracy: float
     guess: float
 
@@ -308,6 +310,9 @@ class Learned(NamedTuple):
         """Tell whether something held the task back."""
         return self.share < _LITTLE
 
+    def __str__(self) -> str:
+        return f"task {self.task} ends with an accuracy of {self.accuracy:.3f} on its own training samples"
+
 
 def learned(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> Learned | None:
     """Accuracy on a task's training samples; None where its network can't read them without plugins."""
@@ -317,48 +322,40 @@ def learned(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) ->
         with evaluating(model):
             logits = torch.cat([model(part, task) for part in input_of(model, x).split(64)])
         hits = logits.argmax(1).cpu() == labels
-        return Learned(float(hits.double().mean()), float(labels.bincount().max()) / len(labels))
+        return Learned(task, float(hits.double().mean()), float(labels.bincount().max()) / len(labels))
     except Exception:  # samples that a plugin prepares, targets that are no classes: a check must lose no task
         return None
 
 
-def near_chance(task: int, found: Learned) -> str | None:
+def near_chance(found: Learned) -> str | None:
     """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
     if found.share > _NEAR_CHANCE:
         return None
     return (
-        f"task {task} ends with an accuracy of {found.accuracy:.3f} on its own training samples, where its most "
-        f"frequent class alone makes {found.guess:.3f}: it has hardly learned. More epochs, another learning rate, or "
-        "masks that open more"
+        f"{found}, where its most frequent class alone makes {found.guess:.3f}: it has hardly learned. More epochs, "
+        "another learning rate, or masks that open more"
     )
 
 
-def closed_layers(
-    task: int, found: Learned, mask: Mapping[str, Tensor], allowed: Mapping[str, Tensor], min_units: int
-) -> str | None:
+def closed_layers(found: Learned, mask: _ByLayer, allowed: _ByLayer, min_units: int) -> str | None:
     """Warning for a task that learned little, of layers in which its mask has only those units that it must have."""
-    least = {
-        name: int(units.sum())
-        for name, units in mask.items()
-        if int(units.sum()) <= min_units < int(allowed[name].sum())
-    }
+    opened = {name: int(units.sum()) for name, units in mask.items()}
+    least = {name: n for name, n in opened.items() if n <= min_units < int(allowed[name].sum())}
     if not least:
         return None
     return (
-        f"task {task} ends with an accuracy of {found.accuracy:.3f} on its own training samples, and its mask has "
-        f"closed layers {least} down to min_units={min_units}: little gets through. Wider layers, a larger budget, or "
-        "under a regulariser a smaller sparsity_weight or budget='even'"
+        f"{found}, and its mask has closed layers {least} down to min_units={min_units}: little gets through. Wider "
+        "layers, a larger budget, or under a regulariser a smaller sparsity_weight or budget='even'"
     )
 
 
-def full_layers(task: int, found: Learned, free: Mapping[str, Tensor]) -> str | None:
+def full_layers(found: Learned, free: _ByLayer) -> str | None:
     """Warning for a task that learned little, of layers in which the tasks before it left next to nothing free."""
     short = {name: int(units.sum()) for name, units in free.items() if units.sum() < _FEW_UNITS * len(units)}
     if not short:
         return None
     left = ", ".join(f"{n} of {len(free[name])} in {name!r}" for name, n in short.items())
     return (
-        f"task {task} ends with an accuracy of {found.accuracy:.3f} on its own training samples, and other tasks left "
-        f"hardly any units free: {left}. Wider layers, a larger sparsity_weight or budget='even', or unlearning, give "
-        "more"
+        f"{found}, and other tasks left hardly any units free: {left}. Wider layers, a larger sparsity_weight or "
+        "budget='even', or unlearning, give more"
     )

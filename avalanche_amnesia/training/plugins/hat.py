@@ -285,12 +285,11 @@ class HATPlugin(TaskMaskPlugin):
     def _look_at_mask(self, found: Learned, model: MaskedModel) -> None:
         """Note what may have held back a task that learned little."""
         now: HATTask = self.in_training
-        task, mask = now.task, model.binary_mask(now.task)
-        allowed = model.by_layer(now.allowed)
-        self.notice("closed", closed_layers(task, found, model.by_layer(mask), allowed, self.masks.min_units))
+        mask, allowed = model.by_layer(model.binary_mask(now.task)), model.by_layer(now.allowed)
+        self.notice("closed", closed_layers(found, mask, allowed, self.masks.min_units))
         if now.allocation is None:
-            used = model.cumulative_mask(other for other in model.masked_tasks if other != task)
-            self.notice("full", full_layers(task, found, model.by_layer(~used)))
+            used = model.cumulative_mask(other for other in model.masked_tasks if other != now.task)
+            self.notice("full", full_layers(found, model.by_layer(~used)))
 
     # Around a step --------------------------------------------------------------------------------------------
 

@@ -105,7 +105,7 @@ class TaskEndPlugin(SupervisedPlugin):
                 self.notice("head", f"task {task} keeps the head that it was trained with: {error}")
         found = learned(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task))
         if found is not None:
-            self.notice("chance", near_chance(task, found))
+            self.notice("chance", near_chance(found))
         return found
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
