@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
+from operator import methodcaller
 from typing import Any, Literal
 
 import torch
@@ -528,13 +529,13 @@ class _RowsAndColumns:
 
     def __init__(self, rows: Tensor, columns: Tensor, room: Tensor) -> None:
         self.rows, self.columns = rows, columns
-        self._per_block = max(1, len(room) // columns.numel())
-        parts = rows.split(self._per_block)
+        self._split = methodcaller("split", max(1, len(room) // columns.numel()))
+        parts = self._split(rows)
         self._blocks = [(part, room[: len(part) * columns.numel()].view(len(part), -1)) for part in parts]
 
     def beside(self, *matrices: Tensor) -> Iterator[tuple[Tensor, ...]]:
         """Blocks of matrices of this shape, each with its shares, which last until the next ones are computed."""
-        parts = zip(*(matrix.split(self._per_block) for matrix in matrices), strict=True)
+        parts = zip(*map(self._split, matrices), strict=True)
         for of, (rows, room) in zip(parts, self._blocks, strict=True):
             yield *of, torch.minimum(rows, self.columns, out=room)
 
