@@ -2,10 +2,12 @@
 
 import functools
 import types
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cache
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -14,9 +16,11 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.bits import tensor_hash
 
-_PLAIN = (str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, np.generic)
-_PLAIN_TORCH = (torch.dtype, torch.device, torch.Size, torch.Generator)
-_LEAVES = (*_PLAIN, *_PLAIN_TORCH)
+_LEAVES = (
+    *(str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, PurePath, np.generic),
+    *(torch.dtype, torch.device, torch.Size, torch.Generator),
+)
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
 # What leads out of a strategy: into the user's benchmark, and into a logger's machinery.
 _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benchmark", "__weakref__"})
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
@@ -51,7 +55,8 @@ def reachable(
             continue
         yield path, thing
         if enter(thing):
-            stack.extend(reversed(list(_parts(path, thing))))
+            inside = [(place, part) for place, part in _contents(thing) if not _is_leaf(part)]
+            stack.extend((f"{path}{place}".lstrip("."), part) for place, part in reversed(inside))
 
 
 def _is_leaf(thing: object) -> bool:
@@ -69,60 +74,40 @@ def _is_foreign(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _FOREIGN
 
 
-def _parts(path: str, thing: Any) -> Iterator[tuple[str, object]]:
-    """Everything that a thing holds directly, but leaves: no path is written for these."""
+def _contents(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Everything that a thing holds directly, plain values too, by place."""
     if isinstance(thing, Tensor):
         if thing.is_leaf and thing.grad is not None:
-            yield f"{path}.grad", thing.grad
+            yield ".grad", thing.grad
         return
     if isinstance(thing, np.ndarray):
-        if thing.dtype == object:
-            yield from _entries(path, thing.reshape(-1).tolist())
-        return
+        thing = thing.reshape(-1).tolist() if thing.dtype == object else []
     if isinstance(thing, Mapping):
         for key, value in list(thing.items()):
-            if not _is_leaf(value):
-                yield f"{path}[{key!r}]" if isinstance(key, (str, int)) else f"{path}[{type(key).__name__}]", value
+            yield f"[{key!r}]" if _is_leaf(key) else f"[{type(key).__name__}]", value
             if not _is_leaf(key):
-                yield f"{path}.key", key
-    elif isinstance(thing, (list, tuple, set, frozenset)) or type(thing).__name__ == "deque":
-        yield from _entries(path, list(thing))
+                yield ".key", key
+    elif isinstance(thing, (list, tuple, deque)):
+        yield from ((f"[{at}]", value) for at, value in enumerate(list(thing)))
+    elif isinstance(thing, (set, frozenset)):
+        yield from (("{…}", value) for value in list(thing))
     elif isinstance(thing, functools.partial):
-        yield from _named(path, {"func": thing.func, "args": thing.args, "keywords": thing.keywords})
+        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
     elif isinstance(thing, types.MethodType):
-        yield from _named(path, {"__self__": thing.__self__})
+        yield ".__self__", thing.__self__
     elif isinstance(thing, types.FunctionType):
-        yield from _named(path, {"__defaults__": thing.__defaults__, "__kwdefaults__": thing.__kwdefaults__})
-        yield from _named(f"{path}.<closure>", dict(_closure(thing)))
+        yield from ((".__defaults__", thing.__defaults__), (".__kwdefaults__", thing.__kwdefaults__))
+        for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+            with suppress(ValueError):  # a name that the outer function has not bound yet
+                yield f".<closure>.{name}", cell.cell_contents
     elif isinstance(thing, types.GeneratorType) and thing.gi_frame is not None:
-        yield from _named(f"{path}.<running>", thing.gi_frame.f_locals)
-    yield from _attributes(path, thing)
-
-
-def _closure(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with suppress(ValueError):  # a name that the outer function has not bound yet
-            yield name, cell.cell_contents
-
-
-def _entries(path: str, things: Iterable[object]) -> Iterator[tuple[str, object]]:
-    yield from ((f"{path}[{at}]", thing) for at, thing in enumerate(things) if not _is_leaf(thing))
-
-
-def _named(path: str, things: Mapping[str, object]) -> Iterator[tuple[str, object]]:
-    yield from ((f"{path}.{name}".lstrip("."), thing) for name, thing in things.items() if not _is_leaf(thing))
-
-
-def _attributes(path: str, thing: Any) -> Iterator[tuple[str, object]]:
-    attributes = dict(getattr(thing, "__dict__", None) or {})
-    if isinstance(thing, nn.Module):
-        for inner in ("_parameters", "_buffers", "_modules"):
-            yield from _named(path, attributes.pop(inner, {}))
+        yield from ((f".<running>.{name}", value) for name, value in thing.gi_frame.f_locals.items())
     kind: Any = type(thing)
-    for slot in _slots(kind):
-        if hasattr(thing, slot):
-            attributes.setdefault(slot, getattr(thing, slot))
-    yield from _named(path, {name: value for name, value in attributes.items() if name not in _LEADING_OUT})
+    attributes = dict(getattr(thing, "__dict__", None) or {})
+    inner = [attributes.pop(name, {}) for name in _OF_MODULES] if isinstance(thing, nn.Module) else []
+    attributes |= {slot: getattr(thing, slot) for slot in _slots(kind) if hasattr(thing, slot)}
+    for named in (*inner, attributes):
+        yield from ((f".{name}", value) for name, value in named.items() if name not in _LEADING_OUT)
 
 
 @cache
@@ -150,21 +135,11 @@ def memory_of(
 
 
 def held(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Direct contents of an object by place, plain values too; of a function also what it captures and names."""
-    yield from ((f".{key}", value) for key, value in (getattr(thing, "__dict__", None) or {}).items())
-    if isinstance(thing, Mapping):
-        yield from ((f"[{key!r}]" if isinstance(key, _PLAIN) else "[…]", value) for key, value in thing.items())
-    elif isinstance(thing, (list, tuple)):
-        yield from ((f"[{at}]", value) for at, value in enumerate(thing))
-    elif isinstance(thing, (set, frozenset)):
-        yield from (("{…}", value) for value in thing)
-    elif isinstance(thing, functools.partial):
-        yield from ((".func", thing.func), (".args", thing.args), (".keywords", thing.keywords))
-    elif isinstance(thing, types.MethodType):
-        yield from ((".function", thing.__func__), (".self", thing.__self__))
+    """Direct contents of an object by place, plain values too; of a function also the globals that it names."""
+    yield from _contents(thing)
+    if isinstance(thing, types.MethodType):
+        yield ".__func__", thing.__func__
     elif isinstance(thing, types.FunctionType):
-        yield from ((".defaults", thing.__defaults__), (".kwdefaults", thing.__kwdefaults__))
-        yield from ((f".<closure>.{name}", value) for name, value in _closure(thing))
         yield from ((f".<global>.{name}", value) for name, value in _globals(thing.__code__, thing.__globals__))
 
 
