@@ -9,6 +9,7 @@ whatever it is by that they differ.
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any
@@ -37,29 +38,14 @@ Seen = Sequence[Mapping[str, int | str]]
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Outcome of the first steps of a training.
+    """Outcome of the first steps of a training."""
 
-    Attributes:
-        reason: why the training is not repeatable; None: no memory showed.
-        seen: what the steps were given, and what they left.
-    """
-
-    reason: str | None
+    reason: str | None  # why the training is not repeatable, or could not begin; None: no memory showed
     seen: Seen = ()
 
 
 def rehearse_task(strategy: Strategy, experience: Any, steps: int, **options: Any) -> Rehearsal:
-    """Begin the training of a task, rehearse it, and put all back; only this package's plugins take part.
-
-    Args:
-        strategy: between two tasks, and able to train this one now.
-        experience: the task's.
-        steps: how many mini-batches, at least 1.
-        options: of ``strategy.train``.
-
-    Returns:
-        What it showed; its reason may be that the training could not begin.
-    """
+    """Begin the training of a task, rehearse it, and put all back; only this package's plugins take part."""
     plugins = [plugin for plugin in strategy.plugins if _is_rehearsed(plugin)]
     go_back = before_loading(strategy, [strategy.optimizer, strategy._criterion, *plugins])
 
@@ -113,31 +99,26 @@ def _unnoticed(
         finally:
             go_back()
             data.go_back()
-            set_attributes(strategy, attributes, list(vars(strategy)))
+            set_attributes(strategy, attributes)
 
 
 def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
     """Take the first steps of a training that has begun, twice. Leaves all as it was."""
     # Plugins of others do not take part, nor do metrics and loggers: they see one training.
-    attributes, users = dict(vars(strategy)), []
     try:
-        users = _of_the_user(strategy)
-        if _changing_samples(strategy, steps):
-            return Rehearsal(f"{_NOT_REPEATABLE} its data set gave other samples the second time")
-        beginning = _Beginning(strategy)
-        loader = _FirstBatches(strategy.dataloader, steps)
-        first, second = (_rehearsed(strategy, beginning, loader, kwargs) for _ in range(2))
+        with _put_back(strategy):
+            if _changing_samples(strategy, steps):
+                return Rehearsal(f"{_NOT_REPEATABLE} its data set gave other samples the second time")
+            beginning = _Beginning(strategy)
+            loader = _FirstBatches(strategy.dataloader, steps)
+            first, second = (_rehearsed(strategy, beginning, loader, kwargs) for _ in range(2))
     except _UndoneError as error:
-        raise error.cause  # noqa: B904 - the fault itself, as without a rehearsal
+        raise error.__cause__ or error  # noqa: B904 - the fault itself, as without a rehearsal
     except Exception as error:  # whatever a loop, model or loss raises; the training itself raises it again
         fault = error.__cause__ or error
         return Rehearsal(
             f"the training could not be rehearsed without plugins of others: {type(fault).__name__}: {fault}"
         )
-    finally:
-        for contents in users:
-            contents.go_back()
-        set_attributes(strategy, attributes, list(vars(strategy)))
     return Rehearsal(_difference(first, second), first)
 
 
@@ -147,33 +128,38 @@ def try_single(strategy: Strategy, **kwargs: Any) -> None:
     Raises:
         TaskError: if the model can't be trained on a single sample.
     """
-    attributes, users = dict(vars(strategy)), []
     try:
-        users = _of_the_user(strategy)
-        single = [[part[:1] for part in unpacked(next(iter(strategy.dataloader)))]]
-        _rehearsed(strategy, _Beginning(strategy), single, kwargs)
+        with _put_back(strategy):
+            single = [[part[:1] for part in unpacked(next(iter(strategy.dataloader)))]]
+            _rehearsed(strategy, _Beginning(strategy), single, kwargs)
     except TaskError:
         raise
     except Exception:  # the training itself raises it again
         return
-    finally:
-        for contents in users:
-            contents.go_back()
-        set_attributes(strategy, attributes, list(vars(strategy)))
 
 
 _NOT_REPEATABLE = "the training is not repeatable:"
 
 
-def _of_the_user(strategy: Strategy) -> list[Contents]:
-    """Contents of data set, network, optimizer and loss beside samples and parameters: there a memory may lie."""
+@contextmanager
+def _put_back(strategy: Strategy) -> Iterator[None]:
+    """Put attributes of a strategy back, and what data set, network, optimizer and loss hold: there a memory may lie.
+
+    Samples and parameters are not looked at.
+    """
     # Put back at the end only, so that the user's own counters and generators have seen one training.
-    model, optimizer = strategy.model, strategy.optimizer
+    attributes, model, optimizer = dict(vars(strategy)), strategy.model, strategy.optimizer
     skip = [strategy, model, strategy.evaluator, *strategy.plugins, *optimizer.param_groups]
     modules = [vars(module) for module in model.modules() if not is_ours(module)]
     learning = [optimizer, strategy._criterion, *(hook for _, hooks in hooks_of(strategy) for hook in hooks)]
     data = Contents([strategy.dataloader, strategy.experience], [*skip, *learning], of_anybody)
-    return [Contents(learning, skip, of_anybody, modules, values=True), data]
+    others = Contents(learning, skip, of_anybody, modules, values=True)
+    try:
+        yield
+    finally:
+        others.go_back()
+        data.go_back()
+        set_attributes(strategy, attributes)
 
 
 def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
@@ -195,9 +181,7 @@ _METHODS = ("step", "zero_grad", "forward", "__call__")
 
 
 class _UndoneError(Exception):
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
+    """A training was given up in its rehearsal, for the error that caused this one."""
 
 
 def _changing_samples(strategy: Strategy, steps: int) -> bool:
@@ -230,7 +214,7 @@ def _rehearsed(strategy: Strategy, beginning: "_Beginning", loader: Any, kwargs:
         strategy.training_epoch(**kwargs)
     except Exception as error:
         if strategy.rollback_point is not beginning:
-            raise _UndoneError(error) from error
+            raise _UndoneError from error
         raise
     finally:
         go_back(strategy)
@@ -284,10 +268,10 @@ _OF_A_STEP = ("plugins", "_listeners", "dataloader", "mbatch", "mb_output", "los
 """Attributes of a strategy that the host sets in every step, or a rehearsal; others may be a subclass's memory."""
 
 
-def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Give a strategy the attributes that it had, and take away those of some names that it did not have."""
+def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
+    """Give a strategy the attributes that it had, and take away those (of some names) that it did not have."""
     vars(strategy).update(attributes)  # at once: an interruption leaves all plugins, or those of the rehearsal
-    for name in names:
+    for name in list(vars(strategy)) if names is None else names:
         if name not in attributes:
             vars(strategy).pop(name, None)
 
@@ -303,12 +287,11 @@ class _Beginning:
         self.plugins = [plugin for plugin in heard if _is_rehearsed(plugin)]
         skip = [strategy, strategy.evaluator, strategy.optimizer, strategy._criterion]
         tensors = (*strategy.model.parameters(), *strategy.model.buffers())
-        self._contents = Contents(self.plugins, skip, tensors=tensors)
+        self._contents = Contents(self.plugins, skip, parts=strategy.optimizer.param_groups, tensors=tensors)
         # The host makes a loader for every task. Workers that outlive an epoch go on drawing where they stopped.
         self._loader = strategy.dataloader
         self._of_loader = dict(vars(self._loader)) if type(self._loader).__module__.startswith(_MAKERS) else {}
         self._moments = copied(strategy.optimizer.state)
-        self._groups = [dict(group) for group in strategy.optimizer.param_groups]
         self._random = rng_state()
 
     def go_back(self) -> None:
@@ -317,8 +300,5 @@ class _Beginning:
         self._contents.go_back()
         if self._of_loader:
             vars(self._loader).update(self._of_loader)
-        optimizer = self._strategy.optimizer
-        optimizer.state = copied(self._moments)
-        for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
-            group.update(settings)
+        self._strategy.optimizer.state = copied(self._moments)
         set_rng_state(self._random)

@@ -27,20 +27,9 @@ from avalanche_amnesia.unlearning.parts import LeftOut
 def retraining(
     plugin: Any, strategy: Strategy, request: Iterable[int] | UnlearningRequest, context: UnlearningContext, data: Any
 ) -> TrainAgain | None:
-    """Check a request for a part of a task, and enter it into the plan.
+    """Check a request for a part of a task, and enter it into the plan; None: the request names whole tasks.
 
-    Args:
-        plugin: the strategy's :class:`UnlearningPlugin`.
-        strategy: of which the task is.
-        request: for tasks, or for a part of one.
-        context: of the unlearning.
-        data: the task's experience; None: that of the stream.
-
-    Returns:
-        How the task is trained again inside the unlearning; None: the request names whole tasks.
-
-    Raises:
-        RequestError: if the part can't go alone; nothing changed.
+    Returns how the task is trained again inside the unlearning, on ``data`` or, without it, on that of the stream.
     """
     if not isinstance(request, UnlearningRequest) or not request.is_partial:
         return None
@@ -83,12 +72,6 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
     """Train one task with the host's own loop, as in a training of its own; metrics and loggers hear nothing of it.
 
     May happen inside the training of another experience, between its end and the next one.
-
-    Args:
-        strategy: it does not have the task.
-        experience: the task's.
-        options: of ``strategy.train``.
-        change: takes all back that the training changed.
     """
     host: Any = strategy
     model, optimizer, clock = strategy.model, strategy.optimizer, strategy.clock
@@ -98,7 +81,7 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
 
     def undo() -> None:
         go_back()
-        set_attributes(strategy, attributes, list(vars(strategy)))
+        set_attributes(strategy, attributes)
 
     change.call(undo)
     with preserved_rng(), torch.enable_grad():
@@ -111,6 +94,6 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
     model.zero_grad()
     parameters = dict(model.named_parameters())
     follow_model(optimizer, parameters, strategy.optimized_param_id or {}, fresh=True)
-    set_attributes(strategy, attributes | {"optimized_param_id": parameters}, list(vars(strategy)))
+    set_attributes(strategy, attributes | {"optimized_param_id": parameters})
     vars(clock).update(counts)
     model.train(mode)
