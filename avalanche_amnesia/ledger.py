@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.saving.values import StateError, checked
 
 
 class RequestError(ValueError):
@@ -24,6 +25,8 @@ class _Entry:
 
 class TaskLedger:
     """Ledger of tasks: remaining, unlearned and permanent ones, and the rules of a request."""
+
+    # What it holds is replaced, never written into: a plain copy of it is one to think ahead in.
 
     def __init__(self, deadline: int | None = None) -> None:
         number = checks.integer(deadline)
@@ -85,27 +88,19 @@ class TaskLedger:
                 f"unlearned may be learned again"
             )
         seen = frozenset(self._entries) if saw is None else frozenset(saw) & self._entries.keys()
-        if label in self._unlearned:
-            self._unlearned.remove(label)
-        self._entries[label] = _Entry(self._n_trained, bool(permanent), seen)
+        self._unlearned = [other for other in self._unlearned if other != label]
+        self._entries = {**self._entries, label: _Entry(self._n_trained, bool(permanent), seen)}
         self._n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent; this is never reversed and may be repeated."""
-        try:
-            given = tuple(tasks)
-        except TypeError:
-            raise RequestError(f"declaring permanent: {tasks!r} is no list of tasks; give one, e.g. [0, 2]") from None
-        declared = []
-        for task in given:
-            label = checks.integer(task)
-            if label is None or label not in self._entries:
+        declared = _labels(tasks, "declaring permanent", "list of tasks")
+        for task in declared:
+            if task not in self._entries:
                 raise RequestError(
-                    f"declaring permanent: task {task!r} does not remain; remaining are {_listed(self.remaining)}"
+                    f"declaring permanent: task {task} does not remain; remaining are {_listed(self.remaining)}"
                 )
-            declared.append(label)
-        for label in declared:
-            self._entries[label] = replace(self._entries[label], declared=True)
+        self._entries |= {task: replace(self._entries[task], declared=True) for task in declared}
 
     def check(
         self,
@@ -115,8 +110,12 @@ class TaskLedger:
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
         """The requested tasks as a tuple, if the request is allowed now; nothing changes."""
-        request = _normalised(tasks, event)
+        request = _labels(tasks, event, "request")
+        if not request:
+            raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
         for task in request:
+            if request.count(task) > 1:
+                raise RequestError(f"{event}: task {task} is named more than once; name each task once")
             broken = self._broken_rule(task, known, unrecorded)
             if broken is not None:
                 raise RequestError(
@@ -133,26 +132,9 @@ class TaskLedger:
     ) -> tuple[int, ...]:
         """Check a request, then mark all of its tasks unlearned, or none."""
         request = self.check(tasks, event, known)
-        for task in request:
-            del self._entries[task]
-            self._unlearned.append(task)
+        self._entries = {task: entry for task, entry in self._entries.items() if task not in request}
+        self._unlearned = [*self._unlearned, *request]
         return request
-
-    def copy(self) -> TaskLedger:
-        """A ledger of its own with the same content, to think ahead in."""
-        result = TaskLedger()
-        result._deadline, result._n_trained, result._unlearned = self._deadline, self._n_trained, [*self._unlearned]
-        result._entries = dict(self._entries)
-        return result
-
-    def way_back(self) -> Callable[[], None]:
-        """A function that makes the ledger what it is now; may be called more than once."""
-        now = self.copy()
-
-        def go_back() -> None:
-            self.__dict__.update(now.copy().__dict__)
-
-        return go_back
 
     def state_dict(self) -> dict[str, Any]:
         """The whole ledger in plain JSON types."""
@@ -162,23 +144,15 @@ class TaskLedger:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace the whole ledger, deadline included, by a saved one."""
-        try:
-            deadline, n_trained = state["deadline"], state["n_trained"]
-            entries = {
-                row["task"]: _Entry(row["order"], row["declared"], frozenset(row["saw"])) for row in state["remaining"]
-            }
-            unlearned = list(state["unlearned"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(
-                f"This is no saved TaskLedger ({type(error).__name__}: {error}); give what state_dict() returned"
-            ) from error
-        numbers = [n_trained, *entries, *unlearned, *(entry.order for entry in entries.values())]
-        numbers += [task for entry in entries.values() for task in entry.saw]
-        if any(checks.integer(number) is None for number in numbers):
-            raise ValueError("This is no saved TaskLedger: tasks, orders and n_trained must be integers")
-        both = sorted(set(entries) & set(unlearned))
+        kinds = {"n_trained": int, "remaining": list[dict[str, Any]], "unlearned": list[int]}
+        deadline, n_trained, remaining, unlearned = checked(state, deadline=int | None, **kinds)
+        entries = {}
+        for row in remaining:
+            task, order, declared, saw = checked(row, task=int, order=int, declared=bool, saw=list[int])
+            entries[task] = _Entry(order, declared, frozenset(saw))
+        both = entries.keys() & unlearned
         if both:
-            raise ValueError(f"This is no saved TaskLedger: tasks {both} are both remaining and unlearned")
+            raise StateError(f"invalid value in state: tasks {sorted(both)} are both remaining and unlearned")
         self._deadline = TaskLedger(deadline).deadline
         self._n_trained, self._entries, self._unlearned = n_trained, entries, unlearned
 
@@ -203,25 +177,20 @@ class TaskLedger:
         return None
 
 
-def _normalised(tasks: Iterable[int], event: str) -> tuple[int, ...]:
+def _labels(tasks: Iterable[int], event: str, what: str) -> tuple[int, ...]:
     try:
         given = tuple(tasks)
     except TypeError:
-        raise RequestError(f"{event}: {tasks!r} is no request; give the tasks as a list of ints, e.g. [0, 2]") from None
-    if not given:
-        raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
-    request = []
+        raise RequestError(f"{event}: {tasks!r} is no {what}; give the tasks as a list of ints, e.g. [0, 2]") from None
+    labels = []
     for task in given:
         label = checks.integer(task)
         if label is None:
             raise RequestError(
                 f"{event}: {task!r} is no task; tasks are ints, not {type(task).__name__}; give a list such as [0, 2]"
             )
-        request.append(label)
-    for label in request:
-        if request.count(label) > 1:
-            raise RequestError(f"{event}: task {label} is named more than once; name each task once")
-    return tuple(request)
+        labels.append(label)
+    return tuple(labels)
 
 
 def _listed(tasks: Iterable[int]) -> str:

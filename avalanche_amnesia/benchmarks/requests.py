@@ -1,6 +1,7 @@
 """Unlearning requests as an attribute of ordinary experiences, checked when the benchmark is built."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -148,7 +149,7 @@ def with_unlearning(
     ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
     try:
-        _rehearse(tasks, schedule, declared, ledger.copy())
+        _rehearse(tasks, schedule, declared, copy(ledger))
         _check_parts(benchmark, schedule)
     except RequestError as error:
         if not carried:

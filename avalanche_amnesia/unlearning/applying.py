@@ -113,7 +113,7 @@ def ledger_only(context: UnlearningContext, announce: Announce, provenance: Prov
 
 def _forget(context: UnlearningContext, change: Transaction) -> None:
     """Enter the request into the ledger."""
-    change.call(context.ledger.way_back())
+    change.keep(context.ledger, *vars(context.ledger))
     context.ledger.forget(context.tasks, context.event)
 
 

@@ -1,6 +1,7 @@
 """The unlearning requests that come with a stream's experiences: which are due, and whether they can be obeyed."""
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from typing import Any
 
 from avalanche_amnesia import checks
@@ -47,7 +48,7 @@ class StreamRequests:
             *due(experience, "after"),
         ]
         permanent = bool(getattr(experience, "permanent", False))
-        rehearse(ledger.copy(), single_task(experience), coming, sorted(self.known), permanent=permanent)
+        rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
         """Requests of a task's training, without those that an interrupted training of it has obeyed already."""
