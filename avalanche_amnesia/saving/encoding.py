@@ -18,16 +18,10 @@ from avalanche_amnesia.saving.values import StateError
 
 @dataclass(frozen=True)
 class Apart:
-    """A value in a file of its own, which other states share as long as it stays the same.
+    """A value in a file of its own, which other states share as long as it stays the same."""
 
-    Args:
-        value: the value, without a further one apart; or a function that makes it.
-        of: objects that never change, and of which it is made: for the same ones it is encoded once. Empty: it is
-            encoded for every state.
-    """
-
-    value: Any
-    of: Sequence[object] = ()
+    value: Any  # without a further one apart; or a function that makes it
+    of: Sequence[object] = ()  # what it is made of and never changes: for the same objects it is encoded once
 
 
 @dataclass(frozen=True)
@@ -66,9 +60,6 @@ class _Encoder:
             return [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
         if kind is dict:
             return self._dict(value, path)
-        if kind in _CONTAINERS:
-            items = _in_order(value) if kind in (set, frozenset) else value
-            return {_CONTAINERS[kind]: [self.encode(item, f"{path}[{i}]") for i, item in enumerate(items)]}
         if kind is Apart:
             self.parts[path] = self._part(value, path)
             return {"$part": path}
@@ -78,16 +69,11 @@ class _Encoder:
             name = path.removeprefix(self._inside or "")  # a part does not say where it lies
             self.tensors[name] = value.detach()
             return {"$tensor": [name, value.device.type]}
-        if kind is torch.Generator:
-            return {"$generator": [str(value.device), self.encode(value.get_state(), path)]}
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
-            return {"$number": [str(value.dtype), value.item()]}
-        if kind is np.ndarray and value.dtype.kind in "biuf":
-            return {"$array": self.encode(torch.from_numpy(np.ascontiguousarray(value)), path)}
-        if kind in _LEAVES:
-            name, text, _ = _LEAVES[kind]
-            return {name: text(value)}
-        self.foreign.append(f"{path} is a {kind.__name__}")
+        kind = np.generic if isinstance(value, np.generic) else kind
+        if kind in _SPECIAL and (kind not in _OF_NUMPY or value.dtype.kind in _NUMERIC):
+            name, plain, _ = _SPECIAL[kind]
+            return {name: self.encode(plain(value), path)}
+        self.foreign.append(f"{path} is a {type(value).__name__}")
         return None
 
     def _part(self, apart: Apart, path: str) -> Part:
@@ -165,20 +151,7 @@ class _Decoder:
         if name == "$joined":
             dicts = [self.decode(item, path) for item in code]
             return {key: item for each in dicts for key, item in each.items()}
-        if name == "$generator":
-            generator = torch.Generator(code[0])
-            generator.set_state(self.decode(code[1], path).cpu())
-            return generator
-        if name == "$number":
-            dtype = np.dtype(code[0])
-            if dtype.kind not in "biuf":
-                raise TypeError(dtype)
-            return dtype.type(code[1])
-        if name == "$array":
-            return self.decode(code, path).numpy()
-        if name in _MAKE_CONTAINER:
-            return _MAKE_CONTAINER[name](self.decode(code, path))
-        return _MAKE_LEAF[name](code)
+        return _MAKE[name](self.decode(code, path))
 
 
 def _in_order(values: Any) -> list[Any]:
@@ -196,12 +169,31 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-_CONTAINERS: dict[type, str] = {tuple: "$tuple", set: "$set", frozenset: "$frozenset"}
-_MAKE_CONTAINER = {name: kind for kind, name in _CONTAINERS.items()}
-_LEAVES: dict[type, tuple[str, Callable[[Any], str], Callable[[str], Any]]] = {
+def _generator(state: Any) -> torch.Generator:
+    generator = torch.Generator(state[0])
+    return generator.set_state(state[1].cpu())
+
+
+def _number(state: Any) -> np.generic:
+    dtype = np.dtype(state[0])
+    if dtype.kind not in _NUMERIC:
+        raise TypeError(dtype)
+    made: np.generic = dtype.type(state[1])
+    return made
+
+
+_OF_NUMPY, _NUMERIC = (np.generic, np.ndarray), "biuf"
+_SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    tuple: ("$tuple", list, tuple),
+    set: ("$set", _in_order, set),
+    frozenset: ("$frozenset", _in_order, frozenset),
     float: ("$float", str, float),  # those that JSON lacks
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), _dtype),
     torch.device: ("$device", str, torch.device),
+    torch.Generator: ("$generator", lambda value: [str(value.device), value.get_state()], _generator),
+    np.generic: ("$number", lambda value: [str(value.dtype), value.item()], _number),
+    np.ndarray: ("$array", lambda value: torch.from_numpy(np.ascontiguousarray(value)), lambda made: made.numpy()),
 }
-_MAKE_LEAF = {name: make for name, _, make in _LEAVES.values()}
+"""Type → its name in JSON, how a value becomes one that is encoded, and how that becomes the value again."""
+_MAKE = {name: make for name, _, make in _SPECIAL.values()}
