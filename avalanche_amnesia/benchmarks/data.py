@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,11 +57,8 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         index, targets = self.index, self.targets
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]
-        run = _one_after_the_other(index)  # a copy of these takes less time than of rows from anywhere
-        parts = (
-            (self.base[part] for part in index.split(_AT_A_TIME)) if run is None else self.base[run].split(_AT_A_TIME)
-        )
-        return torch.cat([self._prepared(part) for part in parts]), torch.tensor(targets, dtype=torch.int64)
+        parts = map(self._prepared, self._rows(index, _AT_A_TIME))
+        return torch.cat([*parts]), torch.tensor(targets, dtype=torch.int64)
 
     def part(self, where: Sequence[int]) -> "TensorTask":
         """Some of the task's samples, as a view."""
@@ -82,17 +79,17 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         """Positions of the samples that hold NaN or infinity before the transform, int64 (n,)."""
         if not self.base.is_floating_point():
             return torch.zeros(0, dtype=torch.int64)
-        rows = self.base if self.base.dim() > 1 else self.base[:, None]
         # A copy of each part at a time: tasks may be large. A sum takes a fifth of the time of a look at each number.
-        run = _one_after_the_other(self.index)
-        if run is None:
-            parts = (rows.index_select(0, part) for part in self.index.split(1024))
-        else:
-            parts = iter(rows[run].split(1024))
-        sums = [part.flatten(1).sum(1) for part in parts]
+        sums = [part[:, None].flatten(1).sum(1) for part in self._rows(self.index, 1024)]
         suspects = (~torch.cat(sums).isfinite()).nonzero()[:, 0]  # sums of large numbers overflow
-        found = [rows[part].flatten(1).isfinite().all(1) for part in self.index[suspects].split(1024)]
+        found = [part[:, None].flatten(1).isfinite().all(1) for part in self._rows(self.index[suspects], 1024)]
         return suspects[~torch.cat(found)]
+
+    def _rows(self, index: Tensor, n: int) -> Iterable[Tensor]:
+        """Rows of the base, so many at a time."""
+        if len(index) and bool((index.diff() == 1).all()):  # a copy of these takes less time than of rows from anywhere
+            return self.base[int(index[0]) : int(index[-1]) + 1].split(n)
+        return (self.base[part] for part in index.split(n))
 
     def _prepared(self, x: Tensor) -> Tensor:
         if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not
@@ -102,13 +99,6 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
             given = f"shape {tuple(made.shape)}" if isinstance(made, Tensor) else repr(made)
             raise TaskError(f"a transform of whole batches made {given} of {len(x)} samples; one each is needed")
         return made
-
-
-def _one_after_the_other(index: Tensor) -> slice | None:
-    """Positions as a slice, where each is the one before it plus 1."""
-    if not len(index) or not bool((index.diff() == 1).all()):
-        return None
-    return slice(int(index[0]), int(index[-1]) + 1)
 
 
 class LazyTask(Dataset[tuple[Any, int]]):

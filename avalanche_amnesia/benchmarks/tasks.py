@@ -67,14 +67,12 @@ class TaskExperience(DatasetExperience):
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """As :attr:`tensors`, of the samples at some positions, int64 (n,); None: all."""
-        if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
-            return None
-        return self._samples.tensors(where)
+        return self.samples.tensors(where) if isinstance(self.samples, TensorTask) else None
 
     @property
     def targets(self) -> list[int] | None:
         """The labels; None when the experience's data set is no longer the one it was built with."""
-        return self._samples.targets if self._dataset is self._built_with else None
+        return None if self.samples is None else self.samples.targets
 
     def take(self, samples: TensorTask | LazyTask) -> None:
         """Have other samples."""
@@ -101,9 +99,7 @@ class TaskExperience(DatasetExperience):
 
     def not_finite(self) -> Tensor | None:
         """Positions of the samples that hold NaN or infinity before any transform, int64 (n,); None: not in memory."""
-        if isinstance(self._samples, LazyTask) or self._dataset is not self._built_with:
-            return None
-        return self._samples.not_finite()
+        return self.samples.not_finite() if isinstance(self.samples, TensorTask) else None
 
 
 def _dataset(samples: TensorTask | LazyTask, task: int) -> Any:
@@ -261,11 +257,9 @@ def _labels_of(data: Data, name: str) -> Tensor:
             # Items may come with random transforms, and building a benchmark must not move the user's random stream.
             with torch.random.fork_rng(devices=[]):
                 targets = [parted(data[item])[1] for item in range(length)]
-            labels = _as_int64(targets, name)
-        else:
-            labels = _as_int64(targets, name)
-            if getattr(data, "target_transform", None) is not None:
-                _check_some(data, labels, name)
+        labels = _as_int64(targets, name)
+        if getattr(data, "targets", None) is not None and getattr(data, "target_transform", None) is not None:
+            _check_some(data, labels, name)
     if len(labels) != length:
         raise ValueError(f"{name}: {length} samples but {len(labels)} labels; give one label per sample")
     return labels

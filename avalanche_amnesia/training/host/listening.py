@@ -88,22 +88,17 @@ class ListenerDispatch:
         self._listeners = {}
         super().__init__(**kwargs)
 
-    def _before_training_exp(self, **kwargs: Any) -> None:
-        self._listeners = {}
-        super()._before_training_exp(**kwargs)  # type: ignore[misc]
 
-    def _after_training_exp(self, **kwargs: Any) -> None:
-        super()._after_training_exp(**kwargs)  # type: ignore[misc]
+def _forgetting(method: str) -> Callable[..., None]:
+    def announce(self: Any, **kwargs: Any) -> None:
+        getattr(super(ListenerDispatch, self), method)(**kwargs)
         self._listeners = {}  # what the host's evaluator gives for a handler can't be pickled
 
-    def _before_eval_exp(self, **kwargs: Any) -> None:
-        self._listeners = {}
-        super()._before_eval_exp(**kwargs)  # type: ignore[misc]
-
-    def _after_eval(self, **kwargs: Any) -> None:
-        super()._after_eval(**kwargs)  # type: ignore[misc]
-        self._listeners = {}
+    announce.__name__, announce.__doc__ = method, "As the host's; then listeners are looked up again."
+    return announce
 
 
 for _event in EVENTS_OF_ITERATIONS:
     setattr(ListenerDispatch, f"_{_event}", _announcer(_event))
+for _method in ("_before_training_exp", "_after_training_exp", "_before_eval_exp", "_after_eval"):
+    setattr(ListenerDispatch, _method, _forgetting(_method))

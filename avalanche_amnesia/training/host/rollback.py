@@ -68,8 +68,8 @@ class Contents:
         found = [thing for _, thing in reachable(list(roots), skip=skip, enter=enter)]
         entered = [thing for thing in found if enter(thing)]
         holders = [*(part for thing in entered for part in _parts(thing)), *parts]
-        self._contents = [(part, _keys(part), _entries(part)) for part in holders]
-        held = (entry for _, _, entries in self._contents for entry in entries)
+        self._contents = [(part, _entries(part)) for part in holders]
+        held = (entry for _, entries in self._contents for entry in entries)
         asked: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
         self._ways_back = [way for thing in (*held, *entered) for way in _ways_back(thing)]
         self._ways_back += [thing.way_back() for thing in asked]
@@ -79,8 +79,8 @@ class Contents:
     @torch.no_grad()
     def go_back(self) -> None:
         """Give them their contents back; to be called again if it was interrupted."""
-        for part, keys, entries in self._contents:
-            _refill(part, keys, entries)
+        for part, entries in self._contents:
+            _refill(part, entries)
         for tensor, value, learns, gradient in self._values:
             if not torch.equal(tensor, value):  # one that is expanded can't be written into, and never was
                 tensor.detach().copy_(value)
@@ -98,28 +98,22 @@ def _parts(thing: Any) -> Iterator[Any]:
         yield vars(thing)
 
 
-def _keys(part: Any) -> list[Any]:
-    return list(part) if isinstance(part, dict) else []
-
-
 def _entries(part: Any) -> list[Any]:
-    return list(part.values() if isinstance(part, dict) else part)
+    """Entries of a container; of a dict its keys, and then its values."""
+    return [*part, *part.values()] if isinstance(part, dict) else list(part)
 
 
-def _refill(part: Any, keys: list[Any], entries: list[Any]) -> None:
+def _refill(part: Any, entries: list[Any]) -> None:
     """Give a container its old contents, in their order; one that still has them is not touched."""
-    if _alike(_keys(part), keys) and _alike(_entries(part), entries):
+    now, half = _entries(part), len(entries) // 2
+    if len(now) == len(entries) and all(map(is_, now, entries)):
         return
     if isinstance(part, dict):  # a class's own clear() and update() may do more than that
         dict.clear(part)
-        dict.update(part, zip(keys, entries, strict=True))
+        dict.update(part, zip(entries[:half], entries[half:], strict=True))
     else:
         part.clear()
         (part.update if isinstance(part, set) else part.extend)(entries)
-
-
-def _alike(here: list[Any], there: list[Any]) -> bool:
-    return len(here) == len(there) and all(map(is_, here, there))
 
 
 def _ways_back(thing: Any) -> Iterator[Callable[[], Any]]:

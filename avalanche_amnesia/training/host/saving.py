@@ -205,11 +205,7 @@ def _metrics(strategy: Strategy) -> list[Any]:
 def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:
     """Plugins in the order of the saved ones; the evaluator, which is none of them, keeps its place."""
     mine = _plugins(strategy)
-    ordered = []
-    for name in names:
-        plugin = next(p for p in mine if _name(p) == name)
-        mine.remove(plugin)
-        ordered.append(plugin)
+    ordered = [mine.pop([*map(_name, mine)].index(name)) for name in names]
     return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
 
 
@@ -234,11 +230,10 @@ def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
     names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
     state, of_groups = strategy.optimizer.state_dict(), []
     for group, saved in zip(strategy.optimizer.param_groups, state["param_groups"], strict=True):
-        there = [id(parameter) in names for parameter in group["params"]]
-        gone = [number for number, kept in zip(saved["params"], there, strict=True) if not kept]
-        saved["params"] = [number for number in saved["params"] if number not in gone]
-        state["state"] = {number: held for number, held in state["state"].items() if number not in gone}
-        of_groups.append([names[id(p)] for p, kept in zip(group["params"], there, strict=True) if kept])
+        name_of = {number: names.get(id(p)) for number, p in zip(saved["params"], group["params"], strict=True)}
+        state["state"] = {at: held for at, held in state["state"].items() if name_of.get(at, "another's") is not None}
+        saved["params"] = [number for number, name in name_of.items() if name is not None]
+        of_groups.append([name for name in name_of.values() if name is not None])
     followed = getattr(strategy, "optimized_param_id", None)
     if followed is not None:
         followed = [name for name, parameter in followed.items() if id(parameter) in names]

@@ -1,6 +1,7 @@
 """States of Avalanche's own plugins and strategies: attributes that are no plain values, and those that don't count."""
 
 from collections import Counter
+from collections.abc import Iterator
 from copy import copy, deepcopy
 from typing import Any
 
@@ -36,8 +37,11 @@ from avalanche_amnesia.unlearning.purging.samples import sequence
 
 def _taken(data: AvalancheDataset) -> dict[str, Any]:
     """Samples of a data set and what it says of each: tensors and lists."""
-    others = sorted({type(leaf).__name__ for leaf in _leaves(data._flat_data) if not isinstance(leaf, TensorTask)})
-    if others or _transforms(data._flat_data):
+    nested = list(_nested(data._flat_data))
+    others = sorted({type(inner).__name__ for inner in nested if not isinstance(inner, (FlatData, TensorTask))})
+    groups = [found for inner in nested if (found := getattr(inner, "_transform_groups", None)) is not None]
+    pairs = [pair for group in groups for pair in group.transform_groups.values()]
+    if others or any(any(pair or ()) for pair in pairs):  # None: a group without transforms that was asked for
         raise StateError(
             f"a replay buffer holds samples of {', '.join(others) or 'transformed data'}, perhaps another one at "
             "every call: only data in tensors (task_benchmark with pairs of tensors) can be saved"
@@ -66,20 +70,11 @@ def _made(values: dict[str, Any]) -> AvalancheDataset:
     return make_avalanche_dataset(AvalancheDataset([samples]), data_attributes=attributes)
 
 
-def _leaves(data: Any) -> list[Any]:
-    if isinstance(data, FlatData):
-        return [leaf for inner in data._datasets for leaf in _leaves(inner)]
-    return [data]
-
-
-def _transforms(data: Any) -> bool:
-    """Tell whether anything changes the samples on their way out."""
-    if not isinstance(data, FlatData):
-        return False
-    groups = getattr(data, "_transform_groups", None)
-    pairs = groups.transform_groups.values() if groups is not None else ()
-    own = any(pair is not None and any(pair) for pair in pairs)  # None: a group without transforms that was asked for
-    return own or any(_transforms(inner) for inner in data._datasets)
+def _nested(data: Any) -> Iterator[Any]:
+    """A data set and those inside it."""
+    yield data
+    for inner in data._datasets if isinstance(data, FlatData) else ():
+        yield from _nested(inner)
 
 
 def _tensors(held: Any) -> Any:
