@@ -15,12 +15,7 @@ Face = tuple[Callable[[str], object], Callable[[], list[str]], list[str]]
 
 @functools.cache
 def face(room: str, file: str) -> Face:
-    """The ``__getattr__``, ``__dir__`` and ``__all__`` of a room, by the names in its ``__init__.pyi``, if it has one.
-
-    Args:
-        room: its ``__name__``.
-        file: its ``__file__``.
-    """
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a room, by the names in its ``__init__.pyi``, if it has one."""
     has_names = Path(file).with_suffix(".pyi").exists()
     found, listed, names = lazy_loader.attach_stub(room, file) if has_names else lazy_loader.attach(room)
 

@@ -44,21 +44,13 @@ _ZERO_RESTS: Mapping[type, Callable[[Mapping[str, Any]], bool]] = {
 
 
 class OptimizerTraits(NamedTuple):
-    """Traits of an optimizer with the settings that it has now; False where nothing is known.
+    """Traits of an optimizer with the settings that it has now; False where nothing is known."""
 
-    Attributes:
-        entrywise: every entry moves by its own gradients, whatever the others hold.
-        all_in_state: it keeps nothing beside its state, which a new task resets.
-        skips_frozen: a parameter without a gradient stays as it is, whatever its decay or momentum.
-        zero_rests: an entry whose gradient is 0, and always was, keeps its bits.
-        linear: an entry moves by its gradient times one number; it rests whatever came before.
-    """
-
-    entrywise: bool
-    all_in_state: bool
-    skips_frozen: bool
-    zero_rests: bool
-    linear: bool
+    entrywise: bool  # every entry moves by its own gradients, whatever the others hold
+    all_in_state: bool  # it keeps nothing beside its state, which a new task resets
+    skips_frozen: bool  # a parameter without a gradient stays as it is, whatever its decay or momentum
+    zero_rests: bool  # an entry whose gradient is 0, and always was, keeps its bits
+    linear: bool  # an entry moves by its gradient times one number; it rests whatever came before
 
 
 def traits_of(optimizer: Optimizer) -> OptimizerTraits:

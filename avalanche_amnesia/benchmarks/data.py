@@ -166,11 +166,7 @@ _LABELS = ("label", "labels", "target", "targets", "y")
 
 
 def parted(item: Any) -> tuple[Any, Any]:
-    """Input and label of a data set's item, or of a mini-batch.
-
-    Raises:
-        TaskError: for what is neither a pair nor a mapping with a label.
-    """
+    """Input and label of a data set's item, or of a mini-batch."""
     if isinstance(item, Mapping):
         name = label_name(item)
         inputs = {key: value for key, value in item.items() if key not in (name, _TASK)}
@@ -260,11 +256,7 @@ class TaskError(ValueError):
 
 
 def single_task(experience: Any) -> int:
-    """The one task label of an experience.
-
-    Raises:
-        TaskError: where it has none, or several.
-    """
+    """The one task label of an experience; a TaskError where it has none, or several."""
     labels = labels_of(experience)
     if len(labels) != 1:
         raise TaskError(f"an experience must hold exactly one task, got task labels {labels}. {HOW_TO_LABEL}")
@@ -272,11 +264,7 @@ def single_task(experience: Any) -> int:
 
 
 def labels_of(experience: Any) -> list[int]:
-    """The task labels of an experience.
-
-    Raises:
-        TaskError: where it has none.
-    """
+    """The task labels of an experience; a TaskError where it has none."""
     labels = getattr(experience, "task_labels", ())
     if not len(labels):
         raise TaskError(f"an experience must have a task label, got task labels []. {HOW_TO_LABEL}")
@@ -292,12 +280,7 @@ def stream_of(experience: Any) -> Any:
 
 
 def refuse_incremental(experience: Any) -> None:
-    """Check, before anything is trained, that the stream of an experience tells its tasks apart.
-
-    Raises:
-        TaskError: for a class- or domain-incremental stream, and one of whose experiences some mix tasks, with the call
-            that mends it.
-    """
+    """Check, before anything is trained, that the stream of an experience tells its tasks apart."""
     refuse_part(experience)
     task, stream = single_task(experience), stream_of(experience)
     if not hasattr(stream, "__len__"):

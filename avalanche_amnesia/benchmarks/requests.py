@@ -97,11 +97,7 @@ class UnlearningRequest:
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
-        """The moment in words.
-
-        Args:
-            task: the task label of the experience that carries the request.
-        """
+        """The moment in words, by the task label of the experience that carries the request."""
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 

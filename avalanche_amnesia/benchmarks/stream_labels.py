@@ -61,10 +61,6 @@ def labelled_stream(stream: Any) -> Any:
 
     In the copy they are the labels of the samples, where all have some, else the places of the experiences, each of
     which then has an attribute ``labelled_by_place``: how many they are.
-
-    Raises:
-        TaskError: for an experience without samples, and for a stream without labels that is class-incremental, each
-            class in one experience alone, or has the host's form for domain-incremental ones.
     """
     experiences = list(stream)
     if all(hasattr(experience, "task_labels") for experience in experiences):
@@ -92,6 +88,7 @@ def labelled_stream(stream: Any) -> Any:
 
 
 def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
+    """Raise for a class-incremental stream, each class in one experience only, and a domain-incremental one."""
     classes = []
     for place, experience in enumerate(experiences):
         targets = getattr(experience.dataset, "targets", None)

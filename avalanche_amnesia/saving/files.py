@@ -39,16 +39,12 @@ BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class Part(dict[str, "Tensor"]):
-    """Tensors of a part of a state, by their paths in it, and the JSON of the value that has them.
-
-    Attributes:
-        code: empty for the part "state", whose JSON is the state's own.
-        lasts: whether code and tensors stay as they are, so that one look at them is enough.
-    """
+    """Tensors of a part of a state, by their paths in it, and the JSON of the value that has them."""
 
     def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
         super().__init__(tensors)
-        self.code, self.lasts = code, False
+        self.code = code  # empty for the part "state", whose JSON is the state's own
+        self.lasts = False  # whether code and tensors stay as they are, so that one look at them is enough
         self._digest: str | None = None
 
     @property
@@ -56,12 +52,10 @@ class Part(dict[str, "Tensor"]):
         """Hash of code, names and tensors, which takes less time than to make the file."""
         from avalanche_amnesia.bits import state_hashes
 
-        digest = self._digest
-        if digest is None:
+        if self._digest is None or not self.lasts:
             content = json.dumps([self.code, state_hashes(self)])
-            digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
-        self._digest = digest if self.lasts else None
-        return digest
+            self._digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
+        return self._digest
 
 
 Parts = dict[str, Part]

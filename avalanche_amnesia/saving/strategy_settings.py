@@ -71,10 +71,7 @@ def own_settings(thing: Any) -> dict[str, Any]:
     arguments = _arguments(kind)
     found = {}
     for name, value in getattr(thing, "__dict__", {}).items():
-        if isinstance(value, _PLAIN):
-            if name in arguments:
-                found[name] = value
-        elif (name in arguments and _is_setting(value)) or (not name.startswith("_") and _is_options(value)):
+        if (name in arguments and _is_setting(value)) or (not name.startswith("_") and _is_options(value)):
             found[name] = _as_json(value)
     return found
 

@@ -13,11 +13,7 @@ class StateError(ValueError):
 
 
 def checked(state: Any, /, **kinds: Any) -> list[Any]:
-    """Values of a state in the order of ``kinds``, which names them all, with their types (``dict[int, str]``, say).
-
-    Raises:
-        StateError: where it holds other names, or a value of another type.
-    """
+    """Values of a state in the order of ``kinds``, which names them all, with their types (``dict[int, str]``, say)."""
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")

@@ -123,11 +123,7 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
 
 
 def try_single(strategy: Strategy, **kwargs: Any) -> None:
-    """Take a step on one sample of the first mini-batch, and put all back.
-
-    Raises:
-        TaskError: if the model can't be trained on a single sample.
-    """
+    """Take a step on one sample of the first mini-batch, and put all back; a TaskError if the model can't."""
     try:
         with _put_back(strategy):
             single = [[part[:1] for part in unpacked(next(iter(strategy.dataloader)))]]

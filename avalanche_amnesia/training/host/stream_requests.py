@@ -13,17 +13,12 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """Unlearning requests of streams, and those of them that were obeyed already.
-
-    Attributes:
-        known: tasks of the streams.
-        waiting: requests that come after a finished task, in order, each with that task.
-    """
+    """Unlearning requests of streams, and those of them that were obeyed already."""
 
     def __init__(self) -> None:
-        self.known: set[int] = set()
+        self.known: set[int] = set()  # tasks of the streams
         self._fired: set[tuple[int, Any]] = set()
-        self.waiting: list[tuple[int, Any]] = []
+        self.waiting: list[tuple[int, Any]] = []  # that come after a finished task, in order, each with that task
 
     def state(self) -> dict[str, Any]:
         """The requests that were obeyed or still wait, as a value of a saved state."""
