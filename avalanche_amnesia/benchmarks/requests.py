@@ -1,6 +1,6 @@
-"""Unlearning requests as an attribute of ordinary experiences, checked when the benchmark is built."""
+"""Unlearning requests on ordinary experiences, checked when a benchmark is built; streams without what they name."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
@@ -193,6 +193,51 @@ def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """A new benchmark with the train experiences at these positions, in this order; its test stream stays."""
     train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
+
+
+def experience_without(experience: Any, positions: Collection[int]) -> Any:
+    """A copy of an experience without the samples at some positions, and without requests; the labels stay.
+
+    Its ``closed_classes`` are those that lost all of their samples: the rows of the head stay, and are closed. Its
+    ``left_out`` are the positions.
+    """
+    gone, labels, twin = frozenset(positions), targets_of(experience).tolist(), own_copy(experience)
+    kept = [position for position in range(len(labels)) if position not in gone]
+    samples = twin.samples if isinstance(twin, TaskExperience) else None
+    if samples is None:
+        twin._dataset = experience.dataset.subset(kept)
+    else:
+        twin.take(samples.part(kept))
+    if getattr(twin, "classes_in_this_experience", None) is None:  # the head is as wide as with all of them
+        twin.classes_in_this_experience = sorted(set(labels))
+    twin.closed_classes = tuple(sorted(set(labels) - {labels[position] for position in kept}))
+    twin.left_out, twin.requests = tuple(sorted(gone)), ()
+    return twin
+
+
+def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int]]) -> CLScenario:
+    """A new benchmark whose train stream lacks some samples; everything else stays.
+
+    Args:
+        benchmark: each train experience has exactly one task label.
+        left_out: task → positions in its training data, from 0.
+
+    Raises:
+        ValueError: for a task that the benchmark does not have, or a position that its data does not have.
+    """
+    result = rearranged(benchmark, range(len(benchmark.train_stream)))
+    stream = list(result.train_stream)
+    sizes = {int(e.task_labels[0]): len(e.dataset) for e in stream}
+    for task, positions in left_out.items():
+        wrong = [p for p in positions if task not in sizes or checks.integer(p) not in range(sizes[task])]
+        if task not in sizes or wrong:
+            raise ValueError(f"left_out: task {task!r} has no samples {wrong}; the tasks have so many: {sizes}")
+    for experience in stream:
+        positions = left_out.get(int(experience.task_labels[0]), ())
+        if positions:
+            requests = getattr(experience, "requests", ())
+            vars(experience).update(vars(experience_without(experience, positions)) | {"requests": requests})
+    return result
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -17,8 +17,7 @@ from torch import nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import difference_of_data, labels_fingerprint
-from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
-from avalanche_amnesia.benchmarks.samples import experience_without
+from avalanche_amnesia.benchmarks.requests import experience_without, tasks_after_each, without_requests
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers

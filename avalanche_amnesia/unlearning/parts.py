@@ -11,8 +11,7 @@ from typing import Any, Self
 from blake3 import blake3
 
 from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part
-from avalanche_amnesia.benchmarks.samples import experience_without
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.values import checked
 
