@@ -131,7 +131,8 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
     if hasattr(type(thing), "load_state"):
         state, path = thing.state(), f"{name}.state()"
     else:
-        kept = {key: value for key, value in _attributes(thing).items() if key not in left_out}
+        hidden = left_out | _left_out(thing)
+        kept = {key: value for key, value in getattr(thing, "__dict__", {}).items() if key not in hidden}
         state, path = {key: dict(value) if isinstance(value, dict) else value for key, value in kept.items()}, name
         state |= {key: by.take(kept[key]) for key, by in conversions.items() if by is not None and key in kept}
         state |= {"state_dict": dict(thing.state_dict())} if isinstance(thing, nn.Module) else {}
@@ -153,15 +154,14 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
         return
     conversions, new = _conversions(thing), dict(state)
     tensors = new.pop("state_dict") if isinstance(thing, nn.Module) else {}
-    settings = own_settings(thing)
+    hidden = left_out | _left_out(thing)
     for name in new:
-        left = name in left_out or name in settings or (name in conversions and conversions[name] is None)
         # A user's plugin may have got an attribute in a training only; the host has all of its own from the beginning.
         held = vars(thing).get(name, getattr(type(thing), name, None))
         alike = held is None or name in conversions or type(held) in (type(new[name]), defaultdict)
         of_host = name in vars(thing) and alike
         known = of_host if thing is strategy else not name.startswith("__")
-        if left or not known or not (name in conversions or _is_state(held)):
+        if name in hidden or not known or not (name in conversions or _is_state(held)):
             raise StateError(f"invalid value in state at {name}: no state of a {type(thing).__name__} sets it")
     given = {}
     for name, value in new.items():
@@ -193,17 +193,11 @@ def _conversions(thing: Any) -> dict[str, Conversion | None]:
     return found
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
-    """Attributes but settings and what is left out; of a module, those that torch does not keep itself."""
-    conversions, settings = _conversions(thing), own_settings(thing)
-    is_module = isinstance(thing, nn.Module)
-    return {
-        name: value
-        for name, value in getattr(thing, "__dict__", {}).items()
-        if name not in settings
-        and not (name in conversions and conversions[name] is None)
-        and not (is_module and name.startswith("_"))
-    }
+def _left_out(thing: Any) -> frozenset[str]:
+    """Settings, and what was said to be left out; of a module, what torch keeps itself too."""
+    inside = [name for name in vars(thing) if name.startswith("_")] if isinstance(thing, nn.Module) else ()
+    unsaved = (name for name, conversion in _conversions(thing).items() if conversion is None)
+    return frozenset((*own_settings(thing), *unsaved, *inside))
 
 
 def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
