@@ -15,8 +15,9 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 STATE = "state.json"
 HEAD = {"format": "avalanche-amnesia state", "version": 3}
-Made = TypeVar("Made")
 Check = Callable[[Mapping[str, Any], Any], None]
 """Raises unless something is the signature of a content."""
 Sign = Callable[[Mapping[str, Any]], Mapping[str, str]]
@@ -264,8 +264,6 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
 
 _FILES: dict[str, str] = {}
 """Digest of a part → name of its file."""
-_WHOLE: dict[str, tuple[int, ...]] = {}
-"""Path of a file that was found whole → where it lay then, its size, and when it was written."""
 
 
 def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
@@ -274,7 +272,10 @@ def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
     name = _FILES.get(digest)
     if name is None or not _is_whole(folder / name):
         content = part_content(part)
-        name = _noted(_FILES, digest, part_name(content))
+        name = part_name(content)
+        if len(_FILES) >= _MOST:
+            _FILES.clear()
+        _FILES[digest] = name
         if not _is_whole(folder / name):
             new[folder / name] = content
     return name
@@ -289,30 +290,19 @@ def part_content(part: Part) -> bytes:
 
 
 def _is_whole(file: Path) -> bool:
-    """Tell whether a file holds what its name says; looked into where it is not the one that was found whole before."""
-    status = _status(file)
-    if status and _WHOLE.get(str(file)) == status:
-        return True
-    if not status or part_name(file.read_bytes()) != file.name:
-        return False
-    _noted(_WHOLE, str(file), status)
-    return True
-
-
-def _status(file: Path) -> tuple[int, ...]:
-    """Place, size and time of a file that is no link; empty: there is none."""
+    """Tell whether a file, which is no link, is there and holds what its name says."""
     try:
         found = os.lstat(file)
     except FileNotFoundError:
-        return ()
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else ()
+        return False
+    place_and_time = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return stat.S_ISREG(found.st_mode) and _fits_name(file, place_and_time)
 
 
-def _noted(known: dict[str, Made], key: str, value: Made) -> Made:
-    if len(known) >= _MOST:
-        known.clear()
-    known[key] = value
-    return value
+@lru_cache(_MOST)
+def _fits_name(file: Path, place_and_time: tuple[int, ...]) -> bool:
+    """Look into a file, once as long as it stays where it lies and is not written again."""
+    return part_name(file.read_bytes()) == file.name
 
 
 def read_part(file: Path) -> Part:

@@ -70,9 +70,8 @@ class Contents:
         holders = [*(part for thing in entered for part in _parts(thing)), *parts]
         self._contents = [(part, _entries(part)) for part in holders]
         held = (entry for _, entries in self._contents for entry in entries)
-        asked: list[Any] = [thing for thing in found if hasattr(type(thing), "way_back")]
-        self._ways_back = [way for thing in (*held, *entered) for way in _ways_back(thing)]
-        self._ways_back += [thing.way_back() for thing in asked]
+        things = {id(thing): thing for thing in (*held, *found)}
+        self._ways_back = [way for thing in things.values() for way in _ways_back(thing)]
         inside = (thing for thing in found if values and isinstance(thing, Tensor) and thing.layout is torch.strided)
         self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in (*tensors, *inside)]
 
@@ -118,7 +117,9 @@ def _refill(part: Any, entries: list[Any]) -> None:
 
 def _ways_back(thing: Any) -> Iterator[Callable[[], Any]]:
     """Functions that put back the state of a random generator, or the variables that a function captured."""
-    if type(thing) in (torch.Generator, np.random.RandomState):  # torch's own check of instances takes long
+    if hasattr(type(thing), "way_back"):
+        yield thing.way_back()
+    elif type(thing) in (torch.Generator, np.random.RandomState):  # torch's own check of instances takes long
         put_back: Callable[[Any], Any] = thing.set_state
         yield partial(put_back, thing.get_state())
     elif isinstance(thing, np.random.Generator):
