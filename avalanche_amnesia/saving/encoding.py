@@ -77,14 +77,17 @@ class _Encoder:
         return None
 
     def _part(self, apart: Apart, path: str) -> Part:
-        known = _known_part(apart.of)
-        if known is not None:
+        key = tuple(map(id, apart.of))
+        known, there = _PARTS.get(key, (None, ()))
+        if known is not None and all(each() is not None for each in there):  # else others may have their identities
             return known
         inner = _Encoder(path)
         code = inner.encode(apart.value() if callable(apart.value) else apart.value, path)
         self.foreign += [*inner.foreign, *(f"{inside} lies apart in a part" for inside in inner.parts)]
         part = Part(inner.tensors, json.dumps(code, allow_nan=False))
-        _remember(apart.of, part)
+        if key:
+            part.lasts = True
+            _PARTS[key] = part, [weakref.ref(each, lambda _: _PARTS.pop(key, None)) for each in apart.of]
         return part
 
     def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
@@ -97,21 +100,6 @@ class _Encoder:
 
 _PARTS: dict[tuple[int, ...], tuple[Part, list[weakref.ref[Any]]]] = {}
 """Identities of the objects that a part is made of → the part, as long as they are all there."""
-
-
-def _known_part(of: Sequence[object]) -> Part | None:
-    part, there = _PARTS.get(tuple(map(id, of)), (None, ()))
-    return part if all(each() is not None for each in there) else None  # else others may have their identities
-
-
-def _remember(of: Sequence[object], part: Part) -> None:
-    if of:
-        part.lasts, key = True, tuple(map(id, of))
-
-        def forget(_: object) -> None:
-            _PARTS.pop(key, None)
-
-        _PARTS[key] = part, [weakref.ref(each, forget) for each in of]
 
 
 def decode(code: Any, parts: Mapping[str, Part], device: torch.device | str = "cpu") -> Any:
