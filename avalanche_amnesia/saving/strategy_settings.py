@@ -93,16 +93,23 @@ def _is_simple(value: Any) -> bool:
 
 def _is_options(value: Any) -> bool:
     """Tell whether a value is an object of a frozen data class, which holds no tensors."""
-    parameters = getattr(type(value), "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        return False
-    return not any(isinstance(getattr(value, field.name), torch.Tensor) for field in fields(value))
+    kind: Any = type(value)
+    return is_frozen(kind) and not any(isinstance(getattr(value, each.name), torch.Tensor) for each in fields(kind))
+
+
+def is_frozen(kind: type) -> bool:
+    """Tell whether a class is a data class whose attributes can't be set."""
+    return bool(getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
 
 
 def _is_ours(value: Any) -> bool:
     """Tell whether an object is of a class of this package, or of one based on it, and only carries settings."""
-    kinds = (base.__module__.partition(".")[0] for base in type(value).__mro__)
-    return "avalanche_amnesia" in kinds and not isinstance(value, (nn.Module, BasePlugin))
+    return is_of(type(value), "avalanche_amnesia") and not isinstance(value, (nn.Module, BasePlugin))
+
+
+def is_of(kind: type, *packages: str) -> bool:
+    """Tell whether a class is of some packages, or based on one of theirs."""
+    return any(base.__module__.partition(".")[0] in packages for base in kind.__mro__)
 
 
 def _as_json(value: Any) -> Any:

@@ -23,23 +23,21 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia.object_walk import reachable
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
 from avalanche_amnesia.strategy import Strategy
 
 CONTAINERS = (dict, list, set, deque)
-_OURS, _HOST_TOO = ("avalanche_amnesia",), ("avalanche_amnesia", "avalanche")
 _LONG = 1000
 """Entries of a container from which on those of its entries are not looked at: they are a data set's samples."""
 
 
 def is_ours(plugin: object) -> bool:
     """Tell whether an object is of this package, or of a class based on one of its."""
-    return _is_of(type(plugin), _OURS)
+    return is_of(type(plugin), "avalanche_amnesia")
 
 
 def of_package_and_host(thing: object) -> bool:
     """Tell whether the end of a task may write into an object: containers, and objects of this package and its host."""
-    # Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
     kind: Any = type(thing)
     return _is_written(kind)
 
@@ -132,24 +130,15 @@ def _ways_back(thing: Any) -> Iterator[Callable[[], Any]]:
                 yield partial(setattr, cell, "cell_contents", cell.cell_contents)
 
 
-def _is_of(kind: type, packages: Iterable[str]) -> bool:
-    return any(base.__module__.partition(".")[0] in packages for base in kind.__mro__)
-
-
 @cache  # some of the host's classes are slow to compare with
 def _is_written(kind: type) -> bool:
     if issubclass(kind, (*CONTAINERS, tuple, Optimizer)):
         return True
-    if issubclass(kind, (nn.Module, AvalancheDataset, CLExperience)) or _is_frozen(kind):
+    # Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
+    replaced = issubclass(kind, (nn.Module, AvalancheDataset, CLExperience))
+    if replaced or is_frozen(kind) or hasattr(kind, "way_back"):
         return False
-    if hasattr(kind, "way_back"):
-        return False
-    return _is_of(kind, _HOST_TOO)
-
-
-def _is_frozen(kind: type) -> bool:
-    parameters = getattr(kind, "__dataclass_params__", None)
-    return parameters is not None and parameters.frozen
+    return is_of(kind, "avalanche_amnesia", "avalanche")
 
 
 # The end of a training ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from copy import copy
 from typing import Any
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import single_task
+from avalanche_amnesia.benchmarks.data import single_task, stream_of
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, rehearse
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.saving.values import checked
@@ -36,7 +36,7 @@ class StreamRequests:
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
         """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training."""
-        self.known |= {single_task(other) for other in _stream(experience)}
+        self.known |= {single_task(other) for other in stream_of(experience) or [experience]}
         coming = [
             *self.still_due(experience, "before", ledger.unlearned),
             *self.still_due(experience, "iteration", ledger.unlearned),
@@ -84,7 +84,7 @@ def check_iterations(strategy: Strategy) -> None:
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)
     epochs = checks.whole_number("train_epochs", strategy.train_epochs)
-    for upcoming in _stream(experience):
+    for upcoming in stream_of(experience) or [experience]:
         requests = due(upcoming, "iteration")
         if requests and upcoming.current_experience >= experience.current_experience:
             batches = -(-len(upcoming.dataset) // size)
@@ -99,8 +99,3 @@ def check_iteration(request: Any, task: int | None, iterations: int) -> None:
             f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
             f"iterations, 0 to {iterations - 1}; choose one of them, or when='after'"
         )
-
-
-def _stream(experience: Any) -> list[Any]:
-    stream = getattr(experience, "origin_stream", None)
-    return [experience] if stream is None else list(stream)
