@@ -6,20 +6,19 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, lgamma, sqrt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import Fingerprint, Kind, Sketch, Trace, UnlearningRecord
-from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.unlearning.context import UnlearningContext
+
+if TYPE_CHECKING:
+    from avalanche_amnesia.unlearning.context import UnlearningContext
 
 # Hashes find copies, in any type and shape. Sums of many entries with random signs (a count sketch, Charikar et al.
 # 2002) keep inner products up to chance: they find a tensor that contains an update, beside others.
@@ -146,6 +145,10 @@ def take_evidence(strategy: Strategy, tasks: Iterable[int], experiences: Iterabl
     Raises:
         RequestError: if the tasks can't be requested now.
     """
+    # lazy: a search of files needs no host, which takes seconds
+    from avalanche_amnesia.benchmarks.data import task_data
+    from avalanche_amnesia.training.host.lookup import unlearning_of
+
     samples = [task_data(experience)[0] for experience in experiences]
     context = unlearning_of(strategy).prepared(strategy, tasks)
     return Evidence.of(context, torch.cat(samples) if samples else None)
@@ -157,6 +160,8 @@ def take_fingerprint(context: UnlearningContext) -> Fingerprint:
 
 
 def _masks(model: nn.Module, tasks: Sequence[int], uninformative: Mapping[int, Collection[str]]) -> dict[str, Tensor]:
+    from avalanche_amnesia.models.task_masked import TaskMaskedModel  # lazy, as above
+
     if not isinstance(model, TaskMaskedModel):
         return {}
     found: dict[str, Tensor] = {}
