@@ -46,19 +46,14 @@ def read_rows(folder: Path, keys: Mapping[str, Any] | None = None) -> list[Row]:
     if folder.is_file():
         if keys:
             raise ValueError(f"{folder} is a file of tables, which nobody signs: give the pack, or no --public-key")
-        return _rows_of(folder)
+        try:
+            return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(folder.read_text())]
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{folder} holds no results of a seed, as amnesia report --tables writes them: {error!r}"
+            ) from error
     runs = finished(folder, keys)
     return [_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]) for _, settings, run in runs]
-
-
-def _rows_of(file: Path) -> list[Row]:
-    """Rows of a file that :func:`write_tables` wrote for a seed."""
-    try:
-        return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(file.read_text())]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{file} holds no results of a seed, as amnesia report --tables writes them: {error!r}"
-        ) from error
 
 
 def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, Any]]) -> Row:
