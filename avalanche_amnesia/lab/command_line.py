@@ -1,7 +1,7 @@
 """The command line: ``amnesia demo``, ``run``, ``sweep``, ``report`` and so on, each a function of its options.
 
-A parameter before the star is a word of the command, one behind it an option; its type and its line of the docstring
-are all that the parser knows of it. Rooms are imported when a command uses them: the host takes seconds.
+A parameter before the star is a word of the command, one behind it an option; its type and its line of the docstring,
+or of :data:`SAID_ONCE`, are all that the parser knows of it. Rooms are imported when used: the host takes seconds.
 """
 
 import argparse
@@ -35,6 +35,18 @@ from avalanche_amnesia.typed import typed
 
 Changes = list[tuple[str, str]]
 """Settings of an experiment and their values as YAML: words ``key=value``."""
+SAID_ONCE = {
+    "file": "the experiment's YAML file",
+    "profile": "a profile of the file: small, full",
+    "method": "only these methods: EWC, or [EWC,LwF]",
+    "scenario": "only these scenarios",
+    "seed": "these seeds in place of the file's",
+    "out": "folder for results",
+    "store": "of references",
+    "data_root": "folder with data sets, or AMNESIA_DATA",
+    "json_": "print one JSON object, for programs",
+}
+"""Options that mean the same in several commands; a docstring has those of its own."""
 RUNS, STORE = Path("runs"), Path("runs/store")
 
 
@@ -83,15 +95,11 @@ def run(
 
     Args:
         file: the experiment's YAML file; without one the methods and scenarios are those of amnesia list
-        profile: a profile of the file: small, full
         method: name of a method of the file, by default its first; MODULE:NAME of your own
         scenario: name of a request scenario of the file, by default its first
         stream: in place of the file's
         network: in place of the file's
         seed: by default the file's first
-        out: folder for results
-        store: of references
-        data_root: folder with data sets, or AMNESIA_DATA
         download: let torchvision fetch data that is missing
     """
     from avalanche_amnesia.lab.study.experiment import changed, folder_of, is_done
@@ -149,14 +157,6 @@ def sweep(
     """All runs of an experiment that are not done: amnesia sweep FILE key=value …
 
     Args:
-        file: the experiment's YAML file
-        profile: a profile of the file: small, full
-        method: only these methods: EWC, or [EWC,LwF]
-        scenario: only these scenarios
-        seed: these seeds in place of the file's
-        out: folder for results
-        store: of references
-        data_root: folder with data sets, or AMNESIA_DATA
         executor: where jobs run
         workers: jobs at a time (process: cores; slurm: 64)
         gpus: GPUs of a job; .25: four jobs share one
@@ -255,7 +255,6 @@ def unlearn(
         sign: PEM file of the private key that signs the record and the new state
         public_key: PEM file of the state's signer, to verify it
         strict: refuse a state that something else has written into
-        json_: print one JSON object, for programs
     """
     if (tasks is None) == (task is None) or (task is None) != (samples is None and classes is None):
         raise ValueError("unlearn needs one of --tasks TASK … and --task TASK with --samples, --classes or both")
@@ -301,7 +300,6 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the signer of the record, and of the state
         state: state that shall be as the unlearning left it
-        json_: print one JSON object, for programs
     """
     read = _record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
@@ -339,7 +337,6 @@ def audit(path: Path, *, record: Path, public_key: Path | None = None, json_: bo
         path: folder (or file) to look through
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the record's signer, to verify it
-        json_: print one JSON object, for programs
     """
     read = _record(record, public_key)
     if not path.exists():
@@ -365,19 +362,7 @@ def plan(
     data_root: Path | None = None,
     json_: bool = False,
 ) -> None:
-    """Plan of a sweep: what it would train, what is there, how long it takes. Runs nothing.
-
-    Args:
-        file: the experiment's YAML file
-        profile: a profile of the file: small, full
-        method: only these methods: EWC, or [EWC,LwF]
-        scenario: only these scenarios
-        seed: these seeds in place of the file's
-        out: folder for results
-        store: of references
-        data_root: folder with data sets, or AMNESIA_DATA
-        json_: print one JSON object, for programs
-    """
+    """Plan of a sweep: what it would train, what is there, how long it takes. Runs nothing."""
     missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store, quiet=json_)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
@@ -391,7 +376,6 @@ def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = Fals
         store: directory of RunStore(path)
         factory: MODULE:FUNCTION, make_strategy of the references
         benchmark: MODULE:NAME of the benchmark, or of what makes it
-        json_: print one JSON object, for programs
     """
     make, stream = named(factory, "--factory"), _benchmark(benchmark)
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
@@ -491,7 +475,6 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     """Data sets: which there are, where they lie, and to download them.
 
     Args:
-        data_root: folder with data sets, or AMNESIA_DATA
         download: names of data sets that torchvision shall fetch
     """
     from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
@@ -592,7 +575,8 @@ def _as_option(word: str, names: set[str]) -> str:
 
 def _add(commands: Any, function: Callable[..., int | None]) -> None:
     """Add a command whose options are the parameters of a function."""
-    summary, texts = _documented(function)
+    summary, own = _documented(function)
+    texts = SAID_ONCE | own
     command = function.__name__.rstrip("_").replace("_", "-")
     parser = commands.add_parser(command, help=summary, description=summary, allow_abbrev=False)
     parser.set_defaults(function=function)
