@@ -84,6 +84,7 @@ def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
 def utilisation(model: MaskedModel, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
     """Units that each remaining task's mask opens, layer by layer.
 
+    >>> import torch
     >>> from avalanche_amnesia.models import MLP, MaskedModel
     >>> model = MaskedModel(MLP(4, hidden=(2,), features=4))
     >>> for task, embedding in enumerate(([1, -1, 1, 1, -1, -1], [1, -1, 1, -1, -1, 1])):
