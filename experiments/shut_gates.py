@@ -18,9 +18,7 @@ from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
-from avalanche_amnesia.contrib.streams.image_sets import Scale, Standardise
-from avalanche_amnesia.contrib.streams.mnist import load_idx
-from avalanche_amnesia.contrib.streams.rotated import rotated
+from avalanche_amnesia.contrib.streams.image_sets import Scale, Standardise, load_idx, rotated
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention

@@ -21,11 +21,16 @@ from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
 from avalanche_amnesia.contrib.streams import CharacterNet, SmallConvNet
-from avalanche_amnesia.contrib.streams.cifar import JPEG, cifar, cifar10_jpeg
-from avalanche_amnesia.contrib.streams.image_sets import Scale, Standardise
-from avalanche_amnesia.contrib.streams.mnist import load_idx
+from avalanche_amnesia.contrib.streams.image_sets import (
+    JPEG,
+    Scale,
+    Standardise,
+    cifar,
+    cifar10_jpeg,
+    load_idx,
+    rotated,
+)
 from avalanche_amnesia.contrib.streams.omniglot import by_alphabet
-from avalanche_amnesia.contrib.streams.rotated import rotated
 from avalanche_amnesia.contrib.streams.scenarios import published
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP

@@ -17,7 +17,7 @@ from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from avalanche_amnesia import MLP, task_benchmark
-from avalanche_amnesia.contrib.streams.mnist import load_idx
+from avalanche_amnesia.contrib.streams.image_sets import load_idx
 
 # Images -----------------------------------------------------------------------------------------------------------
 

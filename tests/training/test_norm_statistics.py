@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Adam
 
 from avalanche_amnesia import HAT, HardAttention, MaskedModel, SplitDigits, task_benchmark
-from avalanche_amnesia.contrib.streams.mnist import load_idx
+from avalanche_amnesia.contrib.streams.image_sets import load_idx
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 

@@ -1,14 +1,28 @@
-"""Sets of images below a data root: where they lie, what may be wrong with them, how their pixels are prepared."""
+"""Streams over sets of images: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 below a data root; rotated digits."""
 
+import io
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
+import torch
+from avalanche.benchmarks import CLScenario
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks.families import Images
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.digits import digits
+from avalanche_amnesia.benchmarks.families import Images, all_classes, permuted, split
 
 ENVIRONMENT = "AMNESIA_DATA"
+JPEG = Path("cifar10-jpeg") / "cifar10_jpeg.npz"
+"""Below a data root: CIFAR-10 with each image as JPEG of quality 75, see :func:`SplitCIFAR10`."""
+Parts = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Images and labels for training, and for the test."""
 
 
 class DataNotFoundError(FileNotFoundError):
@@ -68,6 +82,285 @@ _STANDARD = {
 }
 
 
-def prepared(name: str, parts: tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]], standardise: bool) -> Images:
-    """Training and test set of bytes, whose pixels tasks get in [0, 1], or standardised."""
-    return Images(*parts, before=(Scale(255),), after=(_STANDARD[name],) if standardise else ())
+@dataclass(frozen=True)
+class Rotate:
+    """Rotate counter-clockwise about the centre, bilinear, with zeros from outside the image."""
+
+    degrees: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from torchvision.transforms.functional import InterpolationMode, rotate
+
+        return rotate(x, self.degrees, interpolation=InterpolationMode.BILINEAR)
+
+
+def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLScenario:
+    """All classes in every task; the images of each task turned by an angle of its own."""
+    n_tasks = checks.whole_number("n_tasks", n_tasks)
+    turns = [90.0 * task / max(1, n_tasks - 1) for task in range(n_tasks)] if angles is None else list(angles)
+    if len(turns) != n_tasks:
+        raise ValueError(f"{len(turns)} angles for {n_tasks} tasks; give one angle in degrees per task")
+    return all_classes(images, [Rotate(float(turn)) if turn % 360 else None for turn in turns])
+
+
+def prepared(name: str, parts: Parts, standardise: bool, n_train: int | None, n_test: int | None, seed: int) -> Images:
+    """Subsets of bytes, whose pixels tasks get in [0, 1], or standardised."""
+    images = Images(*parts, before=(Scale(255),), after=(_STANDARD[name],) if standardise else ())
+    return images.subset(n_train, n_test, seed)
+
+
+def SplitMNIST(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    class_order: Sequence[int] | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    standardise: bool = True,
+) -> CLScenario:
+    """The ten digits of MNIST in equal parts, one part per task; images float32 (1, 28, 28).
+
+    Args:
+        n_tasks: 1, 2, 5 or 10.
+        seed: draws the subsets.
+        n_train: images kept of the whole training set before the split into tasks, stratified, 10 to 60,000;
+            None: all.
+        n_test: the same of the test set, 10 to 10,000.
+        class_order: the ten classes in the order in which the tasks take them; None: 0 to 9.
+        root: the folder that holds ``MNIST/raw``; None: the environment variable AMNESIA_DATA.
+        download: let torchvision fetch what is missing.
+        standardise: subtract 0.1307 and divide by 0.3081; otherwise pixels are in [0, 1].
+
+    Raises:
+        DataNotFoundError: a file is missing; the message says which and what helps.
+        CorruptDataError: a file is not the published one.
+        ValueError: a value that is not allowed; the message names those that are.
+    """
+    images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
+    return split(images, n_tasks, class_order)
+
+
+def SplitFashionMNIST(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    class_order: Sequence[int] | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    standardise: bool = True,
+) -> CLScenario:
+    """The ten classes of Fashion-MNIST in equal parts, one part per task; images float32 (1, 28, 28).
+
+    Arguments and errors are those of :func:`SplitMNIST`, with the files in ``FashionMNIST/raw``, mean 0.2860 and
+    standard deviation 0.3530.
+    """
+    images = prepared("FashionMNIST", load_idx("FashionMNIST", root, download), standardise, n_train, n_test, seed)
+    return split(images, n_tasks, class_order)
+
+
+def PermutedMNIST(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    standardise: bool = True,
+) -> CLScenario:
+    """All of MNIST in every task; task 0 as it is, each later task with its pixels in a fixed new order.
+
+    Args:
+        n_tasks: at least 1; all tasks share one copy of the images.
+        seed: draws the subsets and each task's order of pixels, which depends on the seed and the task only.
+        n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
+        n_test: the same of the test set, 10 to 10,000.
+        root, download, standardise: as of :func:`SplitMNIST`; errors too.
+    """
+    images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
+    return permuted(images, n_tasks, seed)
+
+
+def RotatedMNIST(
+    n_tasks: int = 5,
+    *,
+    angles: Sequence[float] | None = None,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    standardise: bool = True,
+) -> CLScenario:
+    """All of MNIST in every task, turned counter-clockwise by the task's angle (bilinear, black corners).
+
+    Args:
+        n_tasks: at least 1; all tasks share one copy of the images.
+        angles: degrees, one per task; None: evenly spaced from 0 to 90, both included.
+        seed: draws the subsets.
+        n_train, n_test: as of :func:`PermutedMNIST`.
+        root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning. Errors too.
+    """
+    images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
+    return rotated(images, n_tasks, angles)
+
+
+def RotatedDigits(
+    n_tasks: int = 5,
+    *,
+    angles: Sequence[float] | None = None,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+) -> CLScenario:
+    """All ten digits in every task, turned by an angle of the task's own.
+
+    Args:
+        n_tasks: at least 1.
+        angles: one per task, in degrees; None: evenly from 0 to 90.
+        seed: draws the train/test split and the subsets.
+        n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
+        n_test: the same of the test set, 10 to 360.
+
+    Raises:
+        ValueError: a value that is not allowed; the message names those that are.
+    """
+    return rotated(digits(seed).subset(n_train, n_test, seed), n_tasks, angles)
+
+
+def SplitCIFAR10(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    class_order: Sequence[int] | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    standardise: bool = True,
+    jpeg: bool = False,
+) -> CLScenario:
+    """The ten classes of CIFAR-10 in equal parts, one part per task; images float32 (3, 32, 32).
+
+    Args:
+        n_tasks: 1, 2, 5 or 10.
+        n_train, n_test: as of :func:`SplitMNIST`, at most 50,000 and 10,000.
+        root: the folder that holds ``cifar-10-batches-py``; None: the environment variable AMNESIA_DATA.
+        standardise: subtract 0.473 and divide by 0.251; otherwise pixels are in [0, 1].
+        jpeg: read ``cifar10-jpeg/cifar10_jpeg.npz`` instead: the same images from JPEG of quality 75, whose numbers
+            are not to be compared with published ones.
+        seed, class_order, download: as of :func:`SplitMNIST`; errors too.
+    """
+    images = cifar10_jpeg(data_root("CIFAR10", root, str(JPEG))) if jpeg else cifar("CIFAR10", root, download)
+    return split(prepared("CIFAR10", images, standardise, n_train, n_test, seed), n_tasks, class_order)
+
+
+def SplitCIFAR100(
+    n_tasks: int = 20,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    class_order: Sequence[int] | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    standardise: bool = True,
+) -> CLScenario:
+    """The hundred classes of CIFAR-100 in equal parts, one part per task; images float32 (3, 32, 32).
+
+    Args:
+        n_tasks: 1, 2, 4, 5, 10, 20, 25, 50 or 100.
+        n_train, n_test: as of :func:`SplitCIFAR10`, at least 100.
+        root: the folder that holds ``cifar-100-python``; None: the environment variable AMNESIA_DATA.
+        standardise: subtract 0.478 and divide by 0.268; otherwise pixels are in [0, 1].
+        seed, class_order, download: as of :func:`SplitCIFAR10`; errors too.
+    """
+    images = prepared("CIFAR100", cifar("CIFAR100", root, download), standardise, n_train, n_test, seed)
+    return split(images, n_tasks, class_order)
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def load_idx(name: str, root: str | Path | None, download: bool) -> Parts:
+    """Training and test set of the MNIST family, from the files that torchvision keeps, which stay as they are."""
+    from torchvision import datasets
+
+    given = data_root(name, root, f"{name}/raw")
+    family, raw = getattr(datasets, name), given / name / "raw"
+    files = [(raw / gz.removesuffix(".gz"), raw / gz, md5) for gz, md5 in family.resources]
+    absent = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
+    if absent and not download:
+        raise missing(name, f"{', '.join(absent)} (or the same with .gz) of {name}/raw", raw)
+    if absent:
+        family(given, download=True)
+    train_x, train_y, test_x, test_y = (_read(*file) for file in files)
+    return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)
+
+
+def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
+    from torchvision.datasets.mnist import read_image_file, read_label_file
+    from torchvision.datasets.utils import check_integrity, extract_archive
+
+    read = read_image_file if "images" in extracted.name else read_label_file
+    with TemporaryDirectory() as folder:  # the root may be read-only, and torchvision reads no .gz in place
+        path = extracted
+        if not extracted.is_file():
+            if not check_integrity(packed, md5):
+                raise CorruptDataError(
+                    f"{packed} does not have the published checksum (md5 {md5}); delete it and fetch it again"
+                )
+            path = extract_archive(packed, folder)
+        try:
+            tensor: Tensor = read(path)
+        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise CorruptDataError(
+                f"{extracted} is no complete idx file of bytes; delete it and fetch it again"
+            ) from error
+    return tensor
+
+
+@cache
+def cifar10_jpeg(root: Path) -> Parts:
+    """CIFAR-10 from JPEG of quality 75: ``(x, y)`` for training and test, x uint8 (n, 3, 32, 32)."""
+    if not (root / JPEG).is_file():
+        raise missing("CIFAR10", str(JPEG), root, downloads=False)
+    return _unpacked(root / JPEG, "train"), _unpacked(root / JPEG, "test")
+
+
+def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
+    from PIL import Image
+
+    with np.load(file, allow_pickle=False) as arrays:
+        data, ends = arrays[f"{part}_jpeg"].tobytes(), arrays[f"{part}_offsets"]
+        labels = torch.from_numpy(arrays[f"{part}_labels"]).long()
+    images = np.stack([np.array(Image.open(io.BytesIO(data[a:b]))) for a, b in pairwise(ends)])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), labels
+
+
+def cifar(name: str, root: str | Path | None, download: bool) -> Parts:
+    """Training and test set by torchvision, x uint8 (n, 3, 32, 32)."""
+    from torchvision import datasets
+
+    family = getattr(datasets, name)
+    given = data_root(name, root, family.base_folder)
+    files = [given / family.base_folder / file for file, _ in (*family.train_list, *family.test_list)]
+    absent = [file.name for file in files if not file.is_file()]
+    if absent and not download:
+        copied = name == "CIFAR10" and (given / JPEG).is_file()
+        lossy = f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers"
+        raise missing(name, f"{', '.join(absent)} of {family.base_folder}", given, instead=lossy if copied else "")
+    parts = []
+    for train in (True, False):
+        try:
+            part = family(given, train=train, download=bool(absent))
+        except RuntimeError as error:  # a checksum that differs
+            raise CorruptDataError(
+                f"{given / family.base_folder} is not what was published ({error}); delete it and fetch it again"
+            ) from error
+        parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)))
+    return parts[0], parts[1]

@@ -45,10 +45,8 @@ class Scenario:
             ValueError: as of :func:`with_unlearning`; or where ``order`` names a task that the benchmark does not have.
         """
         if self.order is not None:
-            n, positions = (
-                len(benchmark.train_stream),
-                checks.integers("order", self.order, "positions of the train stream"),
-            )
+            n = len(benchmark.train_stream)
+            positions = checks.integers("order", self.order, "positions of the train stream")
             if any(not 0 <= position < n for position in positions):
                 raise ValueError(f"order={list(positions)}: the train stream has the positions 0 to {n - 1}")
             benchmark = rearranged(benchmark, positions)

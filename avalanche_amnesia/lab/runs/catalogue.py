@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from avalanche_amnesia.contrib.streams.cifar import JPEG
+from avalanche_amnesia.contrib.streams.image_sets import JPEG
 from avalanche_amnesia.contrib.streams.omniglot import BACKGROUND, SMALL
 
 
