@@ -52,18 +52,6 @@ class _ShadowedTask:
     statistics: TaskStatistics
     shadows: dict[int, Shadow] = field(default_factory=dict)
 
-    def backups(
-        self, model: MaskedModel, unlearnable: Collection[int], *, updates: bool
-    ) -> Iterator[tuple[int, Backup]]:
-        """Earlier tasks that may be unlearned, with what their shadows learned where both tasks' masks overlap."""
-        mine = entries_in_use(model, self.statistics.task)
-        for other, shadow in self.shadows.items():
-            if other in unlearnable and shadow.settle():
-                self.statistics.retake(shadow.parts, shadow.masked_features)
-                parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
-                both = {name: mine[name] & used for name, used in entries_in_use(model, other).items()}
-                yield other, Backup(shadow.learned(both, updates=updates), parts)
-
 
 class BackupPlugin(SupervisedPlugin):
     """Trains shadows beside a task: for each earlier task that may be unlearned one that learns without it.
@@ -238,13 +226,21 @@ class BackupPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Keep what the shadows learned of the task that has just been trained."""
+        """Keep what the shadows learned of the task that has just been trained, where both tasks' masks overlap."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
         }
-        updates, now = self.start != "fresh", self._now
-        self.kept[task] = {} if now is None else dict(now.backups(strategy.model, unlearnable, updates=updates))
+        self.kept[task] = {}
+        if self._now is None:
+            return
+        mine = entries_in_use(strategy.model, task)
+        for other, shadow in self._now.shadows.items():
+            if other in unlearnable and shadow.settle():
+                self._now.statistics.retake(shadow.parts, shadow.masked_features)
+                parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
+                both = {name: mine[name] & used for name, used in entries_in_use(strategy.model, other).items()}
+                self.kept[task][other] = Backup(shadow.learned(both, updates=self.start != "fresh"), parts)
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:

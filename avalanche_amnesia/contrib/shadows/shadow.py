@@ -56,18 +56,15 @@ class Shadow:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
-        head, weights = self.model.head(self.task), self._joint_weights() if self.joint else self._weights()
-        features = functional_call(self.model.backbone, weights, (x, self.parts, self._gate()))
+        head, gate = self.model.head(self.task), self.model.gate.leaves
+        weights, gate = (self._joint_weights(), gate) if self.joint else (self._weights(), gate.detached())
+        features = functional_call(self.model.backbone, weights, (x, self.parts, gate))
         if self.model.shared_head is not None:  # its columns have owners like every other entry
             return F.linear(features, weights[f"{SHARED_HEAD}.weight"])
         if self.joint:
             logits: Tensor = head(features)
             return logits
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
-
-    def _gate(self) -> Mapping[str, Tensor]:
-        leaves = self.model.gate.leaves
-        return leaves if self.joint else leaves.detached()
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
