@@ -19,7 +19,6 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models.gate import UnitAllocation
-from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 
@@ -96,10 +95,10 @@ class Pools:
             CapacityError: if it finds fewer than ``min_units`` free in a layer; nothing changed.
         """
         layout = self._layout(strategy)
-        found = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
+        allocation = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
         if not model.masks and self.when_full == "error":
             _warn_if_crowded(layout, strategy.experience, CHOICES)
-        return replace(found, entrywise=traits_of(strategy.optimizer).entrywise)
+        return allocation
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
         """Share of the weights of a task whose training begins, and the tasks whose shares it may read.

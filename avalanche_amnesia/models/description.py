@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,24 +23,20 @@ class Description:
     """Printed, it is a table; its attributes are what the table says."""
 
     def __init__(self, backbone: nn.Module, graph: UnitGraph, *, tried: bool) -> None:
-        names = list(graph.layers)
         sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
         total = sum(sizes.values()) or 1
-        covered = dict.fromkeys(range(len(names)), 0)
         first = graph.frozen | {
             name for name, factors in graph.factors.items() if all(bool((f == ALWAYS).all()) for f in factors)
         }
-        for parameter in graph.factors:
-            if parameter not in first:
-                covered[graph.layer_of(parameter)] += sizes.get(parameter, 0)
+        covered = Counter[int]()
+        for parameter in graph.factors.keys() - first:
+            covered[graph.layer_of(parameter)] += sizes.get(parameter, 0)
         self.rows = [
             (name, layer.kind, layer.units, _sources(graph, name), covered[i])
             for i, (name, layer) in enumerate(graph.layers.items())
         ]
-        masked = sum(sizes.get(name, 0) for name in graph.factors if name not in first)
-        frozen = sum(sizes.get(name, 0) for name in first)
-        owned = sum(sizes.get(name, 0) for name in graph.owned)
-        counts = {"masked": masked, "per task": owned, "first task only": frozen}
+        frozen, owned = (sum(sizes.get(name, 0) for name in names) for names in (first, graph.owned))
+        counts = {"masked": covered.total(), "per task": owned, "first task only": frozen}
         counts["without gradients"] = sum(sizes.values()) - sum(counts.values())
         self.shares = {rule: count / total for rule, count in counts.items()}
         self.features, self.parameters, self.input_shape = len(graph.output), total, graph.input_shape

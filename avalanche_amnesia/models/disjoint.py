@@ -55,11 +55,7 @@ class Share:
 
     @classmethod
     def decoded(cls, numbers: Tensor) -> Self:
-        """The share that :meth:`encoded` wrote.
-
-        Raises:
-            ValueError: for numbers that are none.
-        """
+        """The share that :meth:`encoded` wrote; a ValueError for numbers that are none."""
         found = numbers.tolist() if numbers.dtype == torch.int64 and numbers.dim() == 1 else []
         if len(found) < 3 or not 0 <= found[2] < found[1]:
             raise ValueError(f"{found} is no share: seed, slots, slot, tasks that are read")
@@ -146,6 +142,7 @@ class DisjointModel(MultiHeadModel):
     task_containers = ("heads", "shares")
     features_per_task = True
     state_per_task = True
+    isolates = True
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
@@ -153,11 +150,6 @@ class DisjointModel(MultiHeadModel):
         self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
         self._opened = _Opened()
         self.copied()  # raises where that can't be done
-
-    @property
-    def isolates(self) -> bool:
-        """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
-        return True
 
     # Shares ---------------------------------------------------------------------------------------------------
 
@@ -248,14 +240,8 @@ class DisjointModel(MultiHeadModel):
     def deal(self, task: int, share: Share) -> dict[str, Tensor]:
         """Leave a task that begins its share of the network, in its initial values; all else is +0.
 
-        A weight begins as the backbone's, times ``1/√density`` for the share of its tensor that the task reads.
-
-        Args:
-            task: its label; it has a head, and no share yet.
-            share: its share.
-
-        Returns:
-            Name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
+        A weight begins as the backbone's, times ``1/√density`` for the share of its tensor that the task reads. The
+        result is name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
         """
         held: TaskShare = self.shares[task]
         held.dealt, held.backbone = share.encoded(), _hashes(self.backbone)

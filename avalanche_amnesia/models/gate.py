@@ -44,7 +44,6 @@ class UnitAllocation:
     open_tasks: frozenset[int]
     sharing_tasks: frozenset[int]
     permanent: bool
-    entrywise: bool = True
 
     @property
     def allowed(self) -> Tensor:
@@ -55,11 +54,6 @@ class UnitAllocation:
     def related_tasks(self) -> frozenset[int]:
         """The tasks whose units it meets."""
         return self.open_tasks | self.sharing_tasks
-
-    @property
-    def influences(self) -> frozenset[int] | None:
-        """The tasks that can leave a trace in its training; None: all of them."""
-        return self.related_tasks if self.entrywise else None
 
     @property
     def alone(self) -> bool:
@@ -152,15 +146,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Set the soft mask to a scale ``s`` of the mini-batch, and drop the gradients of the one before.
-
-        Args:
-            scale: ``s``.
-            learns: whether gradients collect; a mask that no longer changes needs none.
-
-        Returns:
-            The gate ``a``, ``(n_units,)``.
-        """
+        """Set the gate ``a``, ``(n_units,)``, to a scale ``s``; where it ``learns`` its leaves collect gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         if self._barred is None:

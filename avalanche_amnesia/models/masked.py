@@ -130,17 +130,13 @@ class MaskedModel(TaskMaskedModel):
         self.backbone.add_module(SHARED_HEAD, head)
         column_use = {f"{SHARED_HEAD}.weight": (self.graph.output.reshape(1, -1),)}
         self.graph = replace(self.graph, factors={**self.graph.factors, **column_use})
+        self.frozen_in_use = frozenset(column_use)  # each column is written by one task
 
     @property
     def shared_head(self) -> nn.Linear | None:
         """The one head of all tasks; None where each has its own."""
         head = getattr(self.backbone, SHARED_HEAD, None)
         return head if isinstance(head, nn.Linear) else None
-
-    @property
-    def frozen_in_use(self) -> frozenset[str]:
-        """Parameters that are frozen once in use: each column of the shared head is written by one task."""
-        return frozenset() if self.shared_head is None else frozenset({f"{SHARED_HEAD}.weight"})
 
     def head(self, task: int) -> nn.Module:
         """The head of a task, or the one that all share.
@@ -211,11 +207,7 @@ class MaskedModel(TaskMaskedModel):
         return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
 
     def check_gradients(self) -> None:
-        """Check that no parameter of the backbone has gradients now which had none when the model was made.
-
-        Raises:
-            ModelError: naming them.
-        """
+        """Raise a ModelError if a parameter of the backbone has gradients now and had none when the model was made."""
         learning = {name for name, parameter in self.backbone.named_parameters() if parameter.requires_grad}
         loose = sorted(learning - self.graph.factors.keys() - self.graph.owned)
         if loose:
@@ -290,11 +282,7 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def gate(self) -> Gate:
-        """The soft mask of the task in training.
-
-        Raises:
-            ValueError: while no task is.
-        """
+        """The soft mask of the task in training; a ValueError while there is none."""
         return self._in_training
 
     # Forward --------------------------------------------------------------------------------------------------

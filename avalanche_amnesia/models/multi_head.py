@@ -63,6 +63,8 @@ class MultiHeadModel(MultiTaskModule):
     """True: features depend on the task, through norms, a mask or a network of its own."""
     state_per_task = False
     """True: each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
+    isolates: bool = False
+    """True: the training of a task neither reads nor writes anything of one that may be unlearned."""
     trains_again = False
     """True: whatever trains the model, a task can be trained again in its place, with others trained since."""
 
@@ -79,11 +81,6 @@ class MultiHeadModel(MultiTaskModule):
         self.n_features: int = width
         self.heads = TaskModules()
         self._evaluated_untrained: dict[int, int] = {}
-
-    @property
-    def isolates(self) -> bool:
-        """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
-        return False
 
     def begins_as(self, name: str) -> str:
         """Name of the parameter as which a task's own one begins; its own name where it is drawn."""

@@ -17,7 +17,7 @@ from avalanche_amnesia.models.mask_codes import (
     unpack_bits,
 )
 from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState
+from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState, norms_of
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
@@ -80,16 +80,16 @@ class SubnetModel(TaskMaskedModel):
         n_features: int | None = None,
     ) -> None:
         check_backbone(backbone)
-        inventory = take_inventory(backbone, density, bias, norm)
-        super().__init__(backbone, n_features, inventory.cover, [t.size for t in inventory.cover.layers.values()])
-        self.density, self.bias = density, bias
-        for module, attribute in inventory.biases:  # outputs are then those with biases of zero
+        cover, sites, biases = take_inventory(backbone, density, bias, norm)
+        super().__init__(backbone, n_features, cover, [tensor.size for tensor in cover.layers.values()])
+        self.density, self.bias, self._sites = density, bias, sites
+        for module, attribute in biases:  # outputs are then those with biases of zero
             module._parameters[attribute] = None
+        norms = list(norms_of(backbone).values())
         if norm == "batch":
-            strip_normalisation(inventory.norms)
-        self._sites = inventory.sites
-        self._copies = NormCopies(inventory.norms if norm == "task" else [])
-        self._state = ForwardState(backbone, inventory.norms)
+            strip_normalisation(norms)
+        self._copies = NormCopies(norms if norm == "task" else [])
+        self._state = ForwardState(backbone, norms)
         self._substitutes = Substitutes()
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
         self.train(self.training)
@@ -262,11 +262,7 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:
-        """Names of tensors that the backbone began to keep, or to change, in forwards, and that all tasks share.
-
-        Empty where every task has its own of all that changes: buffers, and tensors that were attributes of the
-        backbone's modules when it was wrapped.
-        """
+        """As the base class's: other ones than buffers, and attributes that modules had when they were wrapped."""
         return self._state.shared()
 
     def _weight(self, name: str) -> nn.Parameter:

@@ -36,6 +36,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     """
 
     keeps_shared_entries: bool = False
+    frozen_in_use: frozenset[str] = frozenset()
+    """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
     features_per_task = True
     state_per_task = True
     learned_by: ClassVar[str]
@@ -161,11 +163,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
                 that no mask covers, count for none.
             tasks: with masks.
         """
-
-    @property
-    def frozen_in_use(self) -> frozenset[str]:
-        """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
-        return frozenset()
 
     def shared_state(self) -> list[str]:
         """Names of tensors that forwards changed, or began to keep, and that all tasks share; empty: there are none."""

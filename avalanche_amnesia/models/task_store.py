@@ -32,23 +32,9 @@ class TaskStore(nn.Module):
     def __contains__(self, task: int | str) -> bool:
         return str(task) in self.held
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.held)
-
-    def __len__(self) -> int:
-        return len(self.held)
-
     def get(self, task: int | str, default: Any = None) -> Any:
         """A task's module or tensor, or a default where it has none."""
         return self.held.get(str(task), default)
-
-    def items(self) -> Iterable[tuple[str, Any]]:
-        """Labels and what their tasks have."""
-        return self.held.items()
-
-    def values(self) -> Iterable[Any]:
-        """Modules or tensors of all tasks."""
-        return self.held.values()
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -151,7 +137,7 @@ def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
         f"{path}.{task}.{name}": tensor
         for path, store in model.named_modules()
         if isinstance(store, TaskModules)
-        for task, module in store.items()
+        for task, module in store.held.items()
         if int(task) not in store.unfinished
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }

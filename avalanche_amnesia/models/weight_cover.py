@@ -7,11 +7,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.substitutes import NORMS, norms_of
+from avalanche_amnesia.models.substitutes import NORMS
 from avalanche_amnesia.models.weight_choice import count_of_share
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import Computed
@@ -59,20 +58,12 @@ class WeightCover:
 
 
 Site = tuple[nn.Module, str]
-
-
-@dataclass(frozen=True)
-class Inventory:
-    """Inventory of all that could learn in a backbone."""
-
-    cover: WeightCover
-    sites: Mapping[str, list[Site]]
-    biases: list[Site]
-    norms: list[nn.Module]
+Inventory = tuple[WeightCover, dict[str, list[Site]], list[Site]]
+"""What masks cover, where in the backbone each of it lies, and the biases that are to be switched off."""
 
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
-    """Find a rule for every parameter of a backbone; changes nothing."""
+    """Find a rule for every parameter of a backbone, and list what masks cover; changes nothing."""
     checks.within("density", density, "(0, 1]")
     checks.one_of("bias", bias, BiasRule)
     checks.one_of("norm", norm, NormRule)
@@ -89,7 +80,7 @@ def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: No
             sites[name] = held
     if not layers:
         raise ModelError(f"{type(backbone).__name__} has no Linear, Conv or Embedding whose weights a mask could cover")
-    return Inventory(WeightCover(layers), sites, biases, list(norms_of(backbone).values()))
+    return WeightCover(layers), sites, biases
 
 
 def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[Site]) -> str:
@@ -117,13 +108,7 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
 def strip_normalisation(norms: list[nn.Module]) -> None:
     """Leave normalisation by the statistics of the current batch (or sample) alone, without learned scale and shift."""
     for module in norms:
-        for attribute in module._parameters:
-            module._parameters[attribute] = None
-        for attribute in module._buffers:
-            module._buffers[attribute] = None
-        if isinstance(module, _NormBase):
-            module.affine = module.track_running_stats = False
-        elif isinstance(module, nn.GroupNorm):
-            module.affine = False
-        else:
-            module.elementwise_affine = False  # type: ignore[assignment]
+        for held in (module._parameters, module._buffers):
+            held.update(dict.fromkeys(held))
+        for flag in {"affine", "elementwise_affine", "track_running_stats"} & vars(module).keys():
+            setattr(module, flag, False)

@@ -8,10 +8,7 @@ and writing it again does nothing. New files are written under another name firs
 ``index.json``, which names the files that count, is replaced. Whenever a run is killed, the index names whole files of
 one and the same state. Files that it does not name are deleted at the next opportunity.
 
-A directory belongs to the trajectory that wrote its index. One that was unpickled (a strategy's checkpoint) has its
-logs with it: its first write takes the directory back from whoever went on there since, if they come from the same
-beginning, writes the files that are missing, and deletes the others. Whoever wrote there before is refused from then
-on.
+A directory belongs to the trajectory that wrote its index; how one that was unpickled takes it back is told there.
 """
 
 import json
@@ -41,32 +38,6 @@ _OURS = re.compile(r"(task_-?\d+\.[0-9a-f]+\.safetensors|index\.json)(\.part)?")
 
 class TrajectoryError(ValueError):
     """A task's update can't be recorded or found."""
-
-
-def _read(path: Path) -> tuple[int, Log]:
-    """Task and log of a file; its tensors are mapped into memory, not loaded."""
-    status = path.stat()
-    with safe_open(str(path), framework="pt") as file:
-        (row,) = unsealed((file.metadata() or {}).get("trajectory", "{}"))["logs"]
-        stored: dict[str, dict[str, Tensor]] = {}
-        for key in file.keys():  # noqa: SIM118 - it is no mapping
-            owner, part = key.rsplit("/", 1)
-            stored.setdefault(owner, {})[part] = file.get_tensor(key)
-    task, repair_of = row["task"], row["repair_of"]
-    entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
-    mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, row["checksum"])
-    repaired = None if repair_of is None else frozenset(repair_of)
-    log = Log(entries, row["parameters"], AddedError(**row["error"]), repaired, mapped)
-    if _digest_of(task, log) != row["checksum"]:
-        raise ValueError(f"the checksum of task {task} does not fit")
-    return task, log
-
-
-def _write(path: Path, task: int, log: Log, checksum: str) -> None:
-    body = sealed({"logs": [{"task": task, "checksum": checksum, **_head(log)}], "merged": []})
-    with replacing(path) as part:
-        tensors = {key: tensor.contiguous() for key, tensor in _parts(task, log).items()}
-        save_file(tensors, str(part), metadata={"trajectory": body})
 
 
 def _parts(task: int, log: Log) -> dict[str, Tensor]:
@@ -144,7 +115,7 @@ class LogDirectory:
                     body = unsealed(self._index)
                     logs = dict(self._read(row["file"]) for row in body["logs"])
                     self._beginning, merged = body["trajectory"], frozenset(body["merged"])
-                self._sweep()
+            self.sweep()
         except Exception as error:  # whatever foreign files make of a reader
             raise TrajectoryError(
                 f"{self.path}: no trajectory that can be continued is here ({type(error).__name__}: {error}); give an "
@@ -186,15 +157,12 @@ class LogDirectory:
     def sweep(self) -> None:
         """Delete our files that the index does not name, unless the index is another trajectory's."""
         with writing(self.path), locked(self.path, to_write=True):
-            self._sweep()
-
-    def _sweep(self) -> None:
-        if self._may_take_back or self._index_on_disk() != self._index:
-            return
-        named = set() if self._index is None else {INDEX, *(r["file"] for r in unsealed(self._index)["logs"])}
-        for file in self.path.iterdir():
-            if _OURS.fullmatch(file.name) and file.name not in named:
-                file.unlink(missing_ok=True)
+            if self._may_take_back or self._index_on_disk() != self._index:
+                return
+            named = set() if self._index is None else {INDEX, *(r["file"] for r in unsealed(self._index)["logs"])}
+            for file in self.path.iterdir():
+                if _OURS.fullmatch(file.name) and file.name not in named:
+                    file.unlink(missing_ok=True)
 
     def _refuse_others(self, found: str | None) -> None:
         if not self._may_take_back:
@@ -243,18 +211,34 @@ class LogDirectory:
                 pass
         else:
             made.append(path)
-        _write(path, task, log, checksum)
+        body = sealed({"logs": [{"task": task, "checksum": checksum, **_head(log)}], "merged": []})
+        with replacing(path) as part:
+            tensors = {key: tensor.contiguous() for key, tensor in _parts(task, log).items()}
+            save_file(tensors, str(part), metadata={"trajectory": body})
         return self._read(name)[1]
 
     def _read(self, name: str) -> tuple[int, Log]:
+        """Task and log of a file; its tensors are mapped into memory, not loaded."""
+        path = self.path / name
         try:
-            task, log = _read(self.path / name)
+            status = path.stat()
+            with safe_open(str(path), framework="pt") as file:
+                (row,) = unsealed((file.metadata() or {}).get("trajectory", "{}"))["logs"]
+                stored: dict[str, dict[str, Tensor]] = {}
+                for key in file.keys():  # noqa: SIM118 - it is no mapping
+                    owner, part = key.rsplit("/", 1)
+                    stored.setdefault(owner, {})[part] = file.get_tensor(key)
+            task, repair_of, checksum = row["task"], row["repair_of"], row["checksum"]
+            entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
+            mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, checksum)
+            repaired = None if repair_of is None else frozenset(repair_of)
+            log = Log(entries, row["parameters"], AddedError(**row["error"]), repaired, mapped)
+            if _digest_of(task, log) != checksum:
+                raise ValueError(f"the checksum of task {task} does not fit")
         except Exception as error:  # whatever a broken file makes of a reader
-            raise TrajectoryError(
-                f"{self.path / name} is damaged, or no log ({type(error).__name__}: {error})"
-            ) from error
-        if log.file is None or _name(task, log.file.checksum) != name:
-            raise TrajectoryError(f"{self.path / name} holds another log than its name says")
+            raise TrajectoryError(f"{path} is damaged, or no log ({type(error).__name__}: {error})") from error
+        if _name(task, checksum) != name:
+            raise TrajectoryError(f"{path} holds another log than its name says")
         return task, log
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import sys
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -33,13 +32,12 @@ KEPT = -128
 """In the place of a number of steps: the value before is kept as it is."""
 
 
-class SparseEntries(ABC):
-    """Chosen entries of a tensor and what they held before a task; attributes that are tensors are what is stored."""
+class _Chosen:
+    """Chosen entries of a tensor; attributes that are tensors are what is stored."""
 
     chosen: Tensor
     """Positions as packed bits, or their zlib (:func:`pack`)."""
     shape: tuple[int, ...]
-    dtype: torch.dtype
     follows_value: ClassVar[bool]
     """True where the way back starts at the value that the task left."""
 
@@ -58,25 +56,9 @@ class SparseEntries(ABC):
         """Bytes of the stored tensors."""
         return sum(part.nbytes for part in self.parts.values())
 
-    @abstractmethod
-    def before(self, written: Tensor) -> Tensor:
-        """Values before the task ``(k,)``, from those that it left ``(k,)``."""
-
-    @abstractmethod
-    def rebased(self, before: Tensor, written: Tensor) -> SparseEntries:
-        """The same update from another starting value: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
-
-    @abstractmethod
-    def extended(self, index: Tensor, values: Tensor) -> SparseEntries:
-        """The same with the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
-
-    @abstractmethod
-    def restricted(self, keep: Tensor) -> SparseEntries:
-        """The entries at which ``keep`` (bool ``(n,)``) is True."""
-
 
 @dataclass(frozen=True)
-class SparseValues(SparseEntries):
+class SparseValues(_Chosen):
     """Values of chosen entries of a tensor.
 
     Weights that were drawn within bounds have few signs and exponents, and random digits: of their highest bytes zlib
@@ -119,15 +101,15 @@ class SparseValues(SparseEntries):
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     def before(self, written: Tensor) -> Tensor:
-        """The values, whatever the task left."""
+        """Values before the task ``(k,)``, whatever it left ``(k,)``."""
         return self.values
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
-        """The same entries, with other values."""
+        """The same update from another starting value: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
         return self._made(self.chosen, before, self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
-        """The same with further entries, or other values at some of these."""
+        """The same with the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
         where = self.where.reshape(-1)
         before = positions(where).numpy()
         where[index] = True
@@ -138,13 +120,13 @@ class SparseValues(SparseEntries):
         return self._made(pack(where), result, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseValues:
-        """Some of the entries."""
+        """The entries at which ``keep`` (bool ``(n,)``) is True."""
         where = self.where.reshape(-1)
         return self._made(pack(where & keep), self.values[keep[where]], self.shape)
 
 
 @dataclass(frozen=True)
-class SparseUpdates(SparseEntries):
+class SparseUpdates(_Chosen):
     """Coded updates of chosen entries of a tensor."""
 
     chosen: Tensor
@@ -156,7 +138,7 @@ class SparseUpdates(SparseEntries):
     follows_value = True
 
     @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
+    def dtype(self) -> torch.dtype:
         """Type of the tensor."""
         return self.values.dtype
 
@@ -200,6 +182,10 @@ class SparseUpdates(SparseEntries):
     def _subtracted(self, written: Tensor) -> Tensor:
         index = self.where.reshape(-1).nonzero()[:, 0]
         return (written.double() - decode(self.codes, self.scales, index, self.shape)).to(self.dtype)
+
+
+SparseEntries = SparseValues | SparseUpdates
+"""Chosen entries of a tensor and what they held before a task, in either way to keep it."""
 
 
 def _stored(steps: Tensor) -> Tensor:

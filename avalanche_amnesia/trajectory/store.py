@@ -305,12 +305,7 @@ class Trajectory:
     def way_back(self) -> Callable[[], None]:
         """A function that goes back to the logs as they are now."""
         logs = self.logs
-
-        def go_back() -> None:
-            if self.logs is not logs:
-                self.restore(logs)
-
-        return go_back
+        return lambda: None if self.logs is logs else self.restore(logs)
 
     def check_directory(self) -> None:
         """Raise the error with which any change would fail, where the directory is another trajectory's by now."""

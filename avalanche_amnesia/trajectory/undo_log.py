@@ -133,7 +133,9 @@ def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
 
 def entries_from(state: Any) -> dict[str, Any]:
     """Entries from what :func:`entries_state` returned, which can all be read."""
-    found = {name: made(SparseUpdates if "codes" in of else SparseValues, of) for name, of in state.items()}
+    found: dict[str, SparseEntries] = {
+        name: made(SparseUpdates, of) if "codes" in of else made(SparseValues, of) for name, of in state.items()
+    }
     for name, entries in found.items():
         n = int(entries.where.sum())
         if entries.before(torch.zeros(n, dtype=entries.dtype)).shape != (n,):

@@ -103,7 +103,7 @@ def test_the_life_of_tasks(name, data_root):
     strategy.unlearn([0, 1])
     assert model.tasks == ()
     assert dict(model.masks) == {}
-    assert len(model.own) == 0
+    assert model.own.tasks == ()
     for parameter, value in initial_values(model).items():
         assert torch.equal(value, initial[parameter]), parameter
     assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []

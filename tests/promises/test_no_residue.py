@@ -80,7 +80,7 @@ def test_after_a_diverged_task_everything_goes_on():
     assert strategy.unlearn([0]).claim == "exact"
     strategy.train(stream[1])
     assert strategy.model.tasks == (1,)
-    assert all(isinstance(module, nn.Module) for module in strategy.model.heads.values())
+    assert all(isinstance(module, nn.Module) for module in strategy.model.heads.held.values())
 
 
 def test_an_option_of_a_rule_belongs_to_the_rule():

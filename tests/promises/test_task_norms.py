@@ -146,7 +146,7 @@ class CountRuns:
 
     def before_training_exp(self, strategy, **kwargs):
         self.task, self.handles = int(strategy.experience.task_label), []
-        for name, modules in strategy.model.own.items():
+        for name, modules in strategy.model.own.held.items():
             hook = self._count(int(name))
             self.handles += [module.register_forward_hook(hook) for module in modules.values()]
 
@@ -206,7 +206,7 @@ def test_stock_strategies_learn_and_unlearn_with_a_norm_per_task(kind, plugins):
     unlearning.unlearn(strategy, [2])
     assert same_state(dict(model.state_dict()), everything)
     unlearning.unlearn(strategy, [0, 1])
-    assert len(model.own) == 0
+    assert model.own.tasks == ()
     assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())
 
 

@@ -35,16 +35,12 @@ class NetworkPerTask(MultiHeadModel):
     task_containers = ("heads", "networks")
     features_per_task = True
     state_per_task = True
+    isolates = True
     trains_again = True
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
         self.networks = TaskModules()
-
-    @property
-    def isolates(self) -> bool:
-        """Tell whether the training of a task neither reads nor writes anything of one that may be unlearned."""
-        return True
 
     def network(self, task: int) -> nn.Module:
         """The network that a task runs through: its own, or the one that was given."""
@@ -76,7 +72,7 @@ class SideNetworks(NetworkPerTask):
         self.register_buffer("_merged_late", torch.tensor(False))
 
     @property
-    def isolates(self) -> bool:
+    def isolates(self) -> bool:  # type: ignore[override]
         """As the base class's; no longer once a task that had a side network was merged into the main one."""
         # When that happens depends on all tasks that were trained: a model retrained without some of them would differ.
         return not bool(self._merged_late)

@@ -11,7 +11,7 @@ from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models.gate import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
+from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer, traits_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import (
@@ -195,7 +195,8 @@ class HATPlugin(TaskMaskPlugin):
         except Exception:
             abort_training(strategy)
             raise
-        self.influences = allocation.influences
+        # An optimizer whose steps mix entries carries a trace of every task.
+        self.influences = allocation.related_tasks if traits_of(strategy.optimizer).entrywise else None
         return allocation
 
     def _prepare(self, strategy: Strategy) -> None:
