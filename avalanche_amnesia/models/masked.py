@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.gate import EntriesOfMasks, Gate
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import TaskModules
+from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
@@ -80,8 +80,8 @@ class MaskedModel(TaskMaskedModel):
     task_containers = ("heads", "own")
     learned_by = "embedding"
     mask_store, learned_store = "_binary", "_embeddings"
-    importance_store = "_importances"
-    stores = (mask_store, learned_store, importance_store, "own")
+    stores = (mask_store, learned_store, "_importances", "own")
+    _importances: TaskTensors
     backbone: MaskedBackbone
     graph: UnitGraph
     own: TaskModules
@@ -192,12 +192,12 @@ class MaskedModel(TaskMaskedModel):
 
     def importance(self, task: int) -> Tensor:
         """Importance of each unit in a task, ``(n_units,)``, copied: 1 in its mask where none was measured."""
-        kept: Tensor | None = getattr(self, self.importance_store).get(task)
+        kept: Tensor | None = self._importances.get(task)
         return self.binary_mask(task).float() if kept is None else kept.clone()
 
     def keep_importance(self, task: int, importance: Tensor) -> None:
         """Keep the importance of a finished task's units, ``(n_units,)``, not negative and 0 outside of its mask."""
-        getattr(self, self.importance_store)[task] = importance
+        self._importances[task] = importance
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
         """As the base class's."""

@@ -172,7 +172,7 @@ class SubnetModel(TaskMaskedModel):
             The scores, to be stepped by an optimizer of their own.
         """
         learned = self._begin(task, scores)
-        weights = {name: self._weight(name) for name in self.graph.layers}
+        weights = {name: self.backbone.get_parameter(name) for name in self.graph.layers}
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
         tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
@@ -265,12 +265,8 @@ class SubnetModel(TaskMaskedModel):
         """As the base class's: other ones than buffers, and attributes that modules had when they were wrapped."""
         return self._state.shared()
 
-    def _weight(self, name: str) -> nn.Parameter:
-        module, attribute = self._sites[name][0]
-        return module.get_parameter(attribute)
-
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
-        weights = ((name, self._weight(name), part) for name, part in self.by_layer(mask).items())
+        weights = ((name, self.backbone.get_parameter(name), part) for name, part in self.by_layer(mask).items())
         # +0 where the mask is 0: the sign of a weight that another task may train is nothing for this one to read.
         return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
