@@ -11,8 +11,7 @@ from support.measured_runs import MAKERS, Witness, make_ewc, make_hat, make_wsn
 from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
-from avalanche_amnesia import evaluation
-from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
+from avalanche_amnesia import UnlearningPlugin, evaluation, task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
     cka_distance,
     cosine_distance,
@@ -31,7 +30,6 @@ from avalanche_amnesia.contrib.metrics import (
 )
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [2]})

@@ -13,11 +13,8 @@ from support.measured_runs import BENCHMARK, PERMUTED, TEST, Witness, make, stoc
 from support.strategies import PRICED, learn, quiet
 from torch import nn
 
-from avalanche_amnesia import evaluation
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia import AmnesiacHAT, MaskedModel, UnlearningPlugin, evaluation
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 
 def naive_jsd(model, reference, x, masks):

@@ -219,11 +219,9 @@ def test_a_request_in_the_middle_of_a_task_is_exact_too():
 
 
 def test_references_and_divergences_are_those_of_an_exact_method():
-    def make(**kwargs):
-        return disjoint(optimizer=lambda p: torch.optim.Adam(p, lr=1e-2), **kwargs)
-
-    references = References(make, REQUESTS)
-    strategy = learn(make(evaluator=quiet(jsd_metrics(references))), REQUESTS.train_stream)
+    maker = partial(disjoint, optimizer=partial(torch.optim.Adam, lr=1e-2))
+    references = References(maker, REQUESTS)
+    strategy = learn(maker(evaluator=quiet(jsd_metrics(references))), REQUESTS.train_stream)
     values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
     divergences = {name: value for name, value in values.items() if "_tasks/" not in name}
     assert len(divergences) > 3

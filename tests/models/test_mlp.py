@@ -1,5 +1,7 @@
 """The MLP's options, each against a few lines of tensors, and under masks: use, protection and exact unlearning."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.parameter_use_oracle import random_mask, use_by_perturbation
@@ -39,8 +41,7 @@ OPTIONS = [
 ]
 
 
-def net(**options):
-    return MLP(64, hidden=(24,), features=16, **options)
+net = partial(MLP, 64, hidden=(24,), features=16)
 
 
 def in_words(options):

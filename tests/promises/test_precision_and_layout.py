@@ -1,5 +1,7 @@
 """Autocast around the forward, and weights whose channels lie last: every promise holds as in plain float32."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.strategies import DIGITS, learn, make
@@ -63,9 +65,7 @@ def test_earlier_tasks_keep_their_bits(kind, how):
 
 @pytest.mark.parametrize("how", ["float32", *HOWS])
 def test_pools_unlearn_to_the_bit(how):
-    def factory(**options):
-        return made(AmnesiacHAT, how, isolation="pools", **options)
-
+    factory = partial(made, AmnesiacHAT, how, isolation="pools")
     strategy = learn(factory(), DIGITS.train_stream[:4])
     assert strategy.unlearn([1]).claim == "exact"
     strategy.train(DIGITS.train_stream[4])

@@ -1,6 +1,7 @@
 """A task's label may come from numpy or torch wherever one is taken; a bool or a float is never one."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -56,9 +57,7 @@ def test_all_at_once_in_an_array():
 def test_a_lock_and_a_reference_take_any_integer():
     assert AdjustmentRule(locked=[np.int64(1), torch.tensor(0)]).locked == (0, 1)
 
-    def make(**options):
-        return amnesiac(train_epochs=1, **options)
-
+    make = partial(amnesiac, train_epochs=1)
     references = References(make, DIGITS)
     assert references.reference([np.int64(1)]) is references.reference([1])
 

@@ -9,11 +9,10 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC
 
-from avalanche_amnesia import MLP, WSN, MultiHeadModel, SubnetModel, with_unlearning
+from avalanche_amnesia import MLP, WSN, MultiHeadModel, SubnetModel, UnlearningPlugin, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.evaluation import network_capacity
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
 from support import strategies
 from support.strategies import amnesiac, stock
 

@@ -23,14 +23,13 @@ from support.strategy_state import (
 )
 from torch import nn
 
-from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia import MaskedModel, TrajectoryPlugin, UnlearningPlugin, UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 TEST = PERMUTED.test_stream

@@ -16,10 +16,9 @@ from support.strategies import DIGITS, PRICED, amnesiac
 from support.wandb_files import read_offline_run, run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from avalanche_amnesia import evaluation
+from avalanche_amnesia import WandBLogger, evaluation
 from avalanche_amnesia.contrib import metrics
 from avalanche_amnesia.lab.logging import JSONLogger
-from avalanche_amnesia.logging import WandBLogger
 
 DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")
 BESIDE = ("", "_floor_order", "_ratio_order")

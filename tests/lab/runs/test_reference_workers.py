@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from functools import partial
 
 import pytest
 from avalanche.training import AGEM
@@ -87,9 +88,7 @@ def test_workers_need_a_store_that_they_share_with_the_run():
 
 
 def test_where_states_can_t_be_saved_there_are_no_workers():
-    def agem(**options):
-        return stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1, **options)
-
+    agem = partial(stock, AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     references = with_a_worker(agem)
     jsd_metrics(references)
     with pytest.warns(UserWarning, match="not stored"):

@@ -376,9 +376,7 @@ def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
         run.restart()
     assert not RunStore(tmp_path).nodes()
 
-    def agem(**options):
-        return stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1, **options)
-
+    agem = partial(stock, AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     references = References(agem, DIGITS)
     with pytest.warns(UserWarning, match="not stored"):
         first = references.reference([0, 1])
