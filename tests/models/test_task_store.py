@@ -28,7 +28,7 @@ STRATEGIES = {
 }
 
 
-def of(name, tasks=3):
+def strategy_of_kind(name, tasks=3):
     options = {"optimizer": partial(SGD, lr=0.05, momentum=0.9), "train_mb_size": 50, "train_epochs": 1}
     return trained(tasks, **STRATEGIES[name], **options)
 
@@ -39,26 +39,26 @@ def in_sight(self, task):
         self[task].eval()
 
 
-def same(first, second):
+def assert_alike(first, second):
     assert list(first) == list(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_state_is_that_of_a_model_of_submodules(name, monkeypatch):
-    ours = of(name).model
+    ours = strategy_of_kind(name).model
     monkeypatch.setattr(TaskModules, "finish", in_sight)
-    plain = of(name).model
+    plain = strategy_of_kind(name).model
     assert len(list(plain.modules())) > len(list(ours.modules()))
-    same(ours.state_dict(), plain.state_dict())
-    same(ours.eval()(X), plain.eval()(X))
+    assert_alike(ours.state_dict(), plain.state_dict())
+    assert_alike(ours.eval()(X), plain.eval()(X))
     with whole(ours):
         assert [n for n, _ in ours.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_torch_sees_nothing_of_a_finished_task(name):
-    model = of(name).model
+    model = strategy_of_kind(name).model
     seen = [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]
     assert not [n for n, _ in seen if any(f".{task}" in n for task in model.tasks) and not n.startswith("backbone.")]
     assert model.unfinished == ()
@@ -73,21 +73,21 @@ def test_torch_sees_nothing_of_a_finished_task(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
-    model = of(name).model.eval()
+    model = strategy_of_kind(name).model.eval()
     expected = model(X)
-    fresh = of(name, 0).model
+    fresh = strategy_of_kind(name, 0).model
     fresh.load_state_dict(model.state_dict())
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
     for other in (fresh.eval(), copy.deepcopy(model), torch.load(stream, weights_only=False)):
-        same(other.state_dict(), model.state_dict())
-        same(other(X), expected)
+        assert_alike(other.state_dict(), model.state_dict())
+        assert_alike(other(X), expected)
         assert other.unfinished == ()
         with torch.no_grad(), whole(other):
             for parameter in other.parameters():
                 parameter.zero_()
-    same(model(X), expected)
+    assert_alike(model(X), expected)
     double = copy.deepcopy(model).double()
     kinds = {value.dtype for value in double.state_dict().values()} - {torch.bool, torch.uint8, torch.int64}
     assert kinds == {torch.float64}
@@ -97,9 +97,9 @@ def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_state_in_which_a_task_has_no_mask_lets_it_learn(name):
-    strategy = of(name, 2)
+    strategy = strategy_of_kind(name, 2)
     model = strategy.model
-    unmasked = of(name, 0).model
+    unmasked = strategy_of_kind(name, 0).model
     optimizer = SGD(unmasked.parameters(), lr=0.05)
     naive = Naive(model=unmasked, optimizer=optimizer, criterion=nn.CrossEntropyLoss(), train_mb_size=50)
     naive.train(DIGITS.train_stream[0])
@@ -167,7 +167,7 @@ def test_a_store_goes_back_to_what_it_held():
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_whatever_interrupts_a_walk_over_everything_nothing_is_lost_and_the_next_task_hides_it(name):
-    model = of(name, 2).model
+    model = strategy_of_kind(name, 2).model
     before = bits(model)
     for position in range(len(lines_of(model.state_dict))):
         with pytest.raises(Interrupted), interrupted_at(position):

@@ -63,7 +63,7 @@ class PrescribedUpdates(TrajectoryPlugin):
         super().after_training_exp(strategy, **kwargs)
 
 
-def marked(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
+def with_mark(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
     torch.manual_seed(0)
     recorder = PrescribedUpdates(mark, adjustment)
     plugins = {
@@ -144,7 +144,7 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor], *, updates: bool) ->
 def test_nothing_tells_what_a_forgotten_task_had_left(monkeypatch, compensation, repair, shared, adjustment, events):
     monkeypatch.setattr(Shadow, "learned", written_by_shadow)
     options = {"compensation": compensation, "repair": repair, "shared": shared, "adjustment": adjustment}
-    one, other = (held(marked(mark, REQUESTS[events], **options)) for mark in (3 * 2.0**-9, -5 * 2.0**-7))
+    one, other = (held(with_mark(mark, REQUESTS[events], **options)) for mark in (3 * 2.0**-9, -5 * 2.0**-7))
     assert one.keys() == other.keys()
     for name, value in one.items():
         assert value.shape == other[name].shape, name
@@ -155,5 +155,5 @@ def test_nothing_tells_what_a_forgotten_task_had_left(monkeypatch, compensation,
 
 
 def test_the_runs_differ_while_the_task_is_remembered():
-    one, other = (held(marked(mark, [0, 1, 2], compensation="counterfactual", net=ConvNet)) for mark in (0.25, 0.5))
+    one, other = (held(with_mark(mark, [0, 1, 2], compensation="counterfactual", net=ConvNet)) for mark in (0.25, 0.5))
     assert any(not torch.equal(value, other[name]) for name, value in one.items() if name in other)

@@ -175,7 +175,7 @@ def test_a_training_that_is_interrupted_anywhere_can_be_repeated_and_the_stream_
     straight, stream = fresh("straight")
     lines = len(lines_of(lambda: state_after(straight, stream[2])))
     expected = {False: all_but_records(state_after(straight, stream[3]))}
-    if 0 not in tasks_of(straight):
+    if 0 not in learned_tasks(straight):
         without, _ = fresh("without")
         find_plugin(without, UnlearningPlugin).unlearn(without, [0])
         state_after(without, DIGITS.train_stream[2])
@@ -190,7 +190,7 @@ def test_a_training_that_is_interrupted_anywhere_can_be_repeated_and_the_stream_
             with suppress(Interrupted), interrupted_at(draw.randrange(60)):  # an impatient user
                 give_up(broken)
             give_up(broken)
-        repeated = 2 not in tasks_of(broken)
+        repeated = 2 not in learned_tasks(broken)
         obeyed = repeated and 0 in getattr(find_plugin(broken, UnlearningPlugin), "ledger", TaskLedger()).unlearned
         if repeated:
             state_after(broken, stream[2])
@@ -202,7 +202,7 @@ def all_but_records(state):
     return {name: part for name, part in state.items() if name not in ("UnlearningPlugin", "RepairPlugin")}
 
 
-def tasks_of(strategy):
+def learned_tasks(strategy):
     plugin = find_plugin(strategy, UnlearningPlugin)
     if is_finishing(strategy):
         return ()

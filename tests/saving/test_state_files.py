@@ -24,7 +24,7 @@ PARTS = {
 }
 
 
-def same(one, two) -> bool:
+def same_parts(one, two) -> bool:
     return one.keys() == two.keys() and all(
         one[place].code == two[place].code
         and one[place].keys() == two[place].keys()
@@ -37,7 +37,7 @@ def test_what_is_written_is_read(tmp_path):
     write_state(tmp_path / "s", {"a": [1, 0.1, None]}, PARTS)
     body, parts = read_state(tmp_path / "s")
     assert body == {"a": [1, 0.1, None]}
-    assert same(parts, PARTS)
+    assert same_parts(parts, PARTS)
 
 
 def write_often(path, number):
@@ -89,9 +89,9 @@ def test_interrupted_at_any_operation_it_is_the_old_state_or_the_new_one(failing
     assert interrupted == (done[0] > failing)
     body, tensors = read_state(tmp_path / "s")
     assert body["a"] in (1, 2) if interrupted else body["a"] == 2
-    assert same(tensors, PARTS if body["a"] == 1 else new)
+    assert same_parts(tensors, PARTS if body["a"] == 1 else new)
     write_state(tmp_path / "s", {"a": 3}, new)  # whatever was left is in nobody's way, and goes
-    assert same(read_state(tmp_path / "s")[1], new)
+    assert same_parts(read_state(tmp_path / "s")[1], new)
     assert len(list((tmp_path / "s").iterdir())) == 4
 
 
@@ -258,11 +258,11 @@ def test_parts_that_stay_the_same_are_not_written_again_unless_they_are_damaged(
         write_state(folder, {}, PARTS)
         assert written == [blob.name, "state.json"]
         written.clear()
-        assert same(read_state(folder)[1], PARTS)
+        assert same_parts(read_state(folder)[1], PARTS)
     changed = {**PARTS, "log1": Part({"v": PARTS["log1"]["v"]}, '{"v": 2}')}  # only its JSON
     write_state(folder, {}, changed)
     assert len(written) == 2
-    assert same(read_state(folder)[1], changed)
+    assert same_parts(read_state(folder)[1], changed)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def ways(monkeypatch):
     return seen
 
 
-def outcome(make_strategy, benchmark, **options):
+def state_and_logits(make_strategy, benchmark, **options):
     strategy = learn(make_strategy(**options), benchmark)
     return state(strategy.model), logits_of(strategy, benchmark, range(3))
 
@@ -83,11 +83,11 @@ def outcome(make_strategy, benchmark, **options):
 )
 def test_both_ways_come_to_the_same(kind, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
-    fast, old = outcome(KINDS[kind], benchmark, optimizer=optimizer)
+    fast, old = state_and_logits(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"gradient" if optimizer in FAST and (kind, optimizer) != ("adahat", "adam") else "update"}
     ways.clear()
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, expected = outcome(KINDS[kind], benchmark, optimizer=optimizer)
+    slow, expected = state_and_logits(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"update"}
     if kind == "adahat":  # shares between 0 and 1 are rounded otherwise
         assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)
@@ -117,10 +117,10 @@ class Decays(SupervisedPlugin):
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_what_others_do_to_gradients_and_settings_is_seen(plugin, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
-    fast, _ = outcome(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
+    fast, _ = state_and_logits(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert set(ways) == ({"update"} if plugin is clips else {"gradient", "update"})
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, _ = outcome(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
+    slow, _ = state_and_logits(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert same_state(fast, slow)
 
 
@@ -204,10 +204,10 @@ def test_a_share_between_frozen_and_free_is_left_to_gradients_where_a_step_is_li
 
 def test_a_step_that_is_linear_no_longer_is_seen(ways, monkeypatch):
     benchmark = permuted(n_train=96)
-    fast, _ = outcome(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
+    fast, _ = state_and_logits(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert set(ways) == {"gradient", "update"}
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, _ = outcome(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
+    slow, _ = state_and_logits(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)
 
 

@@ -68,7 +68,7 @@ def features(model, x, mask, parts, training):
         return model.train(training).masked_features(x.clone(), mask, copy.deepcopy(parts).train(training))
 
 
-def same(a, b):
+def alike(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and bool(same_bits(a, b).all())
 
 
@@ -106,7 +106,7 @@ def leaks_of(model, x):
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
                 parameter.copy_(torch.where(free, moved(parameter, noise), parameter))
             for training, before in expected.items():
-                if not same(features(model, x, mask, parts, training), before):
+                if not alike(features(model, x, mask, parts, training), before):
                     found.append(f"{move}, training={training}, mask {number}")
             for (parameter, _), value in zip(entries, kept, strict=True):
                 parameter.copy_(value)
@@ -153,9 +153,9 @@ def assert_forwards_leave_nothing(model, x):
     for training in (True, False):
         features(model, other, ~mask, model.fresh_parts(), training)
     after = [features(model, x, mask, parts, training) for training in (False, True)]
-    assert all(map(same, after, before)), "a forward of another task moved the features"
+    assert all(map(alike, after, before)), "a forward of another task moved the features"
     anew = [features(model, x, mask, model.fresh_parts(), training) for training in (False, True)]
-    assert all(map(same, anew, before)), "a forward of another task moved what the next one begins with"
+    assert all(map(alike, anew, before)), "a forward of another task moved what the next one begins with"
 
 
 @pytest.mark.parametrize("name", CONTROL_FLOW_ON_VALUES)
@@ -277,7 +277,7 @@ def test_training_a_second_task_leaves_the_first_its_features(name):
     strategy.train(stream.train_stream[1])
     assert before.isfinite().all()
     assert any(not torch.equal(now, old) for now, old in zip(model.backbone.parameters(), start, strict=True))
-    assert same(features_of_the_first(model, x), before), "the features of the first task drifted"
+    assert alike(features_of_the_first(model, x), before), "the features of the first task drifted"
 
 
 @torch.no_grad()

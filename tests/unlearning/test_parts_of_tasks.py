@@ -63,7 +63,7 @@ def of_class(task, label):
     return [at for at, own in enumerate(STREAM.train_stream[task].targets) if own == label]
 
 
-def same(one, other):
+def same_models(one, other):
     return same_state(state(one.model), state(other.model))
 
 
@@ -79,20 +79,20 @@ def test_the_model_equals_one_that_never_had_the_samples(method, net):
     record = strategy.unlearn(task=1, samples=IDS)
     assert (record.claim, record.reasons, record.task, record.tasks) == ("exact", (), 1, ())
     assert not same_state(before, state(strategy.model))
-    assert same(strategy, learned(METHODS[method](net), without_samples(STREAM, {1: IDS})))
+    assert same_models(strategy, learned(METHODS[method](net), without_samples(STREAM, {1: IDS})))
     # Again: those that went before stay away; and a class, of which nothing is predicted any more.
     assert strategy.unlearn(task=1, samples=[3, 5]).claim == "exact"
     record = strategy.unlearn(task=0, classes=[1])
     assert (record.claim, record.plan.classes, len(record.plan.samples)) == ("exact", (1,), len(of_class(0, 1)))
     left_out = {0: of_class(0, 1), 1: (*IDS, 5)}
     never = learned(METHODS[method](net), without_samples(STREAM, left_out))
-    assert same(strategy, never)
+    assert same_models(strategy, never)
     logits = strategy.model.eval()(STREAM.test_stream[0].tensors[0], 0)
     assert set(logits.argmax(1).tolist()) == {0}
     for one in (strategy, never):  # nothing is left by which a later task, or a task's unlearning, would differ
         one.train(STREAM.train_stream[3])
         assert one.unlearn([1]).claim == "exact"
-    assert same(strategy, never)
+    assert same_models(strategy, never)
     assert strategy.unlearn([0]).claim == "exact"
 
 
@@ -104,7 +104,7 @@ def test_a_task_reads_what_it_read_at_first_though_permanent_tasks_came_since():
     assert record.claim == "exact"
     assert strategy.model.share(1).reads == (0,)
     never = without_samples(stream, {1: IDS})
-    assert same(strategy, learned(disjoint(isolation=Pools(5)), never))
+    assert same_models(strategy, learned(disjoint(isolation=Pools(5)), never))
     with pytest.raises(RequestError, match="declared permanent"):
         strategy.unlearn(task=0, samples=[1])
 
@@ -115,8 +115,8 @@ def test_the_training_has_the_keyword_arguments_of_the_first_one(tmp_path):
     strategy.save(tmp_path)
     loaded = DisjointSubnets.load(tmp_path, **_arguments())
     assert loaded.unlearn(task=1, samples=IDS, data=STREAM.train_stream[1]).claim == "exact"
-    assert same(loaded, learned(disjoint(), without_samples(STREAM, {1: IDS}), **options))
-    assert not same(loaded, learned(disjoint(), without_samples(STREAM, {1: IDS})))
+    assert same_models(loaded, learned(disjoint(), without_samples(STREAM, {1: IDS}), **options))
+    assert not same_models(loaded, learned(disjoint(), without_samples(STREAM, {1: IDS})))
 
 
 def _arguments():
@@ -146,17 +146,17 @@ def test_what_stands_in_the_place_of_a_forgotten_sample_is_not_read():
     blank.samples.base[blank.samples.index[list(IDS)]] = float("nan")
     strategy = learned(disjoint())
     assert strategy.unlearn(task=1, samples=IDS, data=blank).claim == "exact"
-    assert same(strategy, learned(disjoint(), without_samples(STREAM, {1: IDS})))
+    assert same_models(strategy, learned(disjoint(), without_samples(STREAM, {1: IDS})))
 
 
 def test_data_sets_of_others_are_filtered_and_heads_stay_as_wide():
     strategy = learned(disjoint(), _of_others())
     gone = of_class(1, 1)
     assert strategy.unlearn(task=1, samples=IDS).claim == "exact"
-    assert same(strategy, learned(disjoint(), _of_others(IDS)))
+    assert same_models(strategy, learned(disjoint(), _of_others(IDS)))
     assert strategy.unlearn(task=1, classes=[1]).plan.classes == (1,)
     assert strategy.model.heads[1].out_features == 2
-    assert same(strategy, learned(disjoint(), without_samples(_of_others(), {1: {*IDS, *gone}})))
+    assert same_models(strategy, learned(disjoint(), without_samples(_of_others(), {1: {*IDS, *gone}})))
     strategy.eval(_of_others().test_stream[:3])
 
 
@@ -198,7 +198,7 @@ def test_a_stream_carries_requests_for_parts(method):
     assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 4
     never = METHODS[method](isolation=Pools(5))
     learned(never, without_samples(STREAM, {1: (*IDS, 9), 2: of_class(2, 0)}), [1, 2, 3, 4])
-    assert same(strategy, never)
+    assert same_models(strategy, never)
     assert strategy.clock.train_exp_counter == 5
     assert set(unlearning_plugin(strategy).ledger.remaining) == {1, 2, 3, 4}
 
@@ -219,14 +219,14 @@ def test_a_request_of_a_stream_that_was_interrupted_is_obeyed_before_the_next_ta
     strategy = learn(disjoint(evaluator=quiet(Interrupts())), stream.train_stream[:1])
     with pytest.raises(Interrupted):
         strategy.train(stream.train_stream[1])
-    assert same(strategy, learned(disjoint(), tasks=[0, 1]))
+    assert same_models(strategy, learned(disjoint(), tasks=[0, 1]))
     strategy.save(tmp_path)
     strategy.train(stream.train_stream[2])
     loaded = learn(DisjointSubnets.load(tmp_path, **_arguments()), [stream.train_stream[2]])
     never = learned(disjoint(), without_samples(STREAM, {0: IDS}))
     for one in (strategy, loaded):
         assert [record.claim for record in unlearning_plugin(one).records] == ["exact"]
-        assert same(one, never)
+        assert same_models(one, never)
 
 
 def test_a_plan_says_what_would_go_and_changes_nothing():
@@ -291,7 +291,7 @@ def test_whatever_interrupts_it_leaves_the_state_before(method, tmp_path):
     if on_disk is not None:
         assert files(tmp_path) == on_disk
     assert strategy.unlearn(**ask).claim == "exact"
-    assert same(strategy, learned(METHODS[method](), without_samples(STREAM, {1: IDS})))
+    assert same_models(strategy, learned(METHODS[method](), without_samples(STREAM, {1: IDS})))
 
 
 def test_a_training_that_fails_leaves_the_state_before():
