@@ -19,6 +19,11 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "pad_token_id": PADDING,
 }
+TEXT = {**SIZES, "max_position_embeddings": 32}
+DECODER = {"use_cache": False, "bos_token_id": 1, "eos_token_id": 1}
+UNPOOLED = {"add_pooling_layer": False}
+DISTILBERT = {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32}
+T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "use_cache": False}
 
 
 class TokenFeatures(nn.Module):
@@ -70,14 +75,19 @@ def mean(hidden: Tensor, seen: Tensor) -> Tensor:
     return (hidden * share.unsqueeze(2)).sum(1)
 
 
+def text(name: str, pool: Callable[[Tensor, Tensor], Tensor] = first, made: Any = (), **config: Any) -> nn.Module:
+    """A model of text by its name in transformers; ``made``: its options beside the configuration."""
+    kind = getattr(transformers, name)
+    return TokenFeatures(kind(kind.config_class(**config), **dict(made)), pool)
+
+
 def bert(attention: str = "sdpa", **sizes: Any) -> nn.Module:
-    config = transformers.BertConfig(**{**SIZES, "max_position_embeddings": 32, **sizes}, attn_implementation=attention)
-    return TokenFeatures(transformers.BertModel(config, add_pooling_layer=False), first)
+    return text("BertModel", made=UNPOOLED, **{**TEXT, **sizes}, attn_implementation=attention)
 
 
 def bert_pooler() -> nn.Module:
     """BERT with its own pooler, which is a dense layer and a tanh on the first position."""
-    model = transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=32))
+    model = transformers.BertModel(transformers.BertConfig(**TEXT))
 
     class Pooled(nn.Module):
         def __init__(self) -> None:
@@ -90,65 +100,14 @@ def bert_pooler() -> nn.Module:
     return Pooled()
 
 
-def roberta() -> nn.Module:
-    config = transformers.RobertaConfig(**SIZES, max_position_embeddings=32)
-    return TokenFeatures(transformers.RobertaModel(config, add_pooling_layer=False), first)
-
-
-def electra() -> nn.Module:
-    """With embeddings narrower than the layers, so that a projection lies between."""
-    config = transformers.ElectraConfig(**SIZES, embedding_size=8, max_position_embeddings=32)
-    return TokenFeatures(transformers.ElectraModel(config), first)
-
-
-def albert() -> nn.Module:
-    """All layers share their weights; embeddings are projected."""
-    config = transformers.AlbertConfig(**SIZES, embedding_size=8, max_position_embeddings=32)
-    return TokenFeatures(transformers.AlbertModel(config, add_pooling_layer=False), first)
-
-
-def distilbert() -> nn.Module:
-    config = transformers.DistilBertConfig(
-        vocab_size=VOCABULARY, dim=16, hidden_dim=24, n_layers=2, n_heads=4, max_position_embeddings=32
-    )
-    return TokenFeatures(transformers.DistilBertModel(config), first)
-
-
 def gpt2(attention: str = "sdpa", pool: Callable[[Tensor, Tensor], Tensor] = last) -> nn.Module:
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=32,
-        n_embd=16,
-        n_layer=2,
-        n_head=4,
-        use_cache=False,
-        bos_token_id=1,
-        eos_token_id=1,
-        attn_implementation=attention,
-    )
-    return TokenFeatures(transformers.GPT2Model(config), pool)
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
+    return text("GPT2Model", pool, **sizes, **DECODER, attn_implementation=attention)
 
 
-def llama(attention: str = "sdpa", pool: Callable[[Tensor, Tensor], Tensor] = last) -> nn.Module:
+def llama(attention: str = "sdpa") -> nn.Module:
     """Rotary positions, RMS norms, gated layers, and fewer key heads than query heads."""
-    config = transformers.LlamaConfig(
-        **SIZES,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        use_cache=False,
-        bos_token_id=1,
-        eos_token_id=1,
-        attn_implementation=attention,
-    )
-    return TokenFeatures(transformers.LlamaModel(config), pool)
-
-
-def t5_encoder() -> nn.Module:
-    """Relative positions, shared by the layers as a learned table of biases."""
-    config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4, use_cache=False
-    )
-    return TokenFeatures(transformers.T5EncoderModel(config), mean)
+    return text("LlamaModel", last, **TEXT, num_key_value_heads=2, **DECODER, attn_implementation=attention)
 
 
 def vit(attention: str = "sdpa") -> nn.Module:
@@ -192,10 +151,12 @@ BACKBONES: dict[str, Backbone] = {
     "bert-sdpa": Backbone(bert),
     "bert-eager": Backbone(lambda: bert("eager")),
     "bert-pooler": Backbone(bert_pooler),
-    "roberta": Backbone(roberta),
-    "electra": Backbone(electra),
-    "albert": Backbone(albert),
-    "distilbert": Backbone(distilbert),
+    "roberta": Backbone(lambda: text("RobertaModel", made=UNPOOLED, **TEXT)),
+    # Embeddings narrower than the layers, so that a projection lies between.
+    "electra": Backbone(lambda: text("ElectraModel", **TEXT, embedding_size=8)),
+    # All layers share their weights; embeddings are projected.
+    "albert": Backbone(lambda: text("AlbertModel", made=UNPOOLED, **TEXT, embedding_size=8)),
+    "distilbert": Backbone(lambda: text("DistilBertModel", vocab_size=VOCABULARY, **DISTILBERT)),
     "gpt2-sdpa": Backbone(gpt2),
     "gpt2-eager": Backbone(lambda: gpt2("eager")),
     "gpt2-mean": Backbone(lambda: gpt2(pool=mean)),
@@ -203,7 +164,7 @@ BACKBONES: dict[str, Backbone] = {
     "llama-eager": Backbone(lambda: llama("eager")),
     # The attention mask holds the biases of the positions: no unit stands behind them.
     "t5-encoder": Backbone(
-        t5_encoder,
+        lambda: text("T5EncoderModel", mean, vocab_size=VOCABULARY, **T5),
         options={"task_owned": ["model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias"]},
     ),
     "vit-sdpa": Backbone(vit, (1, 8, 8)),
