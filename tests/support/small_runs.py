@@ -46,9 +46,9 @@ def permuted(n_tasks: int = 3, n_train: int = 160):
     return PermutedDigits(n_tasks, n_train=n_train, n_test=100)
 
 
-def masked_mlp(*, seed: int = 0, dropout: float = 0.0) -> MaskedModel:
-    torch.manual_seed(seed)
-    return MaskedModel(MLP(64, hidden=(40,), features=30, dropout=dropout))
+def masked_mlp() -> MaskedModel:
+    torch.manual_seed(0)
+    return MaskedModel(MLP(64, hidden=(40,), features=30))
 
 
 def make(kind=HAT, *, optimizer="sgd", dropout: float = 0.0, **options):
