@@ -21,7 +21,7 @@ UNLEARNING_STEPS = [
     (applying, "remove_task_modules"),
     (applying, "_purge_optimizer"),
     (applying, "state_hashes"),
-    (applying, "_replace"),
+    (applying, "_move"),
     (applying, "UnlearningRecord"),
     (applying, "_hold_own"),
 ]
