@@ -22,10 +22,10 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
+from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, StreamInUse, retraining
 from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
-from avalanche_amnesia.training.host.training_again import retraining
 from avalanche_amnesia.training.plugins.seeding import InMemoryLoaderPlugin, SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -35,7 +35,6 @@ from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
-from avalanche_amnesia.unlearning.parts import ForgottenSamples, StreamInUse
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
 from avalanche_amnesia.unlearning.purging.purgers import (
     Purger,
