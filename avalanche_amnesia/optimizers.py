@@ -60,7 +60,7 @@ def traits_of(optimizer: Optimizer) -> OptimizerTraits:
     rests = _ZERO_RESTS.get(kind)
     zero_rests = rests is not None and not hooked and all(map(rests, optimizer.param_groups))
     return OptimizerTraits(
-        entrywise=kind in _ENTRYWISE,
+        entrywise=kind in _ENTRYWISE and not hooked,
         all_in_state=of_torch,
         skips_frozen=of_torch and not hooked,
         zero_rests=zero_rests,
@@ -70,7 +70,8 @@ def traits_of(optimizer: Optimizer) -> OptimizerTraits:
 
 def is_hooked(optimizer: Optimizer) -> bool:
     """Tell whether anything may be done around an optimizer's step: by hooks, or by a function in its place."""
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    of_torch = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    hooks = [getattr(optimizer, name, True) for name in of_torch]  # one that wraps another may leave them out
     if any((*hooks, optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)):
         return True
     step = vars(optimizer).get("step")  # torch's schedulers put one there too, which only counts steps

@@ -136,13 +136,17 @@ class AdjustmentRule:
     Reference: Serrà et al., ICML 2018; ``locked``: Duan, HAT-CL, 2023.
     """
 
-    constant = True  # the same shares for every step of a task
-    reads_sparsity = False
+    constant = True  # the same shares for every step of a task; False: asked in every step
+    reads_sparsity = False  # False: ``sparsity`` is always 0.0
+    repeatable = False  # of a subclass: what it keeps is a function of what ``start`` was given
     measure: Measure | None = None
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if name is not None:
+            other = RULES.get(name)
+            if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+                raise ValueError(f"a rule called {name!r} is there already, {other.__qualname__}: choose another name")
             RULES[name] = cls
 
     def __init__(

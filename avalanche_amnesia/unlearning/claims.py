@@ -17,9 +17,10 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
+import torch
 from torch import nn
 
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_store import Parts
@@ -227,7 +228,8 @@ class Claims:
             found.append(f"{_listed(other)} trained at other settings than the first task, or beside other plugins")
         remembering = [task for task, here in trained.items() if here.criterion != first.criterion]
         if remembering:
-            found.append(f"the criterion was no longer as at the first task when {_listed(remembering)} began")
+            what = "criterion or the adjustment rule" if own_rules(strategy) else "criterion"
+            found.append(f"the {what} was no longer as at the first task when {_listed(remembering)} began")
         if _plugin_classes(strategy) != first.plugins:
             found.append("the strategy has other plugins by now than when the first task was trained")
         return found
@@ -275,10 +277,25 @@ def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:
     return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
 
 
+def own_rules(strategy: Strategy) -> list[Any]:
+    """Adjustment rules of the user's: they may keep what outlives a task, unless they say that they are repeatable."""
+    rules: list[Any] = [plugin.rule for plugin in strategy.plugins if hasattr(getattr(plugin, "rule", None), "held")]
+    foreign = [rule for rule in rules if type(rule).__module__.partition(".")[0] != "avalanche_amnesia"]
+    return [rule for rule in foreign if not getattr(rule, "repeatable", False)]
+
+
 def _criterion_memory(strategy: Strategy) -> Memory:
-    """Numbers and tensors that a criterion holds."""
+    """Numbers and tensors that a criterion and adjustment rules of the user's hold."""
     skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
-    return memory_of(strategy._criterion, "criterion", skip, Parts(strategy.model))
+    found, beside = (
+        list(memory_of(strategy._criterion, "criterion", skip, Parts(strategy.model))),
+        Parts(strategy.model),
+    )
+    for rule in own_rules(strategy):
+        drawing = {name: value for name, value in vars(rule).items() if isinstance(value, torch.Generator)}
+        found += memory_of(rule, "rule", skip, beside)
+        found += [(f"rule.{name}", tensor_hash(generator.get_state())) for name, generator in drawing.items()]
+    return tuple(found)
 
 
 def _optimizer_memory(strategy: Strategy) -> Memory:

@@ -42,6 +42,7 @@ class Rehearsal:
 
     reason: str | None  # why the training is not repeatable, or could not begin; None: no memory showed
     seen: Seen = ()
+    reads_weights: bool = False  # the loss depends on weights by another way than the model's outputs
 
 
 def rehearse_task(strategy: Strategy, experience: Any, steps: int, **options: Any) -> Rehearsal:
@@ -111,7 +112,7 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
                 return Rehearsal(f"{_NOT_REPEATABLE} its data set gave other samples the second time")
             beginning = _Beginning(strategy)
             loader = _FirstBatches(strategy.dataloader, steps)
-            first, second = (_rehearsed(strategy, beginning, loader, kwargs) for _ in range(2))
+            watch, again = (_rehearsed(strategy, beginning, loader, kwargs) for _ in range(2))
     except _UndoneError as error:
         raise error.__cause__ or error  # noqa: B904 - the fault itself, as without a rehearsal
     except Exception as error:  # whatever a loop, model or loss raises; the training itself raises it again
@@ -119,7 +120,7 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
         return Rehearsal(
             f"the training could not be rehearsed without plugins of others: {type(fault).__name__}: {fault}"
         )
-    return Rehearsal(_difference(first, second), first)
+    return Rehearsal(_difference(watch.seen, again.seen), watch.seen, watch.reads_weights)
 
 
 def try_single(strategy: Strategy, **kwargs: Any) -> None:
@@ -199,8 +200,8 @@ def _difference(first: Seen, second: Seen) -> str | None:
     return None
 
 
-def _rehearsed(strategy: Strategy, beginning: "_Beginning", loader: Any, kwargs: dict[str, Any]) -> Seen:
-    """Take steps on a loader's mini-batches, and put everything back; returns sums of the bits that they left."""
+def _rehearsed(strategy: Strategy, beginning: "_Beginning", loader: Any, kwargs: dict[str, Any]) -> "_Watch":
+    """Take steps on a loader's mini-batches, and put everything back; returns what was noticed of them."""
     # Where an interruption finds it: giving the training up goes back to it first.
     strategy.rollback_point = beginning
     watch = _Watch()
@@ -214,7 +215,7 @@ def _rehearsed(strategy: Strategy, beginning: "_Beginning", loader: Any, kwargs:
         raise
     finally:
         go_back(strategy)
-    return watch.seen
+    return watch
 
 
 def _is_rehearsed(plugin: Any) -> bool:
@@ -249,6 +250,18 @@ class _Watch(SupervisedPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[dict[str, int | str]] = []
+        self.reads_weights = False
+
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Look whether the loss reached weights of the backbone by another way than the model's outputs."""
+        weights = {id(parameter) for parameter in getattr(strategy.model, "backbone", strategy.model).parameters()}
+        found, todo = {strategy.mb_output.grad_fn}, [strategy.loss.grad_fn]
+        while todo and not self.reads_weights:
+            node = todo.pop()
+            if node is not None and node not in found:
+                found.add(node)
+                self.reads_weights = id(getattr(node, "variable", None)) in weights
+                todo += [other for other, _ in node.next_functions]
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:

@@ -32,7 +32,7 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only, naming_whose
-from avalanche_amnesia.unlearning.claims import Claims
+from avalanche_amnesia.unlearning.claims import Claims, own_rules
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
@@ -318,7 +318,10 @@ class UnlearningPlugin(SupervisedPlugin):
             return None
         if not self.trial:
             return "trial=False: no training was rehearsed, which would show whether it is repeatable"
-        return rehearse(strategy, self.trial, **kwargs).reason
+        outcome = rehearse(strategy, self.trial, **kwargs)
+        if outcome.reads_weights and self.claims.influences != frozenset(self.ledger.remaining):
+            return outcome.reason or "the criterion reads weights, those of all tasks, beside the model's outputs"
+        return outcome.reason
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
@@ -499,11 +502,12 @@ class UnlearningPlugin(SupervisedPlugin):
             for plugin in strategy.plugins
             if not (plugin is self or isinstance(plugin, _CLEANED_ELSEWHERE) or compensates(plugin) or repairs(plugin))
         ]
-        criterion = strategy._criterion
-        found = [(thing, purger_of(thing)) for thing in (*others, strategy, criterion)]
+        settings = (strategy._criterion, *own_rules(strategy))
+        found = [(thing, purger_of(thing)) for thing in (*others, strategy, *settings)]
         unknown = unknown_state(strategy, [thing for thing, purge in found if purge is None])
-        # A criterion's tensors are settings, unless they have changed.
-        unknown = [(t, path) for t, path in unknown if t is not criterion or self.claims.criterion_learned(strategy)]
+        # Tensors of a criterion or a rule are settings, unless they have changed.
+        if not self.claims.criterion_learned(strategy):
+            unknown = [(thing, path) for thing, path in unknown if not any(thing is other for other in settings)]
         return [(thing, purge) for thing, purge in found if purge is not None], unknown
 
     def _choose_deletion(self, model: Any) -> None:

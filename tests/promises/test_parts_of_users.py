@@ -1,0 +1,145 @@
+"""Claims beside an optimizer, a loss or a rule of adjustment of the user's: none is exact that is not."""
+
+import pytest
+import torch
+from support.strategies import make, trained
+from support.strategy_state import bits
+from torch import nn
+
+from avalanche_amnesia.optimizers import traits_of
+from avalanche_amnesia.training import AdaHATRule, AdjustmentRule
+from avalanche_amnesia.unlearning import UnknownStateError
+
+
+def clipped(parameters):
+    """Adam, all of whose weights are scaled down together behind every step: its steps mix entries."""
+    optimizer = torch.optim.Adam(parameters, lr=3e-3)
+
+    @torch.no_grad()
+    def scale(optimizer, *given):
+        values = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        size = sum(float(value.square().sum()) for value in values) ** 0.5
+        for value in values:
+            value.mul_(min(1.0, 2.0 / size))
+
+    optimizer.register_step_post_hook(scale)
+    return optimizer
+
+
+def penalised(model):
+    """A loss with a penalty of the backbone's norms."""
+    weights = list(model.backbone.parameters())
+    return lambda logits, y: nn.functional.cross_entropy(logits, y) + 0.05 * sum(weight.norm() for weight in weights)
+
+
+def in_pools(**options):
+    return make(isolation="pools", train_epochs=1, seed=0, **options)
+
+
+def with_penalty(**options):
+    strategy = in_pools(**options)
+    strategy._criterion = penalised(strategy.model)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("maker", "options", "exact"),
+    [
+        (in_pools, {}, True),
+        (in_pools, {"optimizer": clipped}, False),
+        (with_penalty, {}, False),
+    ],
+)
+def test_what_mixes_tasks_in_pools_is_no_exact_unlearning(maker, options, exact):
+    strategy = trained([0, 1, 2], maker=maker, **options)
+    assert strategy.unlearn([1]).claim == ("exact" if exact else "approximate")
+    assert (bits(strategy.model) == bits(trained([0, 2], maker=maker, **options).model)) == exact
+
+
+def test_an_optimizer_without_torchs_hooks_is_one_of_which_nothing_is_known():
+    class Wrapped(torch.optim.Adam):
+        def __init__(self, parameters):
+            inner = torch.optim.Adam(parameters)
+            self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+
+    assert not any(traits_of(Wrapped([nn.Parameter(torch.zeros(2))])))
+
+
+class Counts(AdjustmentRule):
+    """Freezes what is in use, and of the rest the more, the more tasks it has seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.tasks = 0
+
+    def start(self, seed, task):
+        """Count the task."""
+        self.tasks += 1
+
+    def held(self, use, name, sparsity):
+        """All that is in use, a tenth per task of the rest."""
+        return torch.maximum(use.covered[name], torch.full_like(use.covered[name], 0.1 * self.tasks))
+
+
+class Draws(Counts):
+    """The same by chance, from a generator that no task seeds."""
+
+    def __init__(self):
+        AdjustmentRule.__init__(self)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def start(self, seed, task):
+        """Draw."""
+        self.tasks = 0.0
+        self.share = torch.rand((), generator=self.generator)
+
+    def held(self, use, name, sparsity):
+        """All that is in use, a drawn share of the rest."""
+        return torch.maximum(use.covered[name], self.share.expand_as(use.covered[name]))
+
+
+class Seeded(Draws):
+    """The same, seeded by the task."""
+
+    repeatable = True
+
+    def start(self, seed, task):
+        """Seed, and draw."""
+        self.generator.manual_seed(100 * seed + task)
+        super().start(seed, task)
+
+
+class Plain(AdjustmentRule):
+    """HAT's."""
+
+
+@pytest.mark.parametrize(("rule", "exact"), [(Counts, False), (Draws, False), (Seeded, True), (Plain, True)])
+def test_a_rule_that_remembers_is_no_exact_unlearning(rule, exact):
+    def learned(tasks):
+        return trained(tasks, adjustment=rule(), isolation="pools", train_epochs=1)
+
+    strategy = learned([0, 1, 2])
+    record = strategy.unlearn([1], allow_unknown=True)
+    assert record.claim == ("exact" if exact else "approximate")
+    assert ("rule" in str(record.reasons)) != exact
+    assert (bits(strategy.model) == bits(learned([0, 2]).model)) == exact
+
+
+def test_a_rule_that_keeps_tensors_of_a_task_is_not_cleaned_in_silence():
+    class Keeps(AdjustmentRule):
+        def held(self, use, name, sparsity):
+            """HAT's."""
+            self.kept = use.covered[name].clone()
+            return self.kept
+
+    strategy = trained([0, 1], adjustment=Keeps(), train_epochs=1)
+    with pytest.raises(UnknownStateError, match="Keeps"):
+        strategy.unlearn([1])
+    assert strategy.unlearn([1], allow_unknown=True).plan.unpurged
+
+
+def test_a_name_of_a_rule_is_not_taken_twice():
+    with pytest.raises(ValueError, match="'adahat' is there already, AdaHATRule"):
+
+        class Other(AdaHATRule, name="adahat"):
+            pass
