@@ -38,9 +38,9 @@ class TaskUse:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
         self.n_tasks = len(self._counted)
         self.in_use = model.cumulative_mask(self._counted)
-        self._like = {name: (p.shape, p.dtype) for name, p in model.backbone.named_parameters()}
+        self.shapes = {name: (p.shape, p.dtype) for name, p in model.backbone.named_parameters()}
         self.covered = self._expanded(model.graph.parameter_use(model.by_layer(self.in_use)))
-        self.n_entries = sum(self._like[name][0].numel() for name in self.covered)
+        self.n_entries = sum(self.shapes[name][0].numel() for name in self.covered)
         self._model = model
         self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
 
@@ -90,7 +90,7 @@ class TaskUse:
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The same in shape and type of the parameters."""
-        return Computed(uses, partial(_expanded, uses, self._like))
+        return Computed(uses, partial(_expanded, uses, self.shapes))
 
 
 def stored(values: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class AdjustmentRule:
         self.locked = None if locked is None else _task_labels(locked)
 
     def start(self, seed: int, task: int) -> None:
-        """Prepare for the steps of a task."""
+        """Prepare for the steps of a task: what is drawn here is seeded by both, which ``repeatable = True`` says."""
 
     def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Share of the update held back, of the parameter's shape: 0 free, 1 frozen; best as an expanded one.
@@ -177,7 +177,23 @@ class AdjustmentRule:
     def _one_by_one(
         self, use: TaskUse, names: Sequence[str], layer_of: LayerOf, sparsity: LayerSparsity
     ) -> list[Tensor]:
-        return [self.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
+        return [self._share(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
+
+    def _share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+        """:meth:`held`, checked: a rule of the user's may give anything."""
+        share, shape = self.held(use, name, sparsity), use.shapes[name][0]
+        if not isinstance(share, Tensor) or share.shape != shape:
+            given = f"one of {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
+            raise TypeError(
+                f"{type(self).__name__}.held must return a tensor of the shape of {name}, {tuple(shape)}; got {given}"
+            )
+        once = stored(share)
+        if self.constant and not bool(((once >= 0) & (once <= 1)).all()):  # looked at once a task, not in every step
+            raise ValueError(
+                f"{type(self).__name__}.held must return shares from 0, free, to 1, frozen; of {name} it returned "
+                f"some from {float(share.min()):.3g} to {float(share.max()):.3g}"
+            )
+        return share
 
     def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
         """As :meth:`prepared`, for ``1 / (1 − held)``: what a gradient is divided by."""
@@ -190,7 +206,7 @@ class AdjustmentRule:
 
     def expected_held(self, use: TaskUse, name: str) -> Tensor:
         """Mean of :meth:`held`, without layer sparsity."""
-        return self.held(use, name, 0.0)
+        return self._share(use, name, 0.0)
 
 
 RULES["hat"] = AdjustmentRule

@@ -143,3 +143,22 @@ def test_a_name_of_a_rule_is_not_taken_twice():
 
         class Other(AdaHATRule, name="adahat"):
             pass
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (lambda like: None, TypeError, "must return a tensor of the shape of .*; got None"),
+        (lambda like: torch.zeros(3, 1, 2), TypeError, r"got one of \(3, 1, 2\)"),
+        (lambda like: torch.full_like(like, 3.0), ValueError, "from 0, free, to 1, frozen"),
+        (lambda like: torch.full_like(like, torch.nan), ValueError, "from nan to nan"),
+    ],
+)
+def test_what_a_rule_returns_is_checked(given, error, message):
+    class Wrong(AdjustmentRule):
+        def held(self, use, name, sparsity):
+            """As given."""
+            return given(use.covered[name])
+
+    with pytest.raises(error, match=message):
+        trained([0], adjustment=Wrong(), train_epochs=1)

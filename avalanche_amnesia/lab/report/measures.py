@@ -1,7 +1,7 @@
 """Measures of a run, and their form on the page: one table for the page, the tables of studies and the demo.
 
-To show a metric is an entry of ``metrics_of`` in ``lab/runs/measuring.py``, and here of :data:`COLUMNS`,
-:data:`READINGS` or both.
+To show a metric is an entry of ``metrics_of`` in ``lab/runs/measuring.py``, and here of :data:`COLUMNS` or
+:data:`READINGS` for the page, and of :data:`MEANINGS` too for a column of the tables and the demo.
 """
 
 from collections.abc import Callable, Sequence
