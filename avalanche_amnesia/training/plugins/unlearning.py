@@ -506,9 +506,12 @@ class UnlearningPlugin(SupervisedPlugin):
         found = [(thing, purger_of(thing)) for thing in (*others, strategy, *settings)]
         unknown = unknown_state(strategy, [thing for thing, purge in found if purge is None])
         # Tensors of a criterion or a rule are settings, unless they have changed.
-        if not self.claims.criterion_learned(strategy):
-            unknown = [(thing, path) for thing, path in unknown if not any(thing is other for other in settings)]
-        return [(thing, purge) for thing, purge in found if purge is not None], unknown
+        kept = [
+            (thing, path)
+            for thing, path in unknown
+            if not any(thing is other for other in settings) or self.claims.criterion_learned(strategy)
+        ]
+        return [(thing, purge) for thing, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
         """Let the model know whether entries that remaining tasks read stay: what plans and compensations ask it."""
