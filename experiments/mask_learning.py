@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.hard_attention import (
+from avalanche_amnesia.training.hat_formulas import (
     Annealing,
     EmbeddingInit,
     SparsityRegulariser,

@@ -38,7 +38,7 @@ from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.seeding import derive_seed, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.plugins.seeding import TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.task_in_training import TaskSnapshot
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction

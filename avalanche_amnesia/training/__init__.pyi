@@ -10,7 +10,7 @@ from .host.states import register_state as register_state
 from .plugins.counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .plugins.disjoint import DisjointPlugin as DisjointPlugin
 from .plugins.hat import HATPlugin as HATPlugin
-from .plugins.seeding import InMemoryLoaderPlugin as InMemoryLoaderPlugin
+from .plugins.in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
 from .plugins.seeding import SeedingPlugin as SeedingPlugin
 from .plugins.task_mask import DivergedError as DivergedError
 from .plugins.task_mask import TaskError as TaskError

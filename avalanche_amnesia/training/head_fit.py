@@ -12,8 +12,8 @@ from torch import Tensor
 from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.task_faults import drawn_positions, input_of, samples_at
-from avalanche_amnesia.training.task_in_training import retake, running_norms
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.masking import OpenEntries
 from avalanche_amnesia.unlearning.compensation import FittedHead

@@ -16,7 +16,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.plugins.seeding import TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
 
 _MOST_SAMPLES = 256

@@ -38,7 +38,8 @@ from avalanche_amnesia.training.host.arguments import (
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.plugins.seeding import InMemoryLoaderPlugin, SeedingPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import (
     fault_in_memory,

@@ -14,7 +14,7 @@ from avalanche_amnesia import HAT, MLP, AdaHAT, AmnesiacHAT, MaskedModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models.gate import EVERY, FAR, MASKS, SHUT, ComputedUnits, EntriesOfMasks
-from avalanche_amnesia.training.hard_attention import compensate_, embedding_gradient
+from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.unit_graph import graph as unit_graph
 from avalanche_amnesia.unit_graph import masking
 

@@ -21,7 +21,7 @@ from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.seeding import seed_all
 from avalanche_amnesia.training import HAT, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT, ConstantRule, HardAttention
 from avalanche_amnesia.training.plugins import DivergedError, HATPlugin, InMemoryLoaderPlugin, SeedingPlugin, TaskError
-from avalanche_amnesia.training.plugins.seeding import TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 
 def metrics():

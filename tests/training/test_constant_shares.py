@@ -4,7 +4,7 @@ import pytest
 import torch
 from support.residue_oracle import tensors_within
 
-from avalanche_amnesia.training.update_rules import ConstantShares
+from avalanche_amnesia.training.adjuster import ConstantShares
 
 SHAPES = {"large": (700, 513), "tall": (300_000, 1), "wide": (2, 200_000), "small": (40, 30), "filters": (64, 3, 5, 5)}
 

@@ -11,7 +11,7 @@ from support.strategy_state import bits
 
 from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
-from avalanche_amnesia.training.task_in_training import retake, running_norms
+from avalanche_amnesia.training.norm_statistics import retake, running_norms
 
 
 @torch.no_grad()

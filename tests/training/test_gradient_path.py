@@ -15,8 +15,8 @@ from torch.optim import optimizer as optim
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ConstantRule
+from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask
-from avalanche_amnesia.training.update_rules import Adjuster
 
 FAST = ["sgd", "adam", "fused adam"]
 SLOW = ["momentum", "decay", "adamw", "adam decay", "rmsprop"]

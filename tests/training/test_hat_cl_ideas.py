@@ -17,7 +17,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.evaluation import References, network_capacity
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.hard_attention import SparsityRegulariser, initial_embedding
+from avalanche_amnesia.training.hat_formulas import SparsityRegulariser, initial_embedding
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin, UnlearningPlugin
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.small_runs import masked_mlp, permuted
 from torch import nn
 
-from avalanche_amnesia.training.hard_attention import (
+from avalanche_amnesia.training.hat_formulas import (
     SparsityRegulariser,
     compensate_,
     embedding_gradient,

@@ -15,7 +15,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import gate
 from avalanche_amnesia.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
-from avalanche_amnesia.training.hard_attention import compensate_, embedding_gradient
+from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 from benchmarks.subnormals import SubnormalWatch

@@ -19,8 +19,8 @@ from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.optimizers import sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
-from avalanche_amnesia.training.task_in_training import retake, running_norms
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 from avalanche_amnesia.trajectory.removal import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory

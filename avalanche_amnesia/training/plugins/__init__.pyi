@@ -1,7 +1,7 @@
 from .counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .counterfactual import SharedHeadCounterfactualPlugin as SharedHeadCounterfactualPlugin
 from .hat import HATPlugin as HATPlugin
-from .seeding import InMemoryLoaderPlugin as InMemoryLoaderPlugin
+from .in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
 from .seeding import SeedingPlugin as SeedingPlugin
 from .task_mask import DivergedError as DivergedError
 from .task_mask import TaskError as TaskError

@@ -28,10 +28,10 @@ from avalanche_amnesia.training.head_fit import (
     fitted_head,
 )
 from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.norm_statistics import running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import samples_at, training_samples
-from avalanche_amnesia.training.task_in_training import running_norms
 from avalanche_amnesia.trajectory.removal import Moved, Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction

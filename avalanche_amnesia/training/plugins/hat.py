@@ -14,9 +14,9 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer, traits_of
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.hard_attention import (
+from avalanche_amnesia.training.hard_attention import HardAttention
+from avalanche_amnesia.training.hat_formulas import (
     EmbeddingInit,
-    HardAttention,
     SparsityRegulariser,
     compensate_,
     embedding_gradient,
@@ -26,9 +26,10 @@ from avalanche_amnesia.training.hard_attention import (
     units_within,
 )
 from avalanche_amnesia.training.host.rollback import abort_training
+from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_faults import Learned, closed_layers, full_layers, training_samples
-from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskStatistics
+from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, measured, rule_of
 
 IsolationChoice = Literal["none", "pools"]

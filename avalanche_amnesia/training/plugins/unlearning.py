@@ -26,7 +26,8 @@ from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Str
 from avalanche_amnesia.training.host.rehearsal import rehearse
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
-from avalanche_amnesia.training.plugins.seeding import InMemoryLoaderPlugin, SeedingPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
