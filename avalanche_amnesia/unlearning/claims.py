@@ -287,10 +287,8 @@ def own_rules(strategy: Strategy) -> list[Any]:
 def _criterion_memory(strategy: Strategy) -> Memory:
     """Numbers and tensors that a criterion and adjustment rules of the user's hold."""
     skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
-    found, beside = (
-        list(memory_of(strategy._criterion, "criterion", skip, Parts(strategy.model))),
-        Parts(strategy.model),
-    )
+    beside = Parts(strategy.model)
+    found = [*memory_of(strategy._criterion, "criterion", skip, beside)]
     for rule in own_rules(strategy):
         drawing = {name: value for name, value in vars(rule).items() if isinstance(value, torch.Generator)}
         found += memory_of(rule, "rule", skip, beside)

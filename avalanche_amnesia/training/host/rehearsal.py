@@ -255,7 +255,8 @@ class _Watch(SupervisedPlugin):
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Look whether the loss reached weights of the backbone by another way than the model's outputs."""
         weights = {id(parameter) for parameter in getattr(strategy.model, "backbone", strategy.model).parameters()}
-        found, todo = {strategy.mb_output.grad_fn}, [strategy.loss.grad_fn]
+        found = {getattr(output, "grad_fn", None) for output in tree_leaves(strategy.mb_output)}
+        todo = [getattr(strategy.loss, "grad_fn", None)]
         while todo and not self.reads_weights:
             node = todo.pop()
             if node is not None and node not in found:

@@ -319,8 +319,10 @@ class UnlearningPlugin(SupervisedPlugin):
             return None
         if not self.trial:
             return "trial=False: no training was rehearsed, which would show whether it is repeatable"
-        outcome = rehearse(strategy, self.trial, **kwargs)
-        if outcome.reads_weights and self.claims.influences != frozenset(self.ledger.remaining):
+        outcome, masking = rehearse(strategy, self.trial, **kwargs), find_plugin(strategy, TaskMaskPlugin)
+        # Weights lie in the sight of every task; what a task can see of others is limited where it only reads units.
+        limited = masking is not None and self.claims.influences != frozenset(self.ledger.remaining)
+        if outcome.reads_weights and limited:
             return outcome.reason or "the criterion reads weights, those of all tasks, beside the model's outputs"
         return outcome.reason
 

@@ -36,9 +36,9 @@ def rival(kind, **options):
 
 
 @pytest.mark.parametrize("kind", [Independent, CLPUDERpp])
-@pytest.mark.parametrize("when", ["after", "before"])
-def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when):
-    benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, when)], permanent=[0])
+@pytest.mark.parametrize(("when", "permanent"), [("after", [0]), ("before", [0]), ("after", [0, 2, 3])])
+def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when, permanent):
+    benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, when)], permanent=permanent)
     strategy = learn(rival(kind), benchmark.train_stream)
     record = unlearning_plugin(strategy).records[0]
     assert record.claim == "exact"
