@@ -20,6 +20,8 @@ from avalanche_amnesia.logging.payloads import Histogram, Image, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 
 Mode = Literal["online", "offline", "disabled"]
+_OLD_NAMES = {"run": "online", "dryrun": "offline"}
+"""Names that WANDB_MODE still takes."""
 _FLUSH_SECONDS = 30.0
 _BLOCK, _FILE_HEADER, _CHUNK = 32 * 1024, 7, struct.Struct("<IHB")
 _WHOLE, _FIRST, _LAST = 1, 2, 4
@@ -211,7 +213,8 @@ def _check_run(run: Any) -> None:
 def resolve_mode(mode: str | None) -> Mode:
     """The mode for `wandb.init`, found without network and without a prompt."""
     # Read here because wandb keeps the environment of its first use in the process.
-    for name, given in (("mode", mode), ("WANDB_MODE", os.environ.get("WANDB_MODE") or None)):
+    variable = os.environ.get("WANDB_MODE", "")
+    for name, given in (("mode", mode), ("WANDB_MODE", _OLD_NAMES.get(variable, variable) or None)):
         if given is not None:
             checks.one_of(name, given, Mode)
             return cast(Mode, given)

@@ -22,7 +22,7 @@ def test_said_is_said(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "mode"),
-    [("online", "online"), ("offline", "offline"), ("disabled", "disabled")],
+    [("online", "online"), ("offline", "offline"), ("disabled", "disabled"), ("dryrun", "offline"), ("run", "online")],
 )
 def test_environment(variable: str, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", variable)
