@@ -1,6 +1,7 @@
 """Conversion of metric values to what a logger writes: numbers, texts, images, histograms, tables."""
 
 import io
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
 from avalanche_amnesia.evaluation.figures import Table
+from avalanche_amnesia.evaluation.picture import Picture
 
 
 class Histogram(NamedTuple):
@@ -36,8 +38,20 @@ Payload = float | str | Image | Histogram | Table
 
 SUPPORTED = (
     "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, Avalanche's TensorImage, "
-    "real tensors and arrays with a finite entry (as histograms), tables, AlternativeValues of these"
+    "real tensors and arrays with a finite entry (as histograms), tables, AlternativeValues of these, and dicts "
+    "of these"
 )
+
+
+def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Name and value of all that is in a value: dicts as ``name/key``, a picture's table as ``name/table`` too."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flattened(f"{name}/{key}", inner)
+    else:
+        yield name, value
+        if isinstance(value, Picture) and value.table is not None:
+            yield f"{name}/table", value.table
 
 
 def payload_of(value: Any) -> Payload | None:

@@ -17,7 +17,7 @@ from avalanche_amnesia.logging.axes import AXES, Position, axis_of
 from avalanche_amnesia.logging.configuration import configuration_of
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
-from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, payload_of
+from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -228,10 +228,7 @@ class RunLogger(BaseLogger, ABC):
         for metric in values:
             if callback is None:
                 self._position.iteration = metric.x_plot
-            named = {metric.name: metric.value}
-            if isinstance(metric.value, Picture) and metric.value.table is not None:
-                named[f"{metric.name}/table"] = metric.value.table
-            for name, value in named.items():
+            for name, value in flattened(metric.name, metric.value):
                 if name in AXES:
                     raise ValueError(f"{name!r} is an axis of the logger, as {AXES} are: log it under another name")
                 if isinstance(value, Picture) and not self._pictures:

@@ -114,6 +114,14 @@ def test_tensors_are_histograms(recorder: Recorder, kind: str) -> None:
     assert sum(row["weights"]["values"]) == entries
 
 
+def test_dicts_are_taken_apart(recorder: Recorder) -> None:
+    recorder.log("capacity", {"layer0": 0.5, "layer1": {"free": 0.25, 2: 1}})
+    run = recorder.read()
+    (row,) = run.rows
+    values = {name: value for name, value in row.items() if name.startswith("capacity")}
+    assert values == {"capacity/layer0": 0.5, "capacity/layer1/free": 0.25, "capacity/layer1/2": 1.0}
+
+
 def test_texts_go_to_the_summary(recorder: Recorder) -> None:
     recorder.log("Unlearning/claim", "exact")
     run = recorder.read()

@@ -127,13 +127,13 @@ def test_values_of_every_kind(tmp_path: Path) -> None:
         "histogram": torch.arange(10.0),
         "table": table,
         "text": "exact",
-        "of numpy": np.float32(0.5),
+        "taken apart": {"x": np.float32(0.5)},
     }
     with JSONLogger(tmp_path / "run") as logger:
         logger.log_metrics([MetricValue(None, name, value, 4) for name, value in values.items()])
     run = read_json_run(tmp_path / "run")
     (row,) = run.rows
-    assert (row["float"], row["infinite"], row["of numpy"], row["iteration"]) == (0.1, -math.inf, 0.5, 4)
+    assert (row["float"], row["infinite"], row["taken apart/x"], row["iteration"]) == (0.1, -math.inf, 0.5, 4)
     assert math.isnan(row["nan"])
     assert row["picture"].getpixel((2, 1)) == (255, 0, 0)
     assert isinstance(row["histogram"], Histogram)
