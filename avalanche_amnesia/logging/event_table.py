@@ -27,9 +27,11 @@ _OF_STREAM = re.compile(r"([^/]+)(/eval_phase/(?!train_)\w+)?")
 class EventTable:
     """Rows of events, each with the values that its run logs before the next event.
 
-    Columns: those of ``_OWN`` (accuracy: mean over the remaining tasks, of Avalanche's accuracy per experience), and
-    every number of a metric over ``event`` that is not of a single task or layer, those of ``_FORGOTTEN`` first. Of
-    several values of one event the last one counts; rows are never changed later.
+    Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned (tasks, or samples of one in
+    words), remaining, affected, claim, accuracy (mean over the remaining tasks, of Avalanche's accuracy per
+    experience), and every number of a metric over ``event`` that is not of a single task or layer: first ``JSD_own``
+    with its order floor, their ratio and the old head, then ``AccuracyDifference``, ``Capacity`` … Of several values
+    of one event the last one counts. A row tells of the tasks that remained then; rows are never changed later.
     """
 
     def __init__(self) -> None:
