@@ -22,8 +22,6 @@ from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 Control = Literal["heads", "reference"]
 
-_SAMPLES = 10_000
-"""At most so many of a task's training samples are used to fit its head, evenly spread."""
 _NAMES = {
     "main": "AccuracyDifference",
     "heads": "AccuracyDifference_control",
@@ -48,6 +46,7 @@ class AccuracyDifference(CallbackMetric):
         references: of the run.
         controls: which of ``heads`` (a head per remaining task is fitted at every evaluation) and ``reference`` (which
             costs a reference of the remaining tasks, unless another metric has it).
+        samples: at most so many of a task's training samples are used to fit its head, evenly spread, at least 1.
 
     Attributes:
         accuracies: of the last evaluation: ``main``, ``full``, ``heads``, ``reference`` → remaining task → accuracy.
@@ -56,17 +55,18 @@ class AccuracyDifference(CallbackMetric):
 
     Raises:
         TypeError: for references that are none.
-        ValueError: for a control that is not known.
+        ValueError: for a control that is not known, or fewer than one sample.
     """
 
     higher_is_better = True
     lower_bound, upper_bound = -1.0, 1.0
 
-    def __init__(self, references: References, controls: Sequence[Control] = ()) -> None:
+    def __init__(self, references: References, controls: Sequence[Control] = (), samples: int = 10_000) -> None:
         super().__init__()
         checks.instance("references", references, References, "References(make_strategy, benchmark)")
         for control in controls:
             checks.one_of("controls", control, Control)
+        self.samples = checks.whole_number("samples", samples)
         self.references, self.controls = references, tuple(controls)
         references.expect("full")
         if "reference" in controls:
@@ -135,7 +135,7 @@ class AccuracyDifference(CallbackMetric):
 
     def _fitted(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
         """A head of the task fitted again to the full model's features; None where that can't be."""
-        x, y = some_task_data(self.references.train_experience(task), _SAMPLES)
+        x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
             return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)
         except FitError as error:

@@ -24,7 +24,6 @@ from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 ProbeKind = Literal["own", "remaining", "none"]
 """Masks through which a task's data is seen: that of the task, those of the remaining tasks, or none at all."""
-_AT_A_TIME = 512
 
 
 @dataclass(frozen=True)
@@ -90,6 +89,7 @@ def features_of(
     model: nn.Module,
     x: Tensor,
     mask: Tensor | None = None,
+    batch_size: int = 512,
     parts: nn.Module | None = None,
     task: int | None = None,
 ) -> Tensor:
@@ -101,6 +101,7 @@ def features_of(
         x: ``(n, …)``.
         mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
             mask, as for models without masks.
+        batch_size: samples at a time.
         parts: what else a task's features depend on (``model.task_parts(task)``, used only with a mask; a
             TaskNormModel's ``task_norms(task)``).
         task: whose features, where a model has a network per task; None: those of a task that it does not have.
@@ -115,9 +116,8 @@ def features_of(
     with evaluating(model):
         if parts is not None:
             parts = deepcopy(parts).to(device).eval()
-        return torch.cat(
-            [_batch_features(model, part.to(device), mask, parts, task).cpu() for part in x.split(_AT_A_TIME)]
-        )
+        batches = x.split(batch_size)
+        return torch.cat([_batch_features(model, part.to(device), mask, parts, task).cpu() for part in batches])
 
 
 def _batch_features(
@@ -146,10 +146,10 @@ def _batch_features(
     return caught[0]
 
 
-def task_features(model: nn.Module, x: Tensor, task: int) -> Tensor:
+def task_features(model: nn.Module, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
     """As :func:`features_of`, as a task that the model has sees the inputs."""
     if not isinstance(model, MultiHeadModel):
-        return features_of(model, x, task=task)
+        return features_of(model, x, batch_size=batch_size, task=task)
     device = next(model.parameters()).device
     with evaluating(model):
-        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(_AT_A_TIME)])
+        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(batch_size)])

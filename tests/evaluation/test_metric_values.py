@@ -150,6 +150,22 @@ def test_accuracy_differences(finished):
         assert gained[task] == pytest.approx(right[1] - right[0], abs=1e-12)
 
 
+@pytest.mark.parametrize("samples", [2, 10_000])
+def test_the_control_s_head_is_fitted_to_so_many_samples_evenly_spread(samples):
+    references = evaluation.References(make_ewc, BENCHMARK)
+    metric = evaluation.AccuracyDifference(references, ["heads"], samples=samples)
+    strategy = learn(make_ewc(evaluator=quiet(metric)), DIGITS.train_stream[:1])
+    strategy.eval(TEST[:1])
+    full, (x, y), (test_x, test_y) = references.full([0]), DIGITS.train_stream[0].tensors, TEST[0].tensors
+    chosen = [0, len(y) - 1] if samples == 2 else slice(None)
+    with torch.no_grad():
+        weight, bias = fit_head(full.features(x[chosen], 0).double(), y[chosen], 2)
+        right = (full.features(test_x, 0).double() @ weight.T + bias).argmax(1) == test_y
+    assert metric.accuracies["heads"][0] == pytest.approx(right.double().mean().item())
+    with pytest.raises(ValueError, match="samples must be an int of at least 1, got 0"):
+        evaluation.AccuracyDifference(references, samples=0)
+
+
 def test_the_metric_keeps_the_accuracies_of_all_four(finished):
     _, strategy, _, _, results = finished
     metric = next(m for m in strategy.evaluator.metrics if str(m) == "AccuracyDifference")

@@ -13,7 +13,7 @@ from support.measured_runs import BENCHMARK, PERMUTED, TEST, Witness, make, stoc
 from support.strategies import PRICED, learn, quiet
 from torch import nn
 
-from avalanche_amnesia import AmnesiacHAT, MaskedModel, UnlearningPlugin, evaluation
+from avalanche_amnesia import AmnesiacHAT, MaskedModel, MultiHeadModel, UnlearningPlugin, evaluation
 from avalanche_amnesia.training.host import find_plugin
 
 
@@ -219,3 +219,12 @@ def test_jsd_looks_through_a_task_s_norms_too():
     assert bare != pytest.approx(evaluation.jsd(model, reference, x, probe), rel=1e-3)
     strategy.unlearn([0])
     assert evaluation.jsd(model, reference, x, probe) == 0  # the same initial bits, through the same mask and norms
+
+
+def test_features_are_read_so_many_samples_at_a_time():
+    model, x, seen = MultiHeadModel(wide()), torch.rand(10, 64), []
+    model.backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    features = evaluation.features_of(model, x, batch_size=4)
+    assert seen == [4, 4, 2]
+    assert torch.allclose(features, evaluation.features_of(model, x))
+    assert len(seen) == 4
