@@ -119,11 +119,18 @@ class ProbingMetric(CallbackMetric, ABC):
         gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
         if plugin.current_task is not None or not gone:
             return None
-        return self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
+        values: Any = self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
+        for value in values if isinstance(values, Sequence) else [values]:
+            if not isinstance(value, MetricValue) and values is not None:
+                raise TypeError(
+                    f"values of {type(self).__name__} returned {values!r}: return a list of MetricValue, as "
+                    "self.emit(strategy, {name: value}) makes it"
+                )
+        return values
 
     @abstractmethod
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Values to emit."""
+        """Values to emit, as :meth:`emit` makes them of names and numbers."""
 
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind

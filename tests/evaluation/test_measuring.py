@@ -23,6 +23,7 @@ from avalanche_amnesia.contrib.metrics import (
     relapse_metrics,
 )
 from avalanche_amnesia.evaluation import (
+    ProbingMetric,
     References,
     accuracy_difference_metrics,
     capacity_metrics,
@@ -129,6 +130,20 @@ def test_the_text_loggers_of_the_host_run_along(references, tmp_path, capsys):
         assert "Owners/" in output
         assert "Relapse/eval_phase/test_stream/Task000" in output
     assert (tmp_path / "eval_results.csv").read_text().count("\n") > 1
+
+
+@pytest.mark.parametrize("returned", [0.0, [0.5], "none", None])
+def test_a_metric_of_one_s_own_is_told_what_to_return(returned):
+    class Own(ProbingMetric):
+        def values(self, strategy, unlearned, remaining):
+            return returned
+
+    strategy = trained(2, BENCHMARK, evaluator=quiet(Own()))
+    if returned is None:
+        assert strategy.eval(TEST[1:2]) == {}
+        return
+    with pytest.raises(TypeError, match=r"values of Own returned .*: return a list of MetricValue, as self.emit"):
+        strategy.eval(TEST[1:2])
 
 
 def test_metrics_without_an_unlearning_plugin_say_what_is_missing(references):
