@@ -344,6 +344,11 @@ def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
                 f"UnlearningRequest"
             )
         at = n_positions - 1 if request.at is None else request.at
+        if any(isinstance(task, UnlearningRequest) for task in request.tasks):
+            raise RequestError(
+                f"requests in a list at position {at}: give {{{at}: UnlearningRequest(…)}}, or several as a sequence, "
+                f"[UnlearningRequest(…, at={at}), …]"
+            )
         given[position] = replace(request, at=at)
         if at >= n_positions:
             raise RequestError(f"at={at} is no position in the train stream; allowed are 0 to {n_positions - 1}")

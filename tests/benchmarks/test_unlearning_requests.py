@@ -235,6 +235,7 @@ R = UnlearningRequest
         ({2: ["0"]}, {}, r"after task 2: '0' is no task"),
         ({5: [0]}, {}, r"at=5 is no position .* allowed are 0 to 4"),
         ([[0]], {}, r"\[0\] is no UnlearningRequest"),
+        ({2: [R(task=0, samples=[1])]}, {}, r"in a list at position 2: give {2: Unl.*\(…\)}, or .* \[Unl.*at=2\), …\]"),
         ({}, {"permanent": [0, 5]}, r"permanent=\[0, 5\]: task 5 is unknown"),
         ({}, {"permanent": [True]}, r"permanent=\[True\]: task True is unknown"),
         ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
