@@ -89,7 +89,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         """Rows of the base, so many at a time."""
         if len(index) and bool((index.diff() == 1).all()):  # a copy of these takes less time than of rows from anywhere
             return self.base[int(index[0]) : int(index[-1]) + 1].split(n)
-        return (self.base[part] for part in index.split(n))
+        return (self.base.index_select(0, part) for part in index.split(n))
 
     def _prepared(self, x: Tensor) -> Tensor:
         if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not
@@ -211,9 +211,6 @@ def labels_fingerprint(experience: Any) -> str:
     return digest.hexdigest()
 
 
-# Labels of tasks ------------------------------------------------------------------------------------------------------
-
-
 def difference_of_data(ours: Any, theirs: Any) -> str | None:
     """Difference between two experiences' training data, in words; None: nothing that was looked at.
 
@@ -244,6 +241,8 @@ def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
     n = len(experience.dataset)
     return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())
 
+
+# Labels of tasks ------------------------------------------------------------------------------------------------------
 
 HOW_TO_LABEL = (
     "Here every experience is a task of its own: give each its label, with task_incremental_benchmark(benchmark, "
