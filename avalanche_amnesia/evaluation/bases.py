@@ -137,8 +137,9 @@ class ProbingMetric(CallbackMetric, ABC):
     ) -> Tensor | None:
         """Features ``(n, features)`` of a task's inputs in a model, which may be ``main`` itself; None without a mask.
 
-        What a ``kind`` looks through: :class:`FeatureDistance`. A remaining task's own mask and norms are the main
-        model's; where a model has no masks, norms that the task had of its own count for ``own``.
+        They lie on the CPU. What a ``kind`` looks through: :class:`FeatureDistance`; ``none`` through normalisation as
+        it was before any task. A remaining task's own mask and norms are the main model's; where a model has no masks,
+        norms that the task had of its own count for ``own``.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):

@@ -221,7 +221,11 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Keep a model that learned some tasks elsewhere, in place of training it: itself, in evaluation mode."""
+        """Keep a model that learned these tasks, in this order, elsewhere, in place of training it.
+
+        It is one of a strategy that ``make_strategy`` made, and is kept itself, in evaluation mode. ``variant``: as of
+        :meth:`reference`.
+        """
         self._models[variant, tuple(tasks)] = model.eval()
 
     def full(self, tasks: int | Sequence[int]) -> nn.Module:
