@@ -7,6 +7,7 @@ random. Networks of timm and transformers are left out where the library is not 
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -137,7 +138,7 @@ def row(name: str, make: Maker) -> tuple[str, ...]:
 
 
 def _short(error: Exception) -> str:
-    return str(error).replace("|", "/").replace("\n", " ")[:200]
+    return textwrap.shorten(str(error).replace("|", "/"), 200, placeholder=" …")
 
 
 def main() -> None:
