@@ -1,4 +1,4 @@
-"""What a training depends on and no setting shows: hooks, replaced methods, values of tensors, code of a script."""
+"""Facts that a training depends on and no setting shows: hooks, replaced methods, tensors' values, a script's code."""
 
 import hashlib
 import sys

@@ -190,7 +190,15 @@ class RunStore:
     def keep_end(
         self, key: str, strategy: Strategy, trained: Iterable[int], references: References, seconds: float
     ) -> None:
-        """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references."""
+        """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references.
+
+        Args:
+            key: of the state, :func:`~avalanche_amnesia.lab.runs.measuring.end_of`.
+            strategy: as it ended.
+            trained: tasks that it trained, in order.
+            references: that it was measured by, over the data that it has left.
+            seconds: that it took.
+        """
         try:
             body, parts = encoded_state(strategy, with_metrics=False)
         except StateError as error:
