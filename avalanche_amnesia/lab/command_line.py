@@ -191,7 +191,7 @@ def sweep(
 def report(
     folders: list[Path],
     *,
-    out: Path = Path("report.html"),
+    out: Path | None = None,
     tables: Path | None = None,
     public_key: list[Path] | None = None,
 ) -> None:
@@ -200,12 +200,15 @@ def report(
     Args:
         folders: with runs (run.jsonl), at any depth, or packs of amnesia export-states; those that differ only in the
             seed are shown as one
-        out: the page
+        out: the page (default: report.html)
         tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep, in place of the page;
             such JSON files of others are taken in, too
         public_key: PEM files of the keys by one of which every pack and every signed record must be signed
     """
-    _refuse_what_is_in_the_way({"--tables": tables}, {"--out": out} if tables is None else {})
+    if None not in (out, tables):
+        raise ValueError("report writes either a page (--out) or tables (--tables): give one of them, then the other")
+    page_file = out or Path("report.html")
+    _refuse_what_is_in_the_way({"--tables": tables}, {"--out": page_file} if tables is None else {})
     keys = {file.name: _key_in(file, "--public-key") for file in public_key or ()}
     with ExitStack() as opened:
         places = [(source, opened.enter_context(packs.as_folder(source, [*keys.values()]))) for source in folders]
@@ -218,10 +221,10 @@ def report(
             return
         shown = [run for source, place in places for run in pages.read_runs(place, source, keys)]
         page = pages.report_page(shown).encode()
-        out.parent.mkdir(parents=True, exist_ok=True)
-        saving.replace_file(out, page)
+        page_file.parent.mkdir(parents=True, exist_ok=True)
+        saving.replace_file(page_file, page)
         _say(pages.verdicts_as_text(pages.entries(shown)))
-        _say(f"{out}: {len(page):,} bytes, {len(shown)} run(s)")
+        _say(f"{page_file}: {len(page):,} bytes, {len(shown)} run(s)")
 
 
 def unlearn(

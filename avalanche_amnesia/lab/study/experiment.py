@@ -217,7 +217,10 @@ def finished(folder: Path, keys: Mapping[str, Any] | None = None) -> list[tuple[
     read = [(place, yaml.safe_load((place / SETTINGS).read_text()), read_run(place, keys)) for place in places]
     found = [each for each in read if each[2].moments]
     if not found:
-        raise ValueError(f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE})")
+        raise ValueError(
+            f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE}); logs of a "
+            "script have a page, by amnesia report without --tables, but no tables and no pack"
+        )
     return found
 
 

@@ -268,6 +268,14 @@ def test_a_folder_without_runs_is_refused(tmp_path, capsys):
     assert not (tmp_path / "tables").exists()
 
 
+def test_a_report_is_a_page_or_tables(swept, tmp_path, capsys):
+    page, tables = tmp_path / "page.html", tmp_path / "tables"
+    assert main(["report", str(swept[0] / "out"), "--tables", str(tables), "--out", str(page)]) == 2
+    assert "either a page (--out) or tables (--tables)" in capsys.readouterr().err
+    assert not page.exists()
+    assert not tables.exists()
+
+
 def test_samples_of_a_task_are_forgotten_by_the_methods_that_can(tmp_path):
     requests = {2: {"task": 1, "samples": [0, 3]}, 4: [0]}
     methods = {"weights": MethodSettings("DisjointSubnets"), "units": MethodSettings("AmnesiacHAT")}
