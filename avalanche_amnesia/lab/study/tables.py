@@ -63,13 +63,12 @@ def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, A
 
 
 def _after(moment: Moment) -> dict[str, Any]:
-    """Numbers after a task, as plain values."""
+    """What tables tell of a moment, as plain values; its run's log has all numbers."""
     return {
         "task": moment.task,
         "remaining": moment.remaining,
         "unlearned": moment.unlearned,
         "accuracy": moment.accuracy,
-        "by_task": {name: found for name in sorted(moment.numbers) if (found := moment.by_task(name))},
         "measures": {key: measure.of(moment) for key, measure in MEASURES.items()},
     }
 

@@ -248,6 +248,7 @@ def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
     assert [after["task"] for after in mine["after"]] == [0, 1, 2, 3, 4]
     assert mine["after"][-1]["accuracy"] == {str(task): value for task, value in end.accuracy.items()}
     assert mine["after"][-1]["measures"]["remaining"] == mean
+    assert mine["after"][-1].keys() == {"task", "remaining", "unlearned", "accuracy", "measures"}  # the log has all
     text = (tmp_path / "tables" / "results.md").read_text()
     mine = [r for r in read_rows(folder) if (r.method, r.scenario) == ("HAT", "newest")]
     accuracies = [100 * r.values["remaining"] for r in mine]
