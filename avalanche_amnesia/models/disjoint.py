@@ -354,7 +354,8 @@ class DisjointModel(MultiHeadModel):
                 raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
         shares = {task: Share.decoded(held[_DEALT]) for task, held in saved.items() if _DEALT in held}
         for task, share in shares.items():
-            if task in self.shares.unfinished and self.share(task) == share:
+            in_training = task in self.shares.unfinished and self.share(task) == share
+            if in_training and _shapes(self.shares[task].state_dict()) == _shapes(saved[task]):
                 continue  # the middle of its training, loaded again
             room = self._room(share, saved[task])
             others = {other for other in shares if other != task and not shares[other].overlaps(share)}

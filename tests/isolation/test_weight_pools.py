@@ -364,6 +364,17 @@ def test_a_state_with_shares_of_no_run_is_refused_and_nothing_is_loaded():
     assert same_state(state(model), good)
 
 
+def test_a_finished_task_is_loaded_where_its_training_was_interrupted():
+    fails = FailsAtEvent("after_training_iteration", KeyboardInterrupt)
+    strategy, done = disjoint(plugins=[fails]), state(learn(disjoint(), STREAM.train_stream[:1]).model)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(STREAM.train_stream[0])
+    assert strategy.model.shares.unfinished == (0,)
+    strategy.model.load_state_dict(done)
+    assert same_state(state(strategy.model), done)
+    assert strategy.model.shares.unfinished == ()
+
+
 def test_nothing_of_an_unlearned_task_stays_in_memory():
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:1])
     network = weakref.ref(strategy.model.network(0))
