@@ -70,7 +70,7 @@ class _Encoder:
             self.tensors[name] = value.detach()
             return {"$tensor": [name, value.device.type]}
         kind = np.generic if isinstance(value, np.generic) else kind
-        if kind in _SPECIAL and (kind not in _OF_NUMPY or value.dtype.kind in _NUMERIC):
+        if kind in _SPECIAL and (kind not in _OF_NUMPY or _is_numeric(value.dtype)):
             name, plain, _ = _SPECIAL[kind]
             return {name: self.encode(plain(value), path)}
         self.foreign.append(f"{path} is a {type(value).__name__}")
@@ -164,13 +164,18 @@ def _generator(state: Any) -> torch.Generator:
 
 def _number(state: Any) -> np.generic:
     dtype = np.dtype(state[0])
-    if dtype.kind not in _NUMERIC:
+    if not _is_numeric(dtype):
         raise TypeError(dtype)
     made: np.generic = dtype.type(state[1])
     return made
 
 
-_OF_NUMPY, _NUMERIC = (np.generic, np.ndarray), "biuf"
+def _is_numeric(dtype: np.dtype[Any]) -> bool:
+    """Tell whether JSON and tensors can hold numbers of a type; neither can hold a ``longdouble``."""
+    return dtype.kind in "biuf" and dtype.type is not np.longdouble
+
+
+_OF_NUMPY = (np.generic, np.ndarray)
 _SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
     set: ("$set", _in_order, set),
@@ -181,7 +186,7 @@ _SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     torch.device: ("$device", str, torch.device),
     torch.Generator: ("$generator", lambda value: [str(value.device), value.get_state()], _generator),
     np.generic: ("$number", lambda value: [str(value.dtype), value.item()], _number),
-    np.ndarray: ("$array", lambda value: torch.from_numpy(np.ascontiguousarray(value)), lambda made: made.numpy()),
+    np.ndarray: ("$array", lambda value: torch.from_numpy(np.asarray(value, order="C")), lambda made: made.numpy()),
 }
 """Type → its name in JSON, how a value becomes one that is encoded, and how that becomes the value again."""
 _MAKE = {name: make for name, _, make in _SPECIAL.values()}

@@ -180,6 +180,8 @@ def test_values_come_back(value):
 def test_nan_tensors_arrays_and_generators_come_back():
     assert isnan(through(float("nan")))
     assert np.array_equal(through(np.eye(3)), np.eye(3))
+    assert through(np.array(2.5)).shape == ()
+    assert isnan(through(np.float32("nan")))
     tensor = torch.tensor([1.0, float("nan")])
     assert torch.equal(through({"a": (tensor,)})["a"][0].view(torch.int32), tensor.view(torch.int32))
     generator = torch.Generator().manual_seed(5)
@@ -187,7 +189,13 @@ def test_nan_tensors_arrays_and_generators_come_back():
     assert torch.equal(torch.rand(2, generator=through(generator)), torch.rand(2, generator=generator))
 
 
-@pytest.mark.parametrize("thing", [Foreign(), Foreign, max, nn.Linear(1, 1), nn.Parameter(torch.ones(1)), deque([1])])
+@pytest.mark.parametrize(
+    "thing",
+    [
+        *(Foreign(), Foreign, max, nn.Linear(1, 1), nn.Parameter(torch.ones(1)), deque([1])),
+        *(np.longdouble(1), np.ones(2, np.longdouble)),
+    ],
+)
 def test_nothing_else_is_encoded(thing):
     with pytest.raises(StateError, match=r"a\.b\[0\] is a "):
         encode({"a": {"b": [thing]}})
