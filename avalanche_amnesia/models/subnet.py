@@ -199,7 +199,7 @@ class SubnetModel(TaskMaskedModel):
             score_bits: bits per score that are kept, with the mask's; None: the scores as they are.
         """
         mask, scores = self._chosen(), self._in_training.scores.detach()
-        if score_bits is not None:
+        if keep_scores and score_bits is not None:
             scores = encode_scores(scores, mask, self._sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
         if task in self.norms:
