@@ -101,7 +101,7 @@ class Pools:
         return allocation
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Share of the weights of a task whose training begins, and the tasks whose shares it may read.
+        """Share of a task whose training begins, in the partition of a seed, and the tasks whose shares it may read.
 
         Raises:
             CapacityError: if its share is another task's; nothing changed.

@@ -36,6 +36,9 @@ _PERMUTATIONS = 32
 class Share:
     """Entries of every tensor that a task owns, and the tasks whose entries it reads beside its own.
 
+    The partition of the entries follows from (seed, tensor name) and takes no memory: it is made again where it is
+    needed.
+
     Attributes:
         seed: of the partition.
         slots: disjoint parts that every tensor is cut into.
@@ -240,8 +243,14 @@ class DisjointModel(MultiHeadModel):
     def deal(self, task: int, share: Share) -> dict[str, Tensor]:
         """Leave a task that begins its share of the network, in its initial values; all else is +0.
 
-        A weight begins as the backbone's, times ``1/√density`` for the share of its tensor that the task reads. The
-        result is name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
+        A weight begins as the backbone's, times ``1/√density`` for the share of its tensor that the task reads.
+
+        Args:
+            task: its label; it has a head, and no share yet.
+            share: its share.
+
+        Returns:
+            Name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
         """
         held: TaskShare = self.shares[task]
         held.dealt, held.backbone = share.encoded(), _hashes(self.backbone)

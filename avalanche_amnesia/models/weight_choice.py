@@ -172,7 +172,11 @@ class OpenSubnet:
 
     @torch.no_grad()
     def pass_gradients(self) -> None:
-        """Hand the gradient of ``weight ⊙ mask`` on to weights that learn, and straight through to the scores."""
+        """Hand the gradient ``g`` of ``weight ⊙ mask`` on.
+
+        A weight that learns gets ``g ⊙ mask``; the mask ``g ⊙ weight``, of which ``straight_through`` makes the
+        gradient of the scores.
+        """
         if self.scores.grad is None:
             self.scores.grad = torch.zeros_like(self.scores)
         vectors = self.scores.grad.split(self._sizes), self.scores.split(self._sizes)

@@ -8,7 +8,8 @@ and writing it again does nothing. New files are written under another name firs
 ``index.json``, which names the files that count, is replaced. Whenever a run is killed, the index names whole files of
 one and the same state. Files that it does not name are deleted at the next opportunity.
 
-A directory belongs to the trajectory that wrote its index; how one that was unpickled takes it back is told there.
+A directory belongs to the trajectory that wrote its index;
+:class:`~avalanche_amnesia.trajectory.Trajectory` says how one that was unpickled takes it back.
 """
 
 import json
