@@ -261,6 +261,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     # Forward --------------------------------------------------------------------------------------------------
 
     @abstractmethod
+    def _features(self, x: Tensor, task: int) -> Tensor:
+        """Features of samples of one task, through its mask."""
+
+    @abstractmethod
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
         """Features ``(batch, features)`` through any mask.
 
