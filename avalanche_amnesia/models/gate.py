@@ -1,4 +1,7 @@
-"""The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018), and the units it computes."""
+"""The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
+
+With it the units that it may open, as an isolation allocates them, and those that are computed.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ class ComputedUnits:
 class Gate:
     """Soft mask ``a = σ(s · e)`` over the units of all layers, cut into layers that are leaves of autograd.
 
-    Gradients collect in the leaves over every forward until the gate is opened anew: the way from there to the
+    Gradients collect in the leaves over every forward until the gate is opened again: the way from there to the
     embedding is short enough to be gone by hand, once per step.
 
     In the leaves a gate up to :data:`SHUT` is exactly 0. A learned embedding closes units at 1e-20 and less for most of
@@ -166,7 +169,7 @@ class Gate:
         return self.value
 
     def reread(self) -> None:
-        """Let the next :meth:`open` read embedding and allowed units anew: values were loaded, or units have moved."""
+        """Let the next :meth:`open` read embedding and allowed units again: values were loaded, or units have moved."""
         allowed = self.allowed
         self._barred = None if allowed is None else torch.where(allowed, 0.0, -torch.inf).to(self.embedding.dtype)
         self._computed = ComputedUnits(allowed, self._entries_of)

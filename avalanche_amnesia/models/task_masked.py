@@ -293,7 +293,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
                 task = self.current_task
                 now = "none is in training now" if task is None else f"in training is task {task}"
                 raise ValueError(
-                    "this state was saved in the middle of a task, and can be loaded in the same training alone; "
+                    "this state was saved in the middle of a task, and can be loaded only in the same training; "
                     f"{now}: save between tasks"
                 )
             return
