@@ -100,7 +100,7 @@ class TaskLedger:
                 raise RequestError(
                     f"declaring permanent: task {task} does not remain; remaining are {_listed(self.remaining)}"
                 )
-        self._entries |= {task: replace(self._entries[task], declared=True) for task in declared}
+        self._entries = self._entries | {task: replace(self._entries[task], declared=True) for task in declared}
 
     def check(
         self,

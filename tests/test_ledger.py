@@ -159,15 +159,21 @@ def test_the_state_survives_json_and_deepcopy():
     assert ledger.remaining == (4, 1, 2)
 
 
-def test_a_copy_is_one_to_think_ahead_in():
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger: ledger.learn(7),
+        lambda ledger: ledger.learn(0),
+        lambda ledger: ledger.forget([1]),
+        lambda ledger: ledger.declare_permanent([4]),
+    ],
+    ids=["a new task", "a task again", "an unlearning", "a declaration"],
+)
+def test_a_copy_is_one_to_think_ahead_in(change):
     ledger = ledger_of(4, 0, 1, deadline=3)
     ledger.forget([0])
-    before = ledger.state_dict()
-    twin = copy(ledger)
-    twin.learn(7)
-    twin.forget([1])
-    twin.declare_permanent([4])
-    twin.learn(0)
+    before, twin = ledger.state_dict(), copy(ledger)
+    change(twin)
     assert twin.state_dict() != before
     assert ledger.state_dict() == before
 
