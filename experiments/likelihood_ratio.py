@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from avalanche_amnesia.benchmarks.requests import without_requests
-from avalanche_amnesia.contrib.metrics import likelihood_ratio_audit
 from experiments import comparison
+from experiments.likelihood_ratio_attack import likelihood_ratio_audit
 from experiments.methods import METHODS, make
 from experiments.trials import Settings, best, measured, rows_of
 

@@ -3,7 +3,6 @@
 import hashlib
 import netrc
 import os
-import struct
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -23,8 +22,7 @@ Mode = Literal["online", "offline", "disabled"]
 _OLD_NAMES = {"run": "online", "dryrun": "offline"}
 """Names that WANDB_MODE still takes."""
 _FLUSH_SECONDS = 30.0
-_BLOCK, _FILE_HEADER, _CHUNK = 32 * 1024, 7, struct.Struct("<IHB")
-_WHOLE, _FIRST, _LAST = 1, 2, 4
+_QUIET_SECONDS = 0.2
 _RECORD_TYPE = "unlearning-record"
 
 
@@ -243,39 +241,12 @@ def _has_credentials(settings: Any) -> bool:
 
 
 def _wait_until_written(file: Path) -> None:
-    """Wait for W&B's writer, which may still be at work when `Run.finish` returns (seen with 0.31)."""
-    deadline = time.monotonic() + _FLUSH_SECONDS
-    while file.exists() and not _has_ended(file):
+    """Wait until a run's file has stopped growing, because W&B may still write after `Run.finish` (seen with 0.31)."""
+    deadline, size, unchanged_since = time.monotonic() + _FLUSH_SECONDS, -1, time.monotonic()
+    while file.exists() and time.monotonic() - unchanged_since < _QUIET_SECONDS:
         if time.monotonic() > deadline:
-            warnings.warn(f"W&B has not completed {file} within {_FLUSH_SECONDS:.0f} s of its end", stacklevel=3)
+            warnings.warn(f"W&B is still writing {file} {_FLUSH_SECONDS:.0f} s after the end of the run", stacklevel=3)
             return
+        if (now := file.stat().st_size) != size:
+            size, unchanged_since = now, time.monotonic()
         time.sleep(0.01)
-
-
-def _has_ended(file: Path) -> bool:
-    """Tell whether one of the last records in a run's file says that the run has ended."""
-    from wandb.proto import wandb_internal_pb2
-
-    # The file is a log as LevelDB has them: blocks of chunks, each with checksum, length and type in front of a record,
-    # or of a part of one that goes on in the next block. The record of the end is far smaller than a block.
-    start = max(0, file.stat().st_size // _BLOCK - 1) * _BLOCK
-    with file.open("rb") as stream:
-        stream.seek(start)
-        tail = stream.read()
-    at = 0 if start else _FILE_HEADER
-    parts: bytes | None = None  # None: of a record that began before the tail
-    while at + _CHUNK.size <= len(tail):
-        if _BLOCK - at % _BLOCK < _CHUNK.size:
-            at += _BLOCK - at % _BLOCK
-            continue
-        _, length, kind = _CHUNK.unpack_from(tail, at)
-        part, at = tail[at + _CHUNK.size :][:length], at + _CHUNK.size + length
-        if kind in (_WHOLE, _FIRST):
-            parts = part
-        elif parts is not None:
-            parts += part
-        if kind in (_WHOLE, _LAST) and parts is not None and at <= len(tail):
-            record = wandb_internal_pb2.Record.FromString(parts)
-            if record.WhichOneof("record_type") == "exit":
-                return True
-    return False

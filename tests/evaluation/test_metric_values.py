@@ -13,21 +13,17 @@ from torch import nn
 
 from avalanche_amnesia import UnlearningPlugin, evaluation, task_benchmark, with_unlearning
 from avalanche_amnesia.contrib.metrics import (
-    cka_distance,
-    cosine_distance,
     cost_metrics,
     distance_metrics,
-    euclidean_distance,
-    few_shot_accuracy,
     few_shot_metrics,
-    few_shots,
-    linear_probe_accuracy,
     mask_overlap_metrics,
     membership_metrics,
-    owners_by_layer,
     owners_metrics,
     relapse_metrics,
 )
+from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
+from avalanche_amnesia.contrib.metrics.mask_use import owners_by_layer
+from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head

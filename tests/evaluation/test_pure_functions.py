@@ -12,15 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import jaccard_score, roc_auc_score
 
 from avalanche_amnesia.benchmarks import SplitDigits
-from avalanche_amnesia.contrib.metrics import (
-    few_shot_accuracy,
-    few_shots,
-    linear_probe_accuracy,
-    mean_overlap,
-    membership_auc,
-    overlap_matrix,
-    owners,
-)
+from avalanche_amnesia.contrib.metrics.mask_use import mean_overlap, overlap_matrix, owners
+from avalanche_amnesia.contrib.metrics.membership import membership_auc
+from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
 
 losses = st.lists(st.one_of(st.integers(0, 3).map(float), st.floats(0, 1e30)), min_size=1, max_size=12)
 

@@ -8,8 +8,6 @@ import pytest
 from support.wandb_files import OfflineRunError, Recorder, read_offline_run
 from wandb.proto import wandb_internal_pb2
 
-from avalanche_amnesia.logging.wandb import _has_ended
-
 BLOCK = 32 * 1024
 
 
@@ -47,7 +45,6 @@ def test_a_cut_file_gives_what_is_whole(run_file: Path) -> None:
         run_file.write_bytes(data[:size])
         run = read_offline_run(run_file)
         assert not run.complete
-        assert not _has_ended(run_file)
         assert run.rows == whole.rows[: len(run.rows)]
         seen.add(len(run.rows))
     assert len(seen) > 20
@@ -91,11 +88,6 @@ def test_paths_that_are_no_run(tmp_path: Path) -> None:
         read_offline_run(tmp_path)
 
 
-def test_end_is_found_from_the_tail(run_file: Path) -> None:
-    assert run_file.stat().st_size > 3 * BLOCK
-    assert _has_ended(run_file)
-
-
 def as_log(records: list[bytes]) -> bytes:
     """The file format written down a second time, as its description says it."""
     log = b":W&B\xe1\xbe\x00"
@@ -131,6 +123,3 @@ def test_records_at_the_edge_of_a_block(tmp_path: Path, left: int) -> None:
     file.write_bytes(as_log(records))
     run = read_offline_run(file)
     assert (run.rows, run.complete) == ([{"x": 1.5}], True)
-    assert _has_ended(file)
-    file.write_bytes(as_log(records[:3]))
-    assert not _has_ended(file)

@@ -14,6 +14,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from support.wandb_files import Recorder, read_offline_run, run_folders
 
 from avalanche_amnesia.logging import WandBLogger
+from avalanche_amnesia.logging.wandb import _wait_until_written
 
 
 def test_two_loggers_write_two_runs(tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ def test_wandb_mode_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_context_manager_marks_a_failed_run(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
     monkeypatch.setattr(recorder.logger.run, "finish", lambda exit_code: codes.append(exit_code))
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb._has_ended", lambda file: True)
+    monkeypatch.setattr("avalanche_amnesia.logging.wandb._wait_until_written", lambda file: None)
     with pytest.raises(KeyError), recorder.logger:
         raise KeyError
     assert codes == [1]
@@ -127,18 +128,32 @@ def test_finish_returns_when_everything_is_stored(tmp_path: Path) -> None:
         assert [row["x"] for row in run.rows] == list(range(200))
 
 
-def test_finish_waits_for_a_slow_writer(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [False, False, True]
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb._has_ended", lambda file: answers.pop(0))
-    recorder.logger.finish()
-    assert answers == []
+class GrowingFile:
+    """A file that grows at each of the first questions for its size."""
+
+    def __init__(self, times: int) -> None:
+        self.left, self.size = times, 0
+
+    def exists(self) -> bool:
+        return True
+
+    def stat(self) -> SimpleNamespace:
+        self.size += self.left > 0
+        self.left -= 1
+        return SimpleNamespace(st_size=self.size)
 
 
-def test_finish_says_when_the_writer_does_not_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb._has_ended", lambda file: False)
-    monkeypatch.setattr("avalanche_amnesia.logging.wandb._FLUSH_SECONDS", 0.0)
-    with pytest.warns(UserWarning, match=r"has not completed .*\.wandb"):
-        recorder.logger.finish()
+def test_finish_waits_while_the_file_grows() -> None:
+    file: Any = GrowingFile(30)
+    _wait_until_written(file)
+    assert file.left < 0
+
+
+def test_a_writer_that_does_not_end_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("avalanche_amnesia.logging.wandb._FLUSH_SECONDS", 0.05)
+    file: Any = GrowingFile(10**6)
+    with pytest.warns(UserWarning, match="still writing"):
+        _wait_until_written(file)
 
 
 def test_copies_are_the_logger_itself(recorder: Recorder) -> None:

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cosine
 
-from avalanche_amnesia.contrib.metrics import cka_distance, cosine_distance, euclidean_distance, mask_overlap
+from avalanche_amnesia.contrib.metrics import mask_overlap
+from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 
 
 @st.composite

@@ -40,7 +40,6 @@ class Shown:
                 metrics.capacity_pictures_metrics(),
                 metrics.mask_overlap_metrics(),
                 evaluation.accuracy_matrix_metrics(),
-                metrics.mask_regulariser_metrics(),
                 evaluation.jsd_metrics(references),
                 metrics.distance_metrics(references),
                 evaluation.unlearned_accuracy_metrics(DIGITS, references),
@@ -144,14 +143,6 @@ def test_the_accuracy_matrix_is_a_table(shown: Shown) -> None:
         {"task 2", "task 3"},
         {"task 0", "task 2", "task 3"},
     ]
-
-
-def test_the_loss_s_regulariser_lies_beside_it(shown: Shown) -> None:
-    name = "MaskRegulariser_Epoch/train_phase/train_stream/Task003"
-    (row,) = shown.rows_with(name)
-    masks = shown.strategy.plugins  # a fresh network: all units are free, and R is the mean of the gate
-    assert shown.run.metrics[name] == "iteration"
-    assert 0 < row[name] <= next(plugin.masks.sparsity_weight for plugin in masks if hasattr(plugin, "masks"))
 
 
 def test_training_loss_lies_over_iterations(shown: Shown) -> None:

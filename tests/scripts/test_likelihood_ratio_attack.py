@@ -9,10 +9,9 @@ from support.strategies import learn, make
 from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.metrics import likelihood_ratio_attack, likelihood_ratio_audit
-from avalanche_amnesia.contrib.metrics.likelihood_ratio import margins
 from avalanche_amnesia.evaluation import take_probe
 from avalanche_amnesia.training import DisjointSubnets
+from experiments.likelihood_ratio_attack import likelihood_ratio_attack, likelihood_ratio_audit, margins
 
 STREAM = PermutedDigits(3, n_train=150, n_test=50)
 
