@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 from avalanche_amnesia.faces import face
 
-NEEDS = ("cloudpickle", "filelock", "jinja2", "jsonschema", "loky", "markupsafe", "shtab", "yaml")
+NEEDS = ("cloudpickle", "filelock", "jinja2", "loky", "markupsafe", "shtab", "yaml")
 """Modules of the packages that only the extra ``lab`` brings for certain."""
 
 _missing = [name for name in NEEDS if find_spec(name) is None]

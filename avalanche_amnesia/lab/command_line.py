@@ -14,7 +14,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.contrib import residue_search
-from avalanche_amnesia.lab import executors, logging, packs, runs, study
+from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
 from avalanche_amnesia.typed import typed
@@ -188,43 +188,31 @@ def sweep(
     return 1 if failed else 0
 
 
-def report(
-    folders: list[Path],
-    *,
-    out: Path | None = None,
-    tables: Path | None = None,
-    public_key: list[Path] | None = None,
-) -> None:
+def report(folders: list[Path], *, out: Path | None = None, tables: Path | None = None) -> None:
     """One page: what was forgotten, was it really, what did it cost; or tables.
 
     Args:
-        folders: with runs (run.jsonl), at any depth, or packs of amnesia export-states; those that differ only in the
-            seed are shown as one
+        folders: with runs (run.jsonl), at any depth; those that differ only in the seed are shown as one
         out: the page (default: report.html)
         tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep, in place of the page;
             such JSON files of others are taken in, too
-        public_key: PEM files of the keys by one of which every pack and every signed record must be signed
     """
     if None not in (out, tables):
         raise ValueError("report writes either a page (--out) or tables (--tables): give one of them, then the other")
     page_file = out or Path("report.html")
     _refuse_what_is_in_the_way({"--tables": tables}, {"--out": page_file} if tables is None else {})
-    keys = {file.name: _key_in(file, "--public-key") for file in public_key or ()}
-    with ExitStack() as opened:
-        places = [(source, opened.enter_context(packs.as_folder(source, [*keys.values()]))) for source in folders]
-        if tables is not None:
-            from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
+    if tables is not None:
+        from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
 
-            rows = join_rows((str(source), read_rows(place, keys)) for source, place in places)
-            for file in write_tables(rows, tables):
-                _say(f"{file}: {file.stat().st_size:,} bytes")
-            return
-        shown = [run for source, place in places for run in pages.read_runs(place, source, keys)]
-        page = pages.report_page(shown).encode()
-        page_file.parent.mkdir(parents=True, exist_ok=True)
-        saving.replace_file(page_file, page)
-        _say(pages.verdicts_as_text(pages.entries(shown)))
-        _say(f"{page_file}: {len(page):,} bytes, {len(shown)} run(s)")
+        for file in write_tables(join_rows((str(folder), read_rows(folder)) for folder in folders), tables):
+            _say(f"{file}: {file.stat().st_size:,} bytes")
+        return
+    shown = [run for folder in folders for run in pages.read_runs(folder)]
+    page = pages.report_page(shown).encode()
+    page_file.parent.mkdir(parents=True, exist_ok=True)
+    saving.replace_file(page_file, page)
+    _say(pages.verdicts_as_text(pages.entries(shown)))
+    _say(f"{page_file}: {len(page):,} bytes, {len(shown)} run(s)")
 
 
 def unlearn(
@@ -420,44 +408,6 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
     return 1 if any(outcome.result == "failed" for outcome in outcomes) else 0
 
 
-def export_states(
-    folders: list[Path],
-    *,
-    to: Path,
-    store: Path = STORE,
-    all_: bool = False,
-    sign: Path | None = None,
-) -> None:
-    """Pack runs with their states, references and records, for others to unlearn and audit without training.
-
-    Args:
-        folders: with runs of amnesia run or amnesia sweep, at any depth
-        to: the pack: a file that ends in .zip, or a folder
-        store: that the runs were made with
-        all_: also strategies before any request, and every reference and noise floor that was measured
-        sign: PEM file of the private key that signs records, states and the pack
-    """
-    _refuse_what_is_in_the_way({"--to": to.parent if to.suffix == ".zip" else to})
-    if not store.is_dir():
-        raise ValueError(f"--store {store} is no store: give the one that the runs were made with")
-    made = packs.export_states(folders, to, runs.RunStore(store), everything=all_, key=_key_in(sign, "--sign"))
-    _say(f"{made.path}: {made.runs} run(s), {made.blobs} blobs, {made.nbytes:,} bytes")
-
-
-def unpack(pack: Path, *, to: Path, public_key: Path | None = None) -> None:
-    """Write a pack as folders of runs with their states, which other commands read.
-
-    Args:
-        pack: file or folder of amnesia export-states
-        to: a new folder
-        public_key: PEM file of the pack's signer, to verify it
-    """
-    _refuse_what_is_in_the_way({"--to": to.parent})
-    read = packs.StatePack(pack, public_key=_key_in(public_key, "--public-key"))
-    read.unpack(to)
-    _say(f"{to}: {len(read.runs)} run(s)")
-
-
 def list_() -> None:
     """Methods, streams, networks, request scenarios and metrics, a line each."""
     from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
@@ -499,7 +449,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
 
 
 COMMANDS: Any = (
-    *(demo, list_, run, sweep, plan, report, unlearn, verify, audit, export_states, unpack),
+    *(demo, list_, run, sweep, plan, report, unlearn, verify, audit),
     *(plan_script, prune, sync, data),
 )
 

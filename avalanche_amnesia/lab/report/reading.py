@@ -4,14 +4,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from avalanche_amnesia.audit.record import NOT_OBEYED, UnlearningRecord, verify
-from avalanche_amnesia.audit.signing import SigningError
+from avalanche_amnesia.audit.record import NOT_OBEYED, UnlearningRecord
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError, lines_of
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 
@@ -197,46 +195,36 @@ def number(name: str, task: int | None = None) -> Get:
     return lambda moment: moment.number(name, task)
 
 
-def read_runs(folder: str | Path, source: str | Path | None = None, keys: Mapping[str, Any] | None = None) -> list[Run]:
+def read_runs(folder: str | Path) -> list[Run]:
     """Read the runs of a folder and below it, in the order of their paths; those without an evaluation are left out.
 
     Args:
         folder: that holds ``run.jsonl`` of a :class:`~avalanche_amnesia.lab.logging.JSONLogger`, at any depth.
-        source: what they are said to come from; None: the folder.
-        keys: as of :func:`read_run`.
 
     Raises:
         JSONRunError: for a log that is broken.
-        SigningError: as of :func:`read_run`.
         ValueError: if no run was evaluated after a task.
     """
-    folder, source = Path(folder), folder if source is None else source
-    found = [read_run(file.parent, keys) for file in sorted(folder.rglob(RUN_FILE))]
-    there = [
-        replace(run, folder=Path(source) / run.folder.relative_to(folder), source=str(source))
-        for run in found
-        if run.moments
-    ]
+    found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
+    there = [replace(run, source=str(folder)) for run in found if run.moments]
     if not there:
         raise ValueError(
-            f"{source} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
+            f"{folder} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
             ", `amnesia sweep` or a JSONLogger filled"
         )
     return there
 
 
-def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
+def read_run(folder: str | Path) -> Run:
     """Read one run.
 
     A moment ends with each evaluation between tasks, where the logger writes its table of events.
 
     Args:
         folder: that holds ``run.jsonl``.
-        keys: name → public key, as of :func:`~avalanche_amnesia.audit.verify`, of those who may have signed records.
 
     Raises:
         JSONRunError: if it holds none, or a broken one.
-        SigningError: for a signed record whose signature holds by none of the keys, where any are given.
     """
     folder = Path(folder)
     head: dict[str, Any] = {}
@@ -253,7 +241,7 @@ def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
                 case "record":
                     text = (folder / line["path"]).read_text()
                     records.append(asdict(UnlearningRecord.from_json(text)))
-                    signatures.append(_signature_of(text, folder / line["path"], keys or {}))
+                    signatures.append("signed, not checked" if "signature" in json.loads(text) else "not signed")
                 case "row":
                     reader.take(line["values"])
                 case "end":
@@ -279,19 +267,6 @@ def read_run(folder: str | Path, keys: Mapping[str, Any] | None = None) -> Run:
         ended=ended,
         unrecorded=max(0, reader.claims - len(records)),
     )
-
-
-def _signature_of(text: str, place: Path, keys: Mapping[str, Any]) -> str:
-    """Words on the signature of a record."""
-    if "signature" not in json.loads(text):
-        return "not signed"
-    for name, key in keys.items():
-        with suppress(SigningError):
-            verify(text, key)
-            return f"signed by {name}"
-    if keys:
-        raise SigningError(f"{place}: changed after signing, or signed by another key than {', '.join(keys)}")
-    return "signed, not checked"
 
 
 class _Reader:

@@ -1,11 +1,8 @@
 """One run of a stream with requests, evaluated after every task with all metrics that are shown, into a log."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 from avalanche.evaluation import PluginMetric
@@ -26,14 +23,13 @@ from avalanche_amnesia.evaluation.jsd import jsd_metrics
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
-from avalanche_amnesia.lab.report.reading import Run, read_run
-from avalanche_amnesia.lab.report.tables import csv_of
+from avalanche_amnesia.lab.report.reading import read_run
 from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.logging.run_logger import RunLogger
 from avalanche_amnesia.saving.files import replace_file
-from avalanche_amnesia.training.host.lookup import remaining_experiences, unlearning_of
+from avalanche_amnesia.training.host.lookup import remaining_experiences
 
 VERDICT = "Verdict"
 """Name of the verdict on a run in its log and at W&B, in the report's words."""
@@ -64,14 +60,12 @@ def measure_run(
         noise_floor: which floors to measure.
         loggers: further Avalanche loggers; those of this package get the run's verdict.
         progress: called with a few words whenever a step is finished; once per task.
-        store: a :class:`RunStore` for the references, and for the strategy as it ends, without what the metrics keep of
-            unlearned tasks; by default a temporary one.
+        store: a :class:`RunStore` for the references; by default a temporary one.
         workers: processes that train references while the run goes on (:class:`ReferenceWorkers`).
 
     Returns:
         The strategy as it ends.
     """
-    started = perf_counter()
     ahead = ReferenceWorkers(workers) if workers else None
     references = References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
     metrics = metrics_of(benchmark, references, noise_floor)
@@ -86,26 +80,15 @@ def measure_run(
                 else:
                     log.log_events()  # the task is over, though nothing is left to be evaluated
                 progress(f"{name}: task {experience.task_label}")
-            verdict = str(verdict_of([run := read_run(place)]))
+            verdict = str(verdict_of([read_run(place)]))
             for logger in (log, *loggers):
                 if isinstance(logger, RunLogger):
                     logger.log_values({VERDICT: verdict})
-        if store is not None:
-            trained = [each.task_label for each in benchmark.train_stream]
-            plugin = unlearning_of(strategy)
-            of_its_data = references if plugin is None else references.of(plugin)
-            store.keep_end(end_of(run), strategy, trained, of_its_data, perf_counter() - started)
         for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):  # the log behind its records
             kept = Path(folder) / file.relative_to(place)
             kept.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept, file.read_bytes())
     return strategy
-
-
-def end_of(run: Run) -> str:
-    """Key of the state in which a run ended: a hash of its settings and numbers, which one who repeats it has too."""
-    facts = [run.name, run.settings, run.versions, csv_of([run]).decode()]
-    return f"end-{hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]}"
 
 
 def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:

@@ -23,7 +23,6 @@ from filelock import FileLock
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
@@ -47,7 +46,7 @@ class Node:
         key: hash of all that it depends on; of the end of a logged run that of its settings and numbers.
         parent: key of the state before it; empty for the end of a logged run.
         trained: tasks that were trained on the way to it, in order.
-        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``; or ``end of a run``.
+        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``.
         seconds: that the step took.
         nbytes: of its own file; tensors are shared between nodes.
         used: when it was written or last used, seconds since the epoch.
@@ -186,27 +185,6 @@ class RunStore:
             write_state(self._folder(key), body, parts, self.path / "blobs")
         if self.keep is not None and self.nbytes() > self.keep:
             self.prune(self.keep, spare=[key])
-
-    def keep_end(
-        self, key: str, strategy: Strategy, trained: Iterable[int], references: References, seconds: float
-    ) -> None:
-        """Put in how a logged run ended: its strategy, without what metrics keep, and the keys of its references.
-
-        Args:
-            key: of the state, :func:`~avalanche_amnesia.lab.runs.measuring.end_of`.
-            strategy: as it ended.
-            trained: tasks that it trained, in order.
-            references: that it was measured by, over the data that it has left.
-            seconds: that it took.
-        """
-        try:
-            body, parts = encoded_state(strategy, with_metrics=False)
-        except StateError as error:
-            warnings.warn(f"the end of this run is not stored: {error}", stacklevel=3)
-            return
-        node = {"parent": "", "trained": [*trained], "step": "end of a run", "seconds": seconds}
-        keys = [[variant, path, at] for (variant, path), at in references.keys.items()]
-        self.write(key, {**body, "node": node, "references": keys}, parts)
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:

@@ -191,16 +191,6 @@ def resolved(cell: Cell) -> dict[str, Any]:
     }
 
 
-def cell_of(settings: Mapping[str, Any]) -> Cell:
-    """The run whose settings :func:`resolved` returned; a ValueError for settings that no run has."""
-    method, scenario = dict(settings["method"]), dict(settings["scenario"])
-    names, kind = (method.pop("name"), scenario.pop("name")), scenario.pop("kind")
-    of_study = {name: settings[name] for name in ("stream", "network", "training", "floors")}
-    content = {"methods": {names[0]: method}, "scenarios": {names[1]: {"name": kind, **scenario}}, **of_study}
-    experiment = experiment_of({"name": settings["experiment"], "seeds": [settings["seed"]], **content})
-    return cells_of(experiment)[0]
-
-
 def folder_of(cell: Cell, out: Path) -> Path:
     """Folder of a run's results, in that of all experiments."""
     return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
@@ -211,15 +201,15 @@ def is_done(cell: Cell, folder: Path) -> bool:
     return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
 
 
-def finished(folder: Path, keys: Mapping[str, Any] | None = None) -> list[tuple[Path, dict[str, Any], Run]]:
-    """Folder, settings and log of the runs below a folder, with keys of those who may have signed records."""
+def finished(folder: Path) -> list[tuple[Path, dict[str, Any], Run]]:
+    """Return the folder, settings and log of every finished run below a folder."""
     places = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
-    read = [(place, yaml.safe_load((place / SETTINGS).read_text()), read_run(place, keys)) for place in places]
+    read = [(place, yaml.safe_load((place / SETTINGS).read_text()), read_run(place)) for place in places]
     found = [each for each in read if each[2].moments]
     if not found:
         raise ValueError(
             f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE}); logs of a "
-            "script have a page, by amnesia report without --tables, but no tables and no pack"
+            "script have a page, by amnesia report without --tables, but no tables"
         )
     return found
 

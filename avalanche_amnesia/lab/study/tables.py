@@ -41,18 +41,16 @@ class Row:
     source: str = ""
 
 
-def read_rows(folder: Path, keys: Mapping[str, Any] | None = None) -> list[Row]:
-    """Finished runs of a folder, or of a JSON file of :func:`write_tables`; with keys of those who may have signed."""
+def read_rows(folder: Path) -> list[Row]:
+    """Return the finished runs of a folder, or of a JSON file of :func:`write_tables`."""
     if folder.is_file():
-        if keys:
-            raise ValueError(f"{folder} is a file of tables, which nobody signs: give the pack, or no --public-key")
         try:
             return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(folder.read_text())]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} holds no results of a seed, as amnesia report --tables writes them: {error!r}"
             ) from error
-    runs = finished(folder, keys)
+    runs = finished(folder)
     return [_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]) for _, settings, run in runs]
 
 

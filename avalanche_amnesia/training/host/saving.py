@@ -50,7 +50,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     return place
 
 
-def encoded_state(strategy: Strategy, with_metrics: bool = True) -> tuple[dict[str, Any], Parts]:
+def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
     """State of a strategy between tasks: JSON, and parts with tensors, which are its own."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
@@ -64,7 +64,7 @@ def encoded_state(strategy: Strategy, with_metrics: bool = True) -> tuple[dict[s
             "host": state_of(strategy, _not_kept(strategy)),
             "criterion": state_of(strategy._criterion),
             "plugins": [[_name(plugin), state_of(plugin)] for plugin in _plugins(strategy)],
-            "metrics": [[_name(metric), state_of(metric)] for metric in _metrics(strategy) if with_metrics],
+            "metrics": [[_name(metric), state_of(metric)] for metric in _metrics(strategy)],
         }
     )
     return body, parts

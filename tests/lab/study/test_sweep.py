@@ -69,9 +69,8 @@ def test_references_are_trained_as_planned_and_shared_by_scenarios(swept):
     assert planned["main runs"].to_compute == 5 * len(CELLS)
     assert trained == sum(group.to_compute for group in plan.runs) - 5 * len(CELLS)
     assert planned["full runs"].shared > 0
-    steps = [node.step for node in RunStore(folder / "store").nodes()]
-    assert len(steps) == trained + steps.count("end of a run")  # and the runs themselves trained no reference
-    assert steps.count("end of a run") == len(CELLS)
+    steps = RunStore(folder / "store").nodes()
+    assert len(steps) == trained  # and the runs themselves trained no reference
     assert all(group.to_compute == 0 for group in plan_sweep(CELLS, RunStore(folder / "store")).runs[1:])
 
 
