@@ -1,7 +1,9 @@
-"""The command line: ``amnesia demo``, ``run``, ``sweep``, ``report`` and so on, each a function of its options.
+"""The command line: each command (``amnesia demo``, ``run``, ``sweep`` …) is a function.
 
-A parameter before the star is a word of the command, one behind it an option; its type and its line of the docstring,
-or of :data:`SAID_ONCE`, are all that the parser knows of it. Rooms are imported when used: the host takes seconds.
+Positional parameters are arguments of the command, keyword-only parameters are its options. Types come from the
+signature, help texts from the docstring or from :data:`COMMON_HELP`. The parser is the standard library's argparse,
+because importing jsonargparse takes .3 s and Typer .08 s, and ``--help`` must not get slower. Avalanche and torch take
+seconds to import, so commands import them when they run.
 """
 
 import argparse
@@ -34,8 +36,8 @@ from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, nam
 from avalanche_amnesia.typed import typed
 
 Changes = list[tuple[str, str]]
-"""Settings of an experiment and their values as YAML: words ``key=value``."""
-SAID_ONCE = {
+"""Settings to change: pairs of a dotted name and a value as YAML, given as ``key=value``."""
+COMMON_HELP = {
     "file": "the experiment's YAML file",
     "profile": "a profile of the file: small, full",
     "method": "only these methods: EWC, or [EWC,LwF]",
@@ -46,7 +48,7 @@ SAID_ONCE = {
     "data_root": "folder with data sets, or AMNESIA_DATA",
     "json_": "print one JSON object, for programs",
 }
-"""Options that mean the same in several commands; a docstring has those of its own."""
+"""Help texts of options that several commands share."""
 RUNS, STORE = Path("runs"), Path("runs/store")
 
 
@@ -67,13 +69,13 @@ def demo(
         epochs: per task (20 on digits, 2 on MNIST)
         store: keep references here; started again, it goes on
     """
-    _refuse_what_is_in_the_way({"--out": out, "--store": store})
-    _say(
+    _check_writable({"--out": out, "--store": store})
+    _print(
         f"{'digits' if data_root is None else 'MNIST'}, learned task by task by four methods, and forgotten on request"
     )
     from avalanche_amnesia.lab.study.demo import run_demo
 
-    run_demo(out, _say, data_root=data_root, seed=seed, epochs=epochs, store=store)
+    run_demo(out, _print, data_root=data_root, seed=seed, epochs=epochs, store=store)
 
 
 def run(
@@ -115,25 +117,25 @@ def run(
             "which there are"
         )
     else:
-        of_methods, of_scenarios = {_row(method): {"kind": method}}, {}
+        of_methods, of_scenarios = {_row_name(method): {"kind": method}}, {}
         if scenario is not None:
-            of_scenarios["scenarios"] = {_row(scenario): {"name": scenario}}
-        name = _row(stream or StreamSettings.name)
+            of_scenarios["scenarios"] = {_row_name(scenario): {"name": scenario}}
+        name = _row_name(stream or StreamSettings.name)
         experiment = study.experiment_of({"name": name, "methods": of_methods, **of_scenarios}, changes)
         methods, scenarios = [], []
     cell = study.cells_of(experiment, methods, scenarios, [] if seed is None else [seed])[0]
     folder = folder_of(cell, out)
-    _refuse_what_is_in_the_way({"--out": folder, "--store": store})
+    _check_writable({"--out": folder, "--store": store})
     if is_done(cell, folder):
-        _say(f"there already, with these settings: {folder}")
+        _print(f"there already, with these settings: {folder}")
         return
     if differs := changed(cell, folder):
-        _say(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
-    _say(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
+        _print(f"replaces the run in {folder}, which has other settings: {', '.join(differs)}")
+    _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 
-    done = run_cell(cell, folder, store, data_root, download, _say)
-    _say(f"{_in_words(done)}\n{folder}")
+    done = run_cell(cell, folder, store, data_root, download, _print)
+    _print(f"{_run_summary(done)}\n{folder}")
 
 
 def sweep(
@@ -160,7 +162,7 @@ def sweep(
         executor: where jobs run
         workers: jobs at a time (process: cores; slurm: 64)
         gpus: GPUs of a job; .25: four jobs share one
-        retries: how often a job whose worker was lost is begun again
+        retries: number of times to restart a job whose worker was lost
         address: of a Ray cluster: auto, ray://HOST:10001
         slurm: submitit parameters: {"timeout_min": 120}
     """
@@ -182,7 +184,7 @@ def sweep(
         check_device(missing[0].experiment.training)  # other executors' workers may have what this machine lacks
         where = executors.ProcessExecutor(workers, gpus)
     try:
-        failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_done_teller())
+        failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_progress_printer())
     finally:
         where.close()
     return 1 if failed else 0
@@ -200,19 +202,19 @@ def report(folders: list[Path], *, out: Path | None = None, tables: Path | None 
     if None not in (out, tables):
         raise ValueError("report writes either a page (--out) or tables (--tables): give one of them, then the other")
     page_file = out or Path("report.html")
-    _refuse_what_is_in_the_way({"--tables": tables}, {"--out": page_file} if tables is None else {})
+    _check_writable({"--tables": tables}, {"--out": page_file} if tables is None else {})
     if tables is not None:
         from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
 
         for file in write_tables(join_rows((str(folder), read_rows(folder)) for folder in folders), tables):
-            _say(f"{file}: {file.stat().st_size:,} bytes")
+            _print(f"{file}: {file.stat().st_size:,} bytes")
         return
     shown = [run for folder in folders for run in pages.read_runs(folder)]
     page = pages.report_page(shown).encode()
     page_file.parent.mkdir(parents=True, exist_ok=True)
     saving.replace_file(page_file, page)
-    _say(pages.verdicts_as_text(pages.entries(shown)))
-    _say(f"{page_file}: {len(page):,} bytes, {len(shown)} run(s)")
+    _print(pages.verdicts_as_text(pages.entries(shown)))
+    _print(f"{page_file}: {len(page):,} bytes, {len(shown)} run(s)")
 
 
 def unlearn(
@@ -236,11 +238,11 @@ def unlearn(
     Args:
         state: directory that strategy.save(path) made
         tasks: labels, from 0
-        task: in their place, the one that is trained again without --samples and --classes, and remains
+        task: task to train again without --samples and --classes (instead of --tasks)
         samples: positions in the task's training data, from 0
         classes: labels in the task's training data
-        factory: MODULE:FUNCTION without arguments that builds the strategy as the saved one was built, untrained
-        benchmark: MODULE:NAME of the benchmark with the data of --task, or of what makes it
+        factory: MODULE:FUNCTION without arguments; returns an untrained strategy built like the saved one
+        benchmark: MODULE:NAME of the benchmark with the data of --task, or of a function that returns it
         record: JSON file that receives the record
         out: directory for the new state; by default STATE itself
         sign: PEM file of the private key that signs the record and the new state
@@ -254,11 +256,11 @@ def unlearn(
     from avalanche_amnesia.saving.files import read_body
 
     into = state if out is None else out
-    _refuse_what_is_in_the_way({"--out": out}, {"--record": record})
-    key, public = _key_in(sign, "--sign"), _key_in(public_key, "--public-key")
-    read_body(state)  # what is no state is told first
+    _check_writable({"--out": out}, {"--record": record})
+    key, public = _read_key(sign, "--sign"), _read_key(public_key, "--public-key")
+    read_body(state)  # report a path without a state first
     saving.refuse_foreign(into)
-    strategy = _made_by(factory, "--factory")
+    strategy = _call_factory(factory, "--factory")
     if not hasattr(strategy, "plugins"):
         raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
     training.load_state(strategy, state, public)
@@ -269,7 +271,7 @@ def unlearn(
     if benchmark is None:
         done = unlearning.unlearn(strategy, tasks or (), **asked)
     else:
-        data = [each for each in _benchmark(benchmark).train_stream if list(each.task_labels) == [task]]
+        data = [each for each in _load_benchmark(benchmark).train_stream if list(each.task_labels) == [task]]
         if not data:
             raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
         asked |= {"samples": samples or (), "classes": classes or (), "data": data[0]}
@@ -281,7 +283,7 @@ def unlearn(
         training.save_state(strategy, into, key)
     told = outcome_in_words(done, into, state)
     of_done = {"state": str(into), "record_file": str(record), "record": asdict(done)}
-    _say_told(told, f"{done}\n\nstate: {into}\nrecord: {record}", json_, of_done)
+    _print_summary(told, f"{done}\n\nstate: {into}\nrecord: {record}", json_, of_done)
 
 
 def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None, json_: bool = False) -> int:
@@ -290,12 +292,12 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     Args:
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the signer of the record, and of the state
-        state: state that shall be as the unlearning left it
+        state: saved state to compare with the record
     """
-    read = _record(record, public_key)
+    read = _read_record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
     told = [f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}"]
-    differ = None if state is None else _unlike(read, state, public_key)
+    differ = None if state is None else _differing_tensors(read, state, public_key)
     if differ:
         some = ", ".join(differ[:5]) + (", …" if len(differ) > 5 else "")
         told.append(f"state: not as the unlearning left it; {len(differ)} tensors differ: {some}")
@@ -303,15 +305,15 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         told.append(f"state: all {len(read.after)} tensors are as the unlearning left them")
     signed = None if public_key is None else True  # another signature is an error
     found = {"told": told, "signed": signed, "state_as_left": None if differ is None else not differ, "differ": differ}
-    _say(json.dumps(found) if json_ else "\n".join(told))
+    _print(json.dumps(found) if json_ else "\n".join(told))
     return 1 if differ else 0
 
 
-def _unlike(record: Any, state: Path, public_key: Path | None) -> list[str]:
-    """Names of the tensors in a saved state that are not as an unlearning left them."""
+def _differing_tensors(record: Any, state: Path, public_key: Path | None) -> list[str]:
+    """Return the names of tensors whose hashes differ from those in a record."""
     from avalanche_amnesia.saving.files import read_body, read_state
 
-    read_body(state)  # what is no state is told without torch
+    read_body(state)  # report a path without a state before importing torch
     from avalanche_amnesia.audit.signing import signed_by
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
@@ -329,12 +331,12 @@ def audit(path: Path, *, record: Path, public_key: Path | None = None, json_: bo
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the record's signer, to verify it
     """
-    read = _record(record, public_key)
+    read = _read_record(record, public_key)
     if not path.exists():
         raise ValueError(f"nothing is at {path}: give a folder or a file to look through")
     found = residue_search.audit(path, read)
     told = residue_search.verdict(found, read, path)
-    _say_told(told, found.table(), json_, {"clean": found.clean, **asdict(found)})
+    _print_summary(told, found.table(), json_, {"clean": found.clean, **asdict(found)})
     if not found.clean:
         return 1
     return 3 if found.unread else 0
@@ -357,7 +359,7 @@ def plan(
     missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store, quiet=json_)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
-    _say_plan(plan_sweep(missing, runs.RunStore(store), data_root), json_)
+    _print_plan(plan_sweep(missing, runs.RunStore(store), data_root), json_)
 
 
 def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = False) -> None:
@@ -366,32 +368,32 @@ def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = Fals
     Args:
         store: directory of RunStore(path)
         factory: MODULE:FUNCTION, make_strategy of the references
-        benchmark: MODULE:NAME of the benchmark, or of what makes it
+        benchmark: MODULE:NAME of the benchmark, or of a function that returns it
     """
-    make, stream = named(factory, "--factory"), _benchmark(benchmark)
+    make, stream = named(factory, "--factory"), _load_benchmark(benchmark)
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
-    _say_plan(plan_runs(make, stream, runs.RunStore(store)), json_)
+    _print_plan(plan_runs(make, stream, runs.RunStore(store)), json_)
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
-    """Delete states of a store, those not used for longest first.
+    """Delete states of a store, least recently used first.
 
     Args:
         store: directory of RunStore(path)
-        keep: bytes that may stay: 500M, 2G, 0
-        task: every state that has seen these tasks, in place of --keep
+        keep: number of bytes to keep, such as 500M, 2G or 0
+        task: delete every state trained on these tasks (instead of --keep)
     """
     if (keep is None) == (task is None):
         raise ValueError("prune needs one of --keep SIZE and --task TASK …")
-    n_bytes = None if keep is None else _bytes(keep)
+    n_bytes = None if keep is None else _parse_size(keep)
     if not store.is_dir():
         raise ValueError(f"{store} is no store: give the directory of RunStore(path)")
     kept = runs.RunStore(store)
     before = len(kept.nodes())
     freed = kept.prune(n_bytes, tasks=task or ())
     gone = before - len(kept.nodes())
-    _say(f"{gone} of {before} states deleted, {freed:,} bytes freed, {kept.nbytes():,} left")
+    _print(f"{gone} of {before} states deleted, {freed:,} bytes freed, {kept.nbytes():,} left")
 
 
 def sync(folders: list[Path], *, project: str | None = None, mode: Literal["online", "offline"] | None = None) -> int:
@@ -404,7 +406,7 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
     """
     outcomes = logging.sync(folders, project=project, mode=mode)
     for outcome in outcomes:
-        _say(str(outcome))
+        _print(str(outcome))
     return 1 if any(outcome.result == "failed" for outcome in outcomes) else 0
 
 
@@ -418,17 +420,17 @@ def list_() -> None:
     kinds = {"methods": METHODS, "streams": STREAMS, "networks": NETWORKS, "scenarios": SCENARIOS, "metrics": metrics}
     for kind, names in kinds.items():
         own = "" if kind == "metrics" else ", or MODULE:NAME of your own"
-        _say(f"{kind}{own}")
+        _print(f"{kind}{own}")
         width = max(map(len, names))
         for name, line in names.items():
-            _say(f"  {name:{width}}  {line}")
+            _print(f"  {name:{width}}  {line}")
 
 
 def data(*, data_root: Path | None = None, download: list[str] | None = None) -> None:
-    """Data sets: which there are, where they lie, and to download them.
+    """List data sets and their folders, or download data sets.
 
     Args:
-        download: names of data sets that torchvision shall fetch
+        download: names of data sets to download with torchvision
     """
     from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
     from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
@@ -442,10 +444,10 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     root = Path(given) if given else None
     for name in download or ():
         DATA_SETS[name].download(found_root("amnesia data --download", root, "data sets"))
-    _say("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
+    _print("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
     for each in DATA_SETS.values():
         state = "there" if each.is_there(root) else "--download" if each.downloads else "missing"
-        _say(f"{each.name:15}{state:11}{each.content} ({each.streams})")
+        _print(f"{each.name:15}{state:11}{each.content} ({each.streams})")
 
 
 COMMANDS: Any = (
@@ -481,7 +483,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, which :func:`main` writes."""
+    """Parser that raises ValueError with one line of text, which :func:`main` prints."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): invalid (\w+) value: (.*)", r"\1 must be \2, got \3", message)
@@ -493,7 +495,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsed(words: list[str]) -> dict[str, Any]:
-    """Function of a command, and its arguments."""
+    """Parse the words of a command into its function and arguments."""
     parser = _Parser(prog="amnesia", description="Continual learning that can forget on request.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     shtab.add_argument_to(parser, "--print_completion", help="print a script that completes commands in a shell")
@@ -515,7 +517,7 @@ def _parsed(words: list[str]) -> dict[str, Any]:
 
 
 def _as_option(word: str, names: set[str]) -> str:
-    """``key=value`` as an option: of the command, if it has one of this name, else a change of the experiment."""
+    """Rewrite ``key=value`` as an option of the command, or as ``--set key=value`` if it has no such option."""
     name, equals, _ = word.partition("=")
     if not equals and re.match(r"(stream|network|training|methods|scenarios)\.", word) and not os.path.exists(word):
         raise ValueError(f"{word} lacks its value: say {word}=VALUE")
@@ -527,9 +529,9 @@ def _as_option(word: str, names: set[str]) -> str:
 
 
 def _add(commands: Any, function: Callable[..., int | None]) -> None:
-    """Add a command whose options are the parameters of a function."""
-    summary, own = _documented(function)
-    texts = SAID_ONCE | own
+    """Add a subcommand with the parameters of a function as its options."""
+    summary, own = _docstring_parts(function)
+    texts = COMMON_HELP | own
     command = function.__name__.rstrip("_").replace("_", "-")
     parser = commands.add_parser(command, help=summary, description=summary, allow_abbrev=False)
     parser.set_defaults(function=function)
@@ -557,7 +559,7 @@ def _add(commands: Any, function: Callable[..., int | None]) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
-    """Give a command all settings of an experiment."""
+    """Add an option for each setting of an experiment."""
     parser.usage = f"amnesia {command} FILE [key=value ...] [--profile small] [options]"
     group = parser.add_argument_group("settings of the experiment, with or without the dashes")
     change: dict[str, Any] = {"action": "append", "dest": "changes", "default": []}
@@ -568,8 +570,8 @@ def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
 
 
 def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
-    """Name and description of every setting."""
-    (_, texts), hints = _documented(kind), get_type_hints(kind, include_extras=True)
+    """Yield the name and the help text of each setting of a dataclass."""
+    (_, texts), hints = _docstring_parts(kind), get_type_hints(kind, include_extras=True)
     for field in fields(kind):
         name, hint = f"{before}{field.name}", hints[field.name]
         inner = [part for part in (hint, *get_args(hint)) if is_dataclass(part)]
@@ -585,8 +587,8 @@ def _settings(kind: Any, before: str = "") -> Iterator[tuple[str, str]]:
         yield name, f"{texts[field.name]} (type: {what}{shown})"
 
 
-def _documented(thing: Any) -> tuple[str, dict[str, str]]:
-    """First line of a docstring, and its lines about arguments or attributes."""
+def _docstring_parts(thing: Any) -> tuple[str, dict[str, str]]:
+    """Return the first line of a docstring, and the texts of its arguments or attributes."""
     text = inspect.getdoc(thing) or ""
     entries = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", text, flags=re.MULTILINE)
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
@@ -595,8 +597,8 @@ def _documented(thing: Any) -> tuple[str, dict[str, str]]:
 # What commands share ------------------------------------------------------------------------------------------
 
 
-def _refuse_what_is_in_the_way(folders: dict[str, Path | None], files: dict[str, Path] | None = None) -> None:
-    """Raise, before anything is computed, where the folders and files that options name can't be written."""
+def _check_writable(folders: dict[str, Path | None], files: dict[str, Path] | None = None) -> None:
+    """Raise ValueError if a folder or file named by an option cannot be written."""
     for option, file in (files or {}).items():
         if file.is_dir():
             raise ValueError(f"{option} {file} is a folder: name a file")
@@ -619,15 +621,15 @@ def _refuse_what_is_in_the_way(folders: dict[str, Path | None], files: dict[str,
                     place.rmdir()
 
 
-def _row(name: str) -> str:
-    """Name of a row of the tables, for a method or scenario without a file."""
+def _row_name(name: str) -> str:
+    """Return the name of a method or scenario in tables: the part after the colon of ``MODULE:NAME``."""
     return name.rpartition(":")[2]
 
 
-def _benchmark(name: str) -> Any:
-    """The benchmark that ``module:name`` names, or makes."""
+def _load_benchmark(name: str) -> Any:
+    """Return the benchmark named ``module:name``; call the object first if it is a function."""
     found = named(name, "--benchmark")
-    found = _made_by(name, "--benchmark") if callable(found) else found
+    found = _call_factory(name, "--benchmark") if callable(found) else found
     if not hasattr(found, "train_stream"):
         raise ValueError(f"--benchmark {name} is {found!r}, no benchmark")
     return found
@@ -644,7 +646,7 @@ def _missing_runs(
     store: Path,
     quiet: bool = False,
 ) -> list[Any]:
-    """Runs of a sweep that are not done; how many there are is said."""
+    """Return the runs of a sweep that have no results yet, and print their number unless ``quiet``."""
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
 
     def listed(kind: Any, text: str, option: str) -> Any:
@@ -654,20 +656,20 @@ def _missing_runs(
     experiment = study.read_experiment(file, profile, changes)
     methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
     cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
-    _refuse_what_is_in_the_way({"--out": out, "--store": store})
+    _check_writable({"--out": out, "--store": store})
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
     if not quiet:
         beside = "; their references come first" if missing else ""
-        _say(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
+        _print(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
     return missing
 
 
-def _record(file: Path, public_key: Path | None) -> Any:
-    """A record, its signature checked where a key is given."""
+def _read_record(file: Path, public_key: Path | None) -> Any:
+    """Read a record, and verify its signature if a public key is given."""
     if not file.is_file():
         found = f"{file} is a folder" if file.is_dir() else f"there is no file {file}"
         raise ValueError(f"{found}: give the JSON file of an unlearning's record")
-    key = _key_in(public_key, "--public-key")
+    key = _read_key(public_key, "--public-key")
     try:
         text = file.read_text()
         return records.UnlearningRecord.from_json(text) if key is None else records.verify(text, key)
@@ -675,15 +677,15 @@ def _record(file: Path, public_key: Path | None) -> Any:
         raise ValueError(f"{file}: {'it is no text' if isinstance(error, UnicodeDecodeError) else error}") from error
 
 
-def _key_in(file: Path | None, option: str) -> bytes | None:
-    """Content of a key's file, where one is given."""
+def _read_key(file: Path | None, option: str) -> bytes | None:
+    """Return the content of a key file, or None if no file is given."""
     if file is not None and not file.is_file():
         raise ValueError(f"{option} {file}: there is no such file; give a PEM file with a key")
     return None if file is None else file.read_bytes()
 
 
-def _made_by(name: str, option: str) -> Any:
-    """What a function without arguments makes; an error that says nothing of where it comes from gets its name."""
+def _call_factory(name: str, option: str) -> Any:
+    """Call the function ``module:name`` without arguments; its errors are raised again with this name."""
     make = named(name, option)
     try:
         inspect.signature(make).bind()
@@ -695,15 +697,15 @@ def _made_by(name: str, option: str) -> Any:
         raise ValueError(f"{option} {name} raised {type(error).__name__}: {error}") from error
 
 
-def _bytes(text: str) -> int:
+def _parse_size(text: str) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
     if found is None:
         raise ValueError(f"--keep {text!r} is no size: give bytes, or a number with k, M, G or T")
     return int(float(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[found[2]])
 
 
-def _done_teller() -> Callable[[Any], None]:
-    """Teller of the jobs that end, and of the time that is left where all take as long as those before."""
+def _progress_printer() -> Callable[[Any], None]:
+    """Return a callback that prints each finished job and the estimated remaining time."""
     begun, ends = time.monotonic(), list[float]()
 
     def tell(done: Any) -> None:
@@ -713,35 +715,35 @@ def _done_teller() -> Callable[[Any], None]:
         if done.error is not None:
             result = f"failed: {type(done.error).__name__}: {done.error}"
         else:
-            result = f"{done.result} trainings" if isinstance(done.result, int) else _in_words(done.result)
+            result = f"{done.result} trainings" if isinstance(done.result, int) else _run_summary(done.result)
         left = each * (done.n_jobs - done.n_done)
         until = f"; about {seconds_in_words(left)} left" if done.n_done < done.n_jobs else ""
-        _say(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}{until}")
+        _print(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}{until}")
 
     return tell
 
 
-def _in_words(run: Any) -> str:
-    """The end of a ``Run``, and the verdict on it."""
+def _run_summary(run: Any) -> str:
+    """Return the last measurements of a ``Run`` and its verdict as text."""
     shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
     return ", ".join([*words, str(pages.verdict_of([run]))])
 
 
-def _say_plan(plan: Any, as_json: bool) -> None:
-    """Tell a ``RunPlan``."""
+def _print_plan(plan: Any, as_json: bool) -> None:
+    """Print a ``RunPlan`` as text or JSON."""
     groups = [asdict(group) | {"to_compute": group.to_compute} for group in plan.runs]
     shown = {"told": [plan.summary], "seconds": plan.seconds, "runs": groups}
-    _say(json.dumps(shown) if as_json else str(plan))
+    _print(json.dumps(shown) if as_json else str(plan))
 
 
-def _say_told(told: Sequence[str], details: str, as_json: bool, content: Mapping[str, Any]) -> None:
-    """Write sentences and what they rest on behind them, or these and further content as JSON."""
+def _print_summary(told: Sequence[str], details: str, as_json: bool, content: Mapping[str, Any]) -> None:
+    """Print sentences followed by details, or sentences and ``content`` as one JSON object."""
     lines = [line for sentence in told for line in wrapped(sentence)]
-    _say(json.dumps({"told": told, **content}) if as_json else "\n".join([*lines, "", details]))
+    _print(json.dumps({"told": told, **content}) if as_json else "\n".join([*lines, "", details]))
 
 
-def _say(text: str) -> None:
-    """Write a line to standard output at once."""
+def _print(text: str) -> None:
+    """Write a line to standard output and flush it."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
