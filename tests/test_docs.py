@@ -22,7 +22,7 @@ DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT /
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 WITHOUT_PYTHON = {"ablations.md", "citations.md", "costs.md", "experiments.md"}
 WITH_PYTHON = [name for name in [*PAGES, "first_request.ipynb"] if name not in WITHOUT_PYTHON]
-NOTEBOOK_ENDS = "exact – audit finds nothing: True\nall bits equal: True"
+NOTEBOOK_ENDS = "exact\nall bits equal: True"
 PRINTS = {
     "getting_started.md": ["torch.Size([16])", "approximate"],
     "forgetting.md": ["exact", "task 2 was trained beside task 1"],

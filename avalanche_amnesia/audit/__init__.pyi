@@ -1,4 +1,3 @@
-from .record import Fingerprint as Fingerprint
 from .record import Provenance as Provenance
 from .record import RecordError as RecordError
 from .record import RepairSummary as RepairSummary

@@ -141,38 +141,6 @@ class Provenance:
 
 
 @dataclass(frozen=True)
-class Trace:
-    """The hash of something that was removed."""
-
-    kind: Kind
-    name: str
-    size: int
-    digest: str
-
-
-@dataclass(frozen=True)
-class Sketch:
-    """Sums over random groups of entries with random signs, of a task's update and of the tensor without it."""
-
-    size: int
-    update: tuple[float, ...]
-    after: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """Hashes and sketches of removed tensors, for a record; no tensor can be made from them.
-
-    Attributes:
-        traces: hashes of what was removed.
-        sketches: shared tensor → sketch of what was taken out of it.
-    """
-
-    traces: tuple[Trace, ...]
-    sketches: Mapping[str, Sketch] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class RepairSummary:
     """Samples, steps and changed entries of a repair.
 
@@ -204,7 +172,6 @@ class UnlearningRecord:
         seconds: wall-clock time it took.
         time: when it happened, UTC, ISO 8601.
         provenance: of the model.
-        fingerprint: by which an audit recognises what was removed; None unless asked for.
         repair: what the repair did; None where there was none to do.
     """
 
@@ -218,7 +185,6 @@ class UnlearningRecord:
     unchanged: Mapping[str, str] = field(default_factory=dict)
     time: str = ""
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
-    fingerprint: Fingerprint | None = None
     repair: RepairSummary | None = None
 
     def __str__(self) -> str:

@@ -64,7 +64,7 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
         told.append(f"{entries:,} weights that it trained stay, as remaining tasks use them.")
     if state != before:
         told.append(f"{before} is as it was and still holds all of it: delete it.")
-    told.append("Other copies were not touched: amnesia audit looks for them.")
+    told.append("Other copies were not touched.")
     return told
 
 

@@ -29,7 +29,6 @@ from avalanche_amnesia import __version__, saving, training
 from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean
-from avalanche_amnesia.contrib import residue_search
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
@@ -267,7 +266,7 @@ def unlearn(
     unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
-    asked: dict[str, Any] = {"fingerprint": residue_search.take_fingerprint, "strict": strict}
+    asked: dict[str, Any] = {"strict": strict}
     if benchmark is None:
         done = unlearning.unlearn(strategy, tasks or (), **asked)
     else:
@@ -321,25 +320,6 @@ def _differing_tensors(record: Any, state: Path, public_key: Path | None) -> lis
     body, tensors = read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes()))
     here, left = state_hashes(decode(body["model"]["tensors"], tensors)), record.after
     return sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
-
-
-def audit(path: Path, *, record: Path, public_key: Path | None = None, json_: bool = False) -> int:
-    """Look through files for what is left of unlearned tasks.
-
-    Args:
-        path: folder (or file) to look through
-        record: JSON file of the unlearning, signed or not
-        public_key: PEM file of the record's signer, to verify it
-    """
-    read = _read_record(record, public_key)
-    if not path.exists():
-        raise ValueError(f"nothing is at {path}: give a folder or a file to look through")
-    found = residue_search.audit(path, read)
-    told = residue_search.verdict(found, read, path)
-    _print_summary(told, found.table(), json_, {"clean": found.clean, **asdict(found)})
-    if not found.clean:
-        return 1
-    return 3 if found.unread else 0
 
 
 def plan(
@@ -451,7 +431,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
 
 
 COMMANDS: Any = (
-    *(demo, list_, run, sweep, plan, report, unlearn, verify, audit),
+    *(demo, list_, run, sweep, plan, report, unlearn, verify),
     *(plan_script, prune, sync, data),
 )
 

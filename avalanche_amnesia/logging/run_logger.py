@@ -138,7 +138,7 @@ class RunLogger(BaseLogger, ABC):
             )
 
     def use_record(self, record: UnlearningRecord) -> None:
-        """Say that this run is about a record that another run kept, see :func:`log_audit`."""
+        """Name a record of another run as an input of this run."""
         self._open().use(record)
 
     def finish(self, exit_code: int = 0) -> None:

@@ -58,7 +58,6 @@ if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
     from avalanche_amnesia.benchmarks.requests import UnlearningRequest
     from avalanche_amnesia.models.task_inference import InferenceRule, Prediction
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
-    from avalanche_amnesia.unlearning.applying import TakeFingerprint
 
 
 _AS_IT_IS = nullcontext()  # a look at autocast takes longer, in every step
@@ -427,7 +426,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         data: Any = None,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
-        fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
         """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
@@ -444,8 +442,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
             allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the
                 record; by default as the strategy's :class:`UnlearningPlugin` does.
-            fingerprint: makes hashes and sketches for the record, by which an audit recognises what was removed:
-                :func:`~avalanche_amnesia.contrib.residue_search.take_fingerprint`. By default the plugin's own.
             strict: raise where something else than trainings and unlearnings here wrote into the model (a weight
                 changed by hand, a loaded state), instead of saying so in the record.
 
@@ -464,7 +460,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 data=data,
                 keep_probes=keep_probes,
                 allow_unknown=allow_unknown,
-                fingerprint=fingerprint,
                 strict=strict,
             )
 

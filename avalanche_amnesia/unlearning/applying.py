@@ -14,7 +14,6 @@ from torch import Tensor
 
 from avalanche_amnesia.audit.record import (
     NOT_OBEYED,
-    Fingerprint,
     Provenance,
     RepairSummary,
     TensorChange,
@@ -33,7 +32,6 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 from avalanche_amnesia.unlearning.planning import NOTHING_SHARED
 
 Announce = Callable[[str, UnlearningRecord | None, Transaction], None]
-TakeFingerprint = Callable[[UnlearningContext], Fingerprint]
 TrainAgain = Callable[[UnlearningContext, Transaction], UnlearningPlan]
 
 
@@ -43,7 +41,6 @@ def apply(
     claims: Claims,
     announce: Announce,
     provenance: Provenance,
-    fingerprint: TakeFingerprint | None = None,
     train_again: TrainAgain | None = None,
 ) -> UnlearningRecord:
     """Carry an unlearning out as a whole; any exception leaves everything as it was.
@@ -52,9 +49,6 @@ def apply(
     came out.
     """
     model, removal = context.model, context.removal
-    evidence = None if fingerprint is None else fingerprint(context)
-    if evidence is not None and train_again is not None:  # the task learns much the same again: no residue
-        evidence = replace(evidence, sketches={})
     with Transaction() as change:
         announce("before_unlearning", None, change)
         # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
@@ -89,7 +83,7 @@ def apply(
         if train_again is not None:
             context.plan = train_again(context, change)
             after = state_hashes(model.state_dict(keep_vars=True))
-        record = _record(context, provenance, after, purged, evidence, repaired)
+        record = _record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)
         # Old log files are deleted last, when all else has succeeded; a failure here can still be taken back.
         context.trajectory.settle()
@@ -122,7 +116,6 @@ def _record(
     provenance: Provenance,
     after: Mapping[str, str],
     purged: Sequence[str],
-    fingerprint: Fingerprint | None = None,
     repair: RepairSummary | None = None,
 ) -> UnlearningRecord:
     before, names = context.hashes, sorted({*context.hashes, *after})
@@ -138,7 +131,6 @@ def _record(
         seconds=time.perf_counter() - context.started,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         provenance=provenance,
-        fingerprint=fingerprint,
         repair=repair,
     )
 

@@ -9,7 +9,6 @@ from support.strategies import DIGITS, learn
 from support.strategy_state import bits
 from torch import Tensor, nn
 
-from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.isolation import CapacityError
 from avalanche_amnesia.trajectory import Trajectory
 
@@ -77,14 +76,6 @@ def test_pools_hold_whatever_lies_across_their_borders(net, monkeypatch):
         strategy.train(DIGITS.train_stream[3])
     strategy.train(DIGITS.train_stream[4])
     assert equal(strategy, refs)
-
-
-def test_an_audit_finds_nothing_of_a_task_whose_slot_was_taken_again():
-    strategy = learn(pools(slots=3), DIGITS.train_stream[:3])
-    record = strategy.unlearn([0], fingerprint=take_fingerprint)
-    assert audit(strategy, record).clean
-    strategy.train(DIGITS.train_stream[3])  # its mask opens the same pool
-    assert audit(strategy, record).clean
 
 
 def test_a_task_that_can_not_be_recorded_gives_its_slot_back(monkeypatch):

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.contrib.export import extract
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP, UnknownTaskError
+from avalanche_amnesia.models import MLP
 from avalanche_amnesia.models.disjoint import Share
 from avalanche_amnesia.training import MaskWarning, load_state
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
@@ -457,16 +456,6 @@ def test_a_task_that_diverges_is_undone():
     with pytest.raises(DivergedError, match="diverged"):
         strategy.train(REQUESTS.train_stream[1])
     assert same_state(state(strategy.model), before)
-
-
-def test_a_tasks_network_is_extracted_as_a_plain_module():
-    strategy = learn(disjoint("norms"), STREAM.train_stream[:2])
-    x = STREAM.test_stream[0].tensors[0]
-    with torch.no_grad():
-        wanted = strategy.model.eval()(x, 0)
-        assert torch.equal(extract(strategy.model, 0)(x), wanted)
-    with pytest.raises(UnknownTaskError):
-        extract(strategy.model, 3)
 
 
 def test_a_description_says_what_becomes_of_every_parameter():

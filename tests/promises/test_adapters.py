@@ -15,7 +15,6 @@ from support.strategy_state import state, trajectory
 from torch import Tensor, nn
 
 from avalanche_amnesia import HAT, WSN, AmnesiacHAT, MaskedModel, ModelError, Pools, SubnetModel, task_benchmark
-from avalanche_amnesia.contrib.export import extract
 
 
 class LowRank(nn.Module):
@@ -218,21 +217,6 @@ def test_weights_without_gradients_are_in_no_mask_over_weights():
     assert all(torch.equal(backbone.get_parameter(name), value) for name, value in still.items())
     norms = [part for part in model.task_parts(0) or [] if isinstance(part, nn.LayerNorm)]
     assert norms == []  # all tasks read the one that was given
-
-
-@pytest.mark.parametrize("name", ["by hand", "images"])
-def test_a_dense_subnet_holds_the_ranks_of_its_task(made, name):
-    model, original = copy.deepcopy(made(name)[0]), made(name)[1]
-    mask = some_mask(model, 1)
-    model.add_head(0, 3)
-    model.start_task(0, torch.where(mask, 1.0, -1.0))
-    model.finish_task()
-    model.eval()
-    dense, x = extract(model, 0), some_batch(name, 4)
-    with torch.no_grad():
-        assert torch.allclose(dense(x), model(x, 0), atol=1e-5)
-    smaller = sum(p.numel() for p in dense.parameters()) - sum(p.numel() for p in model.head(0).parameters())
-    assert smaller < sum(p.numel() for p in original.parameters())
 
 
 # Norms ---------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,6 @@ from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 
 from avalanche_amnesia import HAT, WSN, AmnesiacHAT, MaskedModel, References, SubnetModel, TrajectoryPlugin, load_state
-from avalanche_amnesia.contrib.export import extract
-from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 
 
 class Net(nn.Module):
@@ -94,7 +92,7 @@ def test_autocast_takes_part():
 
 
 @pytest.mark.parametrize("kind", [AmnesiacHAT, WSN])
-def test_channels_that_lie_last_are_saved_and_audited(kind, tmp_path):
+def test_channels_that_lie_last_are_saved_and_unlearned(kind, tmp_path):
     def new(name):
         return made(kind, "channels last", trajectory=TrajectoryPlugin(path=tmp_path / name))
 
@@ -104,14 +102,5 @@ def test_channels_that_lie_last_are_saved_and_audited(kind, tmp_path):
     load_state(loaded, tmp_path / "state")
     for one in (strategy, loaded):
         one.train(DIGITS.train_stream[3])
-        record = one.unlearn([1], fingerprint=take_fingerprint)
-        assert audit(one.model, record).clean
+        one.unlearn([1])
     assert bits(loaded.model) == bits(strategy.model)
-
-
-def test_a_subnet_whose_channels_lie_last_is_extracted():
-    strategy, images = made(AmnesiacHAT, "channels last"), DIGITS.test_stream[0].tensors[0]
-    strategy.train(DIGITS.train_stream[0])
-    with torch.no_grad():
-        logits = extract(strategy.model, 0)(images)
-        torch.testing.assert_close(logits, strategy.model.eval()(images, 0))

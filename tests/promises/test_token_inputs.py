@@ -14,7 +14,6 @@ from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlea
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
@@ -80,10 +79,7 @@ def test_tokens_are_learned_and_unlearned(kind, model, options):
     model, benchmark = model(), with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
     strategy = make(kind, model=model, train_mb_size=20, train_epochs=4, **options)
     strategy.train(benchmark.train_stream)
-    record = strategy.unlearn([1], fingerprint=take_fingerprint)
-    # With a repair the audit reports its log (one tensor, strength -.7): residue or chance is not settled.
-    if options.get("repair") is None:
-        assert audit(strategy, record).clean
+    record = strategy.unlearn([1])
     assert model.tasks == (0, 2)
     if "isolation" in options:
         assert record.claim == "exact"

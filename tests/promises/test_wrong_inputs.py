@@ -118,8 +118,6 @@ def test_a_trained_model_is_asked_for_tasks_that_it_has(kind):
     if kind != "pools":
         with pytest.raises(UnknownTaskError, match=r"task 9 has no mask; tasks with one: \[0, 1\]"):
             model.cumulative_mask([9])
-    with pytest.raises(TypeError, match="fingerprint must be a function"):
-        strategy.unlearn([0], fingerprint="x")
     assert strategy.model.tasks == (0, 1)
 
 

@@ -26,7 +26,6 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning, wit
 from avalanche_amnesia.benchmarks.requests import rearranged
 from avalanche_amnesia.contrib.baselines import CLPUDERpp, Independent
 from avalanche_amnesia.contrib.metrics import forgotten_samples_metrics
-from avalanche_amnesia.contrib.residue_search import audit, take_fingerprint
 from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
@@ -378,13 +377,6 @@ def test_a_record_names_no_position_and_survives_its_way_through_json():
     assert record.after == {name: record.after[name] for name in strategy.model.state_dict()}
     strategy.unlearn([1])
     assert not unlearning_plugin(strategy).forgotten.hashes
-
-
-def test_an_audit_does_not_take_what_is_learned_again_for_residue():
-    strategy = learned(pooled())
-    record = strategy.unlearn(task=1, samples=IDS, fingerprint=take_fingerprint)
-    assert record.fingerprint.traces
-    assert audit(strategy, record).clean
 
 
 # Measures ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,3 @@
-from .audit_run import log_audit as log_audit
 from .json_lines import JSONLogger as JSONLogger
 from .run_lines import JSONRunError as JSONRunError
 from .sync import sync as sync

@@ -32,7 +32,7 @@ from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskMask
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import TakeFingerprint, apply, ledger_only, naming_whose
+from avalanche_amnesia.unlearning.applying import apply, ledger_only, naming_whose
 from avalanche_amnesia.unlearning.claims import Claims, own_rules
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -74,8 +74,6 @@ class UnlearningPlugin(SupervisedPlugin):
             returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
             the task taught the entries that others share stays (``record.plan.shared``). None: as suits the model,
             ``exclusive`` for masks over weights (WSN), else ``updates``.
-        fingerprint: makes hashes and sketches for every record, by which an audit recognises what was removed:
-            :func:`~avalanche_amnesia.contrib.residue_search.take_fingerprint`. None: records keep none.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
             and leaves every entry that tasks share as it is.
@@ -107,7 +105,6 @@ class UnlearningPlugin(SupervisedPlugin):
         deadline: int | None = None,
         allow_unknown: bool = False,
         deletion: Deletion | None = None,
-        fingerprint: TakeFingerprint | None = None,
         obey: Obedience = True,
         trial: int | bool = True,
     ) -> None:
@@ -118,7 +115,6 @@ class UnlearningPlugin(SupervisedPlugin):
         self.obey, self.deletion = obey, deletion
         self.trial = checks.whole_number("trial", _TRIAL * trial if isinstance(trial, bool) else trial, 0)
         self.allow_unknown = allow_unknown
-        self.fingerprint = fingerprint
         self.keep_probes = keep_probes
         self.ledger = TaskLedger(deadline)
         self.records: list[UnlearningRecord] = []
@@ -175,7 +171,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """All that unlearning these tasks now would look at, as an audit's evidence is taken of it; changes nothing.
+        """All that unlearning these tasks now would look at; changes nothing.
 
         Raises:
             RequestError: if they can't be requested now.
@@ -193,7 +189,6 @@ class UnlearningPlugin(SupervisedPlugin):
         data: Any = None,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
-        fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call, as a whole or not at all; as :meth:`TaskStrategy.unlearn`.
@@ -204,7 +199,7 @@ class UnlearningPlugin(SupervisedPlugin):
         samples, classes = tuple(samples), tuple(classes)
         if task is not None or samples or classes:
             tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
-        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, fingerprint, strict, data)
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -406,14 +401,10 @@ class UnlearningPlugin(SupervisedPlugin):
         event: str,
         keep_probes: bool,
         allow_unknown: bool | None = None,
-        fingerprint: TakeFingerprint | None = None,
         strict: bool = False,
         data: Any = None,
     ) -> UnlearningRecord:
         tasks = _tasks_of(request)
-        for take in (fingerprint, self.fingerprint):
-            if take is not None and not callable(take):
-                raise TypeError(f"fingerprint must be a function, such as take_fingerprint, or None; got {take!r}")
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
@@ -445,7 +436,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self.current, self.keeps_probes = context.plan, keep_probes
             if not self.obey:
                 return ledger_only(context, announce, provenance)
-            return apply(context, self.claims, announce, provenance, fingerprint or self.fingerprint, again)
+            return apply(context, self.claims, announce, provenance, again)
         finally:
             self.current = None
 

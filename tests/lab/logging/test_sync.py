@@ -1,6 +1,5 @@
 """Runs sent to W&B: as W&B's own logger would have written them, once, and each by itself."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +9,14 @@ from support.logged_runs import read_json_run
 from support.wandb_files import read_offline_run, run_folders
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
-from avalanche_amnesia.contrib.residue_search.scan import AuditReport, Finding
 from avalanche_amnesia.lab.command_line import main
-from avalanche_amnesia.lab.logging import JSONLogger, log_audit, sync
+from avalanche_amnesia.lab.logging import JSONLogger, sync
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.wandb import artefact_name
 
 PLAN = UnlearningPlan((1, 2), "after 3 trainings", {}, (), (), (), {}, "approximate", 0, (), ())
 RECORD = UnlearningRecord(PLAN, (), (), (0,), 3, 30, 0.1)
-REPORT = AuditReport((Finding("plugins[0].memory", "sample", "task 1", 1.0),), looked_at=7)
 
 
 def short_run(folder: Path, value: float = 1.0, **about: Any) -> Path:
@@ -98,27 +95,20 @@ def test_offline_runs_of_wandb_are_left_to_it(tmp_path: Path) -> None:
     assert made.result == "sent"
 
 
-def test_an_audit_run_names_the_record_that_it_used(tmp_path: Path) -> None:
+def test_a_run_names_the_record_that_it_used(tmp_path: Path) -> None:
     with JSONLogger(tmp_path / "json", job_type="audit") as logger:
-        log_audit(logger, REPORT, RECORD)
+        logger.use_record(RECORD)
     run = read_json_run(tmp_path / "json")
     assert (run.job_type, run.inputs, run.records) == ("audit", [RECORD], [])
-    assert run.rows[0]["Audit/findings"].rows == (("sample", 1.0, "task 1", "plugins[0].memory"),)
-    assert run.summary["Audit/n_findings"]["last"] == 1
-    assert run.summary["Audit/verdict"] == "residue found"
     with WandBLogger(dir=tmp_path, mode="offline", job_type="audit") as of_wandb:
-        log_audit(of_wandb, REPORT, RECORD)
+        of_wandb.use_record(RECORD)
     theirs = read_offline_run(*run_folders(tmp_path))
     assert theirs.config == {"record": artefact_name(RECORD)}
-    table = theirs.rows[0]["Audit/findings"]
-    assert json.loads((run_folders(tmp_path)[0] / "files" / table["path"]).read_text())["data"] == [
-        ["sample", 1.0, "task 1", "plugins[0].memory"]
-    ]
 
 
-def test_sent_online_an_audit_run_uses_the_artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_sent_online_uses_the_record_s_artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with JSONLogger(tmp_path / "audit", job_type="audit") as logger:
-        log_audit(logger, REPORT, RECORD)
+        logger.use_record(RECORD)
     begun: dict[str, Any] = {}
     used: list[Any] = []
     begin = wandb.init

@@ -1,5 +1,0 @@
-"""Search for what is left of unlearned tasks, in objects and files."""
-
-from avalanche_amnesia.faces import face
-
-__getattr__, __dir__, __all__ = face(__name__, __file__)
