@@ -40,11 +40,10 @@ from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
     capacity_metrics,
-    distance_in_words,
     jsd_metrics,
-    two_digits,
     unlearned_accuracy_metrics,
 )
+from avalanche_amnesia.evaluation.resolution import distance_in_words, two_digits
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ScoredWeights

@@ -21,13 +21,11 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import FewShot, Relapse
-from avalanche_amnesia.evaluation import (
-    AccuracyDifference,
-    JSDivergence,
-    References,
-    UnlearnedAccuracy,
-    distance_in_words,
-)
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.evaluation.accuracy_difference import AccuracyDifference
+from avalanche_amnesia.evaluation.jsd import JSDivergence
+from avalanche_amnesia.evaluation.resolution import distance_in_words
+from avalanche_amnesia.evaluation.unlearned_accuracy import UnlearnedAccuracy
 from avalanche_amnesia.training import UnlearningPlugin, find_plugin, save_state
 from experiments import streams
 from experiments.methods import METHODS, make

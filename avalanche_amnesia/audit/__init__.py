@@ -1,4 +1,4 @@
-"""Records of unlearning, and the search for what is left of tasks in objects and files."""
+"""Records of unlearning and their signatures."""
 
 from avalanche_amnesia.faces import face
 

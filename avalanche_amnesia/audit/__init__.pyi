@@ -1,8 +1,4 @@
-from .record import Provenance as Provenance
 from .record import RecordError as RecordError
-from .record import RepairSummary as RepairSummary
-from .record import SharedEntries as SharedEntries
-from .record import TensorChange as TensorChange
 from .record import UnlearningPlan as UnlearningPlan
 from .record import UnlearningRecord as UnlearningRecord
 from .record import verify as verify

@@ -29,7 +29,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class SharedEntries:
-    """Entries that tasks which go had trained, and that stay because remaining tasks read them.
+    """Entries trained by the unlearned tasks and kept because remaining tasks read them.
 
     Attributes:
         entries: how many, each counted once.
@@ -45,25 +45,25 @@ class UnlearningPlan:
     """Changes that unlearning some tasks would make; computing a plan changes nothing.
 
     Attributes:
-        tasks: the tasks that go.
+        tasks: the tasks to unlearn.
         event: when it was asked for, e.g. ``"after task 3"``.
         entries: shared tensor → number of entries that change.
-        removed: tensors that go with the tasks (heads, masks, embeddings).
+        removed: tensors of the tasks to delete (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
-        compensated: those of them for which something was prepared that makes up for the loss.
-        repaired: those of them that would be trained on their kept samples.
-        shared: shared tensor → the entries of it that keep what the tasks that go had trained, because remaining tasks
-            read them (WSN); empty where their updates are taken out.
-        claim: what the state afterwards can be called.
-        trajectory_bytes: bytes of trajectory that are freed.
+        compensated: affected tasks whose loss a prepared replacement compensates.
+        repaired: affected tasks to be trained on their kept samples.
+        shared: shared tensor → its entries that keep the updates of the unlearned tasks, because remaining tasks read
+            them (WSN); empty if the updates are removed.
+        claim: the claim about the state afterwards.
+        trajectory_bytes: bytes of trajectory to free.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
-        uninformative_masks: masks among ``removed`` that say nothing of the tasks: they open a whole pool, as another
-            task's may. An audit does not look for them.
-        shared_state: tensors beside the parameters (buffers, attributes of modules) that trainings changed for all
-            tasks together: they stay as they are (stock strategies; masked models give each task its own).
+        uninformative_masks: masks among ``removed`` without information on the tasks: each opens a whole pool, and
+            another task's mask may be equal. An audit does not look for them.
+        shared_state: buffers and attributes of modules that the trainings of all tasks changed: they keep their values
+            (stock strategies; masked models give each task its own).
         reasons: why the claim is not ``exact``, in words; empty where it is.
-        task: the one that is trained again without some samples, and remains; then ``tasks`` is empty. None: none is.
+        task: the remaining task to retrain without some samples; then ``tasks`` is empty. None: no such task.
         samples: salted hashes of the positions of these samples.
         classes: labels that lose all of their samples.
     """
@@ -96,7 +96,7 @@ class UnlearningPlan:
 
 @dataclass(frozen=True)
 class TensorChange:
-    """One tensor that was touched.
+    """A changed, new or removed tensor.
 
     Attributes:
         name: in the model's ``state_dict``.
@@ -129,8 +129,8 @@ class Provenance:
         options: class name of the strategy, its optimizer and its plugins → their plain settings.
         seed: the strategy's; None where it has none.
         data: task → SHA-256 of the labels of its training data in order, for every task trained until then: who has
-            the data can tell that it is the same. Inputs are not hashed.
-        versions: package → version, of what the result depends on.
+            the data can verify the labels. Inputs are not hashed.
+        versions: package → version, for the packages that the result depends on.
     """
 
     method: str
@@ -159,20 +159,20 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class UnlearningRecord:
-    """Record of an unlearning: its plan, the hashes of all tensors before and after, and all that was purged.
+    """Record of an unlearning: its plan, the hashes of all tensors before and after, and the cleaned host state.
 
     Attributes:
-        plan: what was planned and applied as a whole.
-        changes: every model tensor that was changed, made or removed, with hashes before and after.
+        plan: the applied plan.
+        changes: every changed, new or removed model tensor, with hashes before and after.
         unchanged: every other model tensor → its hash.
-        purged: what was taken out of host plugins and the optimizer, a line each.
+        purged: one line per cleaned host plugin or optimizer.
         remaining: remaining tasks afterwards, in training order.
         n_trained: trainings finished when it happened.
         iteration: training iterations finished when it happened.
         seconds: wall-clock time it took.
         time: when it happened, UTC, ISO 8601.
         provenance: of the model.
-        repair: what the repair did; None where there was none to do.
+        repair: summary of the repair; None without a repair.
     """
 
     plan: UnlearningPlan
@@ -195,12 +195,12 @@ class UnlearningRecord:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The tasks that went."""
+        """The unlearned tasks."""
         return self.plan.tasks
 
     @property
     def task(self) -> int | None:
-        """The task that was trained again without some samples, and remains; None: none was."""
+        """The remaining task that was retrained without some samples, or None."""
         return self.plan.task
 
     @property

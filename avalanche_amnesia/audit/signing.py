@@ -1,4 +1,4 @@
-"""Signatures of records and states: who holds one knows who wrote it, and that nobody has changed it since."""
+"""Signatures of records and states, which prove their author and that they are unchanged."""
 
 import base64
 import json
@@ -62,7 +62,7 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
 
 
 def private(key: Any) -> Any:
-    """The private key that somebody gave."""
+    """Return the private key in a given object, raw bytes or PEM."""
     return _key(key, "private")
 
 
@@ -96,7 +96,7 @@ def _key(given: Any, side: str) -> Any:
 
 
 def _cryptography() -> tuple[Any, Any, type[Exception]]:
-    """The parts of the optional package that are used here."""
+    """Import the required parts of the optional package ``cryptography``."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import serialization

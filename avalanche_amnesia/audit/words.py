@@ -1,4 +1,4 @@
-"""Wording of plans and records: what goes, what stays and what may be claimed, in a few lines."""
+"""Plain-text summaries of plans and records."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _INDENT = 15
 
 
 def plan_in_words(plan: UnlearningPlan) -> str:
-    """A plan in a few lines, of at most 60 columns."""
+    """Return a summary of a plan, at most 60 columns wide."""
     rows = [*_of_plan(plan), *_claim(plan, "will be")]
     return _written(f"Plan: unlearn {gone_in_words(plan)} ({plan.event})", rows)
 
 
 def record_in_words(record: UnlearningRecord) -> str:
-    """A record in a few lines, of at most 60 columns."""
+    """Return a summary of a record, at most 60 columns wide."""
     rows = [*_of_plan(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
     rows += [("cleaned", line) for line in record.purged]
     rows += [*_claim(record.plan, "is"), ("took", seconds_in_words(record.seconds))]
@@ -30,7 +30,7 @@ def record_in_words(record: UnlearningRecord) -> str:
 
 
 def as_html(text: str) -> str:
-    """Text for a notebook, lines as they are."""
+    """Return text as HTML for a notebook, with its line breaks."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
@@ -40,7 +40,7 @@ def tasks_in_words(tasks: Collection[int]) -> str:
 
 
 def gone_in_words(plan: UnlearningPlan) -> str:
-    """Tasks or samples that go: ``tasks 0, 2``, or ``12 samples of task 2 (all of classes 1)``."""
+    """Return the unlearned tasks or samples as text: ``tasks 0, 2``, or ``12 samples of task 2 (all of classes 1)``."""
     if plan.task is None:
         return tasks_in_words(plan.tasks)
     whole = f" (all of classes {_numbers(plan.classes)})" if plan.classes else ""
@@ -49,7 +49,7 @@ def gone_in_words(plan: UnlearningPlan) -> str:
 
 
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
-    """Outcome of an unlearning in a saved state, in sentences for people who must answer for it.
+    """Return sentences on the outcome of an unlearning in a saved state, for the person responsible.
 
     ``state`` is the directory of the new state, ``before`` of the one that was read: the same where it was replaced.
     """

@@ -36,7 +36,7 @@ class Chain:
 
 
 class TensorTask(Dataset[tuple[Tensor, int]]):
-    """One task's samples inside a base tensor that many share; pickled or copied it takes no others' along."""
+    """A task's samples in a base tensor shared by many tasks; a pickle or copy contains only the task's samples."""
 
     def __init__(
         self, base: Tensor, index: Tensor, targets: Sequence[int], transform: BatchTransform | None = None
@@ -66,7 +66,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return TensorTask(self.base, index, [self.targets[i] for i in where], self.transform)
 
     def alone(self, where: Sequence[int]) -> "TensorTask":
-        """Some of the task's samples, with a base that holds no others."""
+        """Return some of the task's samples, with a base of only these samples."""
         rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
         return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
 
@@ -120,13 +120,13 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return x, self.targets[item]
 
     def collated(self, items: list[Any]) -> list[Any]:
-        """A mini-batch of items, with what the host appends to them."""
+        """Collate items into a mini-batch, with the values that the host appends to them."""
         own = getattr(self.base, "collate_fn", None)
         if own is None:
             return unpacked(default_collate(items))
         try:
             x, y = unpacked(own([x if isinstance(x, Mapping) else (x, y) for x, y, *_ in items]))[:2]
-        except Exception as error:  # whatever it raises
+        except Exception as error:  # user code can raise anything
             raise TaskError(
                 f"the data set's collate_fn failed ({type(error).__name__}: {error}): it gets a list of the data set's "
                 "items, with the task's labels, and must return the inputs and the labels of all of them"
@@ -159,7 +159,7 @@ def joined(parts: Sequence[Any]) -> Any:
     return torch.cat(list(parts))
 
 
-# Items and mini-batches: pairs, or mappings in which the label has one of the usual names ----------------------------
+# Items and mini-batches: pairs, or mappings with a label under a usual name ------------------------------------------
 
 _TASK = "targets_task_labels"
 _LABELS = ("label", "labels", "target", "targets", "y")
@@ -189,7 +189,7 @@ def label_name(item: Mapping[str, Any]) -> str | None:
 
 
 def unpacked(batch: Any) -> list[Any]:
-    """A mini-batch as a list: inputs, labels, and whatever else; inputs of several names as one batch."""
+    """Return a mini-batch as a list: inputs, labels and all further values; named inputs as one batch."""
     if isinstance(batch, Mapping):
         batch = [*parted(batch), *([batch[_TASK]] if _TASK in batch else [])]
     x, *rest = batch
@@ -212,10 +212,10 @@ def labels_fingerprint(experience: Any) -> str:
 
 
 def difference_of_data(ours: Any, theirs: Any) -> str | None:
-    """Difference between two experiences' training data, in words; None: nothing that was looked at.
+    """Describe the difference between two experiences' training data, or return None if all compared values are equal.
 
     All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
-    given the same random streams; the caller's stay as they were.
+    given the same random streams; the caller's random state does not change.
     """
     if ours.dataset is theirs.dataset:
         return None
@@ -279,14 +279,14 @@ def stream_of(experience: Any) -> Any:
 
 
 def refuse_incremental(experience: Any) -> None:
-    """Check, before anything is trained, that the stream of an experience tells its tasks apart."""
+    """Check before a training that the stream has a task label for each experience."""
     refuse_part(experience)
     task, stream = single_task(experience), stream_of(experience)
     if not hasattr(stream, "__len__"):
         return
     counts = Counter(single_task(other) for other in stream)
     requested = any(getattr(other, "requests", ()) for other in stream)
-    if min(counts.values()) > 1 and not requested:  # what comes again among others may have been unlearned in between
+    if min(counts.values()) > 1 and not requested:  # a repeated task may have been unlearned in between
         raise TaskError(f"task {task}: {_of_several(counts[task])}")
 
 

@@ -28,10 +28,10 @@ def SplitDigits(
         n_train: images kept of the whole training set before the split into tasks, stratified, 10 to 1,437;
             None: all.
         n_test: the same of the test set, 10 to 360.
-        class_order: the ten digits in the order in which the tasks take them; None: 0 to 9.
+        class_order: the ten digits in the order of the tasks; None: 0 to 9.
 
     Raises:
-        ValueError: a value that is not allowed; the message names those that are.
+        ValueError: for an invalid value; the message names the allowed values.
     """
     return split(digits(seed).subset(n_train, n_test, seed), n_tasks, class_order)
 
@@ -43,7 +43,7 @@ def PermutedDigits(
     n_train: int | None = None,
     n_test: int | None = None,
 ) -> CLScenario:
-    """All ten digits in every task; task 0 as they are, each later task with its pixels in a fixed new order.
+    """All ten digits in every task; task 0 unchanged, each later task with its pixels in a fixed new order.
 
     Args:
         n_tasks: at least 1.
@@ -53,7 +53,7 @@ def PermutedDigits(
         n_test: the same of the test set, 10 to 360.
 
     Raises:
-        ValueError: a value that is not allowed; the message names those that are.
+        ValueError: for an invalid value; the message names the allowed values.
     """
     return permuted(digits(seed).subset(n_train, n_test, seed), n_tasks, seed)
 

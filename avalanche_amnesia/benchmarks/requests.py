@@ -1,4 +1,4 @@
-"""Unlearning requests on ordinary experiences, checked when a benchmark is built; streams without what they name."""
+"""Unlearning requests on ordinary experiences, checked when a benchmark is built; streams without the named samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -22,19 +22,17 @@ class UnlearningRequest:
     """Unlearn these tasks, or samples or classes of one task, at this moment of the training stream.
 
     Args:
-        tasks: task labels, at least one; those that go as a whole.
+        tasks: labels of the tasks to unlearn, at least one.
         at: position in the train stream, from 0, of the experience that carries the request; None: the last one.
         when: before that experience's training, after it, or at an iteration of it.
         iteration: only for ``when="iteration"``: the number of finished iterations of that experience's
             training, from 0.
-        task: in the place of ``tasks``, the one that is trained again without ``samples`` and ``classes``, after an
-            experience.
+        task: instead of ``tasks``, the task to retrain without ``samples`` and ``classes``, after an experience.
         samples: positions in the task's training data, from 0.
         classes: labels in the task's training data.
 
     Raises:
-        RequestError: a value that is not allowed; what the tasks may be is checked against the stream by
-            :func:`with_unlearning`.
+        RequestError: for an invalid value; :func:`with_unlearning` checks the tasks against the stream.
     """
 
     tasks: tuple[int, ...] = ()
@@ -88,12 +86,12 @@ class UnlearningRequest:
 
     @property
     def is_partial(self) -> bool:
-        """Tell whether it names samples or classes of a task, which remains."""
+        """True if the request names samples or classes of a task, which remains."""
         return bool(self.samples or self.classes)
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Labels of the tasks that go as a whole."""
+        """Labels of the tasks to unlearn completely."""
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
@@ -110,10 +108,10 @@ def with_unlearning(
     permanent: Iterable[int] = (),
     deadline: int | None = None,
 ) -> CLScenario:
-    """A new benchmark whose train experiences carry unlearning requests; the given one stays as it is.
+    """Return a new benchmark whose train experiences carry unlearning requests; the given benchmark does not change.
 
-    Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in the order in which they
-    fire: before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). A benchmark that carries
+    Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in firing order:
+    before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). A benchmark that carries
     such already keeps them, and gets these in addition. Call it last: streams that the host derives from this one, such
     as those of ``benchmark_with_validation_stream``, are without.
 
@@ -130,7 +128,7 @@ def with_unlearning(
         A scenario with all streams and attributes of the given one.
 
     Raises:
-        TypeError: what is no benchmark.
+        TypeError: for an object without streams.
         ValueError: a train experience without exactly one task label.
         RequestError: a request that names an unknown, not yet trained, already unlearned or permanent task,
             or a value that is not allowed; the message names event, task and rule. Also where what the benchmark
@@ -159,7 +157,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise for samples or classes that are not there, of a task with so many samples and with these classes."""
+    """Raise RequestError for samples or classes that a task with n samples of these classes lacks."""
     wrong = [at for at in request.samples if at >= n]
     if wrong:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
@@ -179,7 +177,7 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """A new benchmark without requests, in which each task comes once; which are permanent, and when, stays."""
+    """Return a new benchmark without requests and repeated tasks; permanent tasks and the deadline stay."""
     benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
@@ -216,7 +214,7 @@ def experience_without(experience: Any, positions: Collection[int]) -> Any:
 
 
 def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int]]) -> CLScenario:
-    """A new benchmark whose train stream lacks some samples; everything else stays.
+    """Return a new benchmark without some training samples; everything else stays.
 
     Args:
         benchmark: each train experience has exactly one task label.
@@ -258,7 +256,7 @@ def _scheduled(
     declared: frozenset[int],
     deadline: int | None,
 ) -> CLScenario:
-    """A copy of the benchmark that carries this, and nothing else, whatever it carried."""
+    """Return a copy of the benchmark with exactly this schedule."""
     streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = scenario_like(benchmark, streams)
     for stream in streams:

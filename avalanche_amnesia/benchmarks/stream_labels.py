@@ -38,7 +38,7 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
 
 
 def labelled(experiences: Sequence[Any]) -> list[Any]:
-    """Experiences as they are, but those without task labels out of a labelled copy of their stream."""
+    """Return the experiences, with those without task labels replaced from a labelled copy of their stream."""
     streams: dict[int, Any] = {}
     found = []
     for experience in experiences:

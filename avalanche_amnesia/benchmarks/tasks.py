@@ -85,7 +85,7 @@ class TaskExperience(DatasetExperience):
         return self._samples if self._dataset is self._built_with else None
 
     def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
-        """The same data as a task of another stream, behind its own transform changed once more (not a lazy one's)."""
+        """Return the same data as a task of another stream, with a further transform (not for a lazy data set)."""
         samples = self._samples
         if change is not None:
             if isinstance(samples, LazyTask):
@@ -242,7 +242,7 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
     return data
 
 
-# Labels of whatever is given as data -------------------------------------------------------------------------------
+# Labels of tensor pairs and data sets --------------------------------------------------------------------------------
 
 
 def _labels_of(data: Data, name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""Accuracy difference: what unlearning did to the remaining tasks, against a model that never unlearned."""
+"""Accuracy difference: effect of unlearning on the remaining tasks, compared with a model that unlearned nothing."""
 
 import warnings
 from collections.abc import Sequence
@@ -35,12 +35,12 @@ class AccuracyDifference(CallbackMetric):
     ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
     learned every task and unlearned none.
     Positive: the freed capacity helped, or new heads did: an unlearning that fits heads again (counterfactual heads)
-    gains what any fresh fit gains. The control ``heads`` tells the two apart: ``a_τ`` is then the full model's own
+    gains as much as any fresh fit. The control ``heads`` separates the two effects: ``a_τ`` is then the full model's
     accuracy with the head of τ fitted again to its final features of the training data, nothing unlearned. The control
     ``reference`` is the retrained model in the place of the main one: what never having seen the tasks gains.
     Emitted after every evaluation between tasks, per remaining task among those evaluated and as their mean, as
-    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; beside them
-    the accuracies ``Accuracy_full`` and ``Accuracy_reference`` of the models that are compared with.
+    ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; with
+    them the accuracies ``Accuracy_full`` and ``Accuracy_reference`` of the compared models.
 
     Args:
         references: of the run.
@@ -55,7 +55,7 @@ class AccuracyDifference(CallbackMetric):
 
     Raises:
         TypeError: for references that are none.
-        ValueError: for a control that is not known, or fewer than one sample.
+        ValueError: for an unknown control, or fewer than one sample.
     """
 
     higher_is_better = True
@@ -78,24 +78,24 @@ class AccuracyDifference(CallbackMetric):
         self._heads: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def state(self) -> dict[str, Any]:
-        """State to save: the last evaluation's numbers."""
+        """Return the state to save: the last evaluation's numbers."""
         return {"accuracies": self.accuracies, "differences": self.differences}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a saved state."""
         self.accuracies, self.differences = checked(state, accuracies=dict, differences=dict)
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Check that what is trained is what the references are trained on."""
+        """Check that the references are trained on the same data."""
         self.references.check(strategy.experience)
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Begin to count."""
+        """Reset the counts."""
         self.references.check_labels(unlearning_of(strategy).data)
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
-        """Count what the main model and those beside it get right of this mini-batch."""
+        """Update the accuracy of the main model and of the reference models with this mini-batch."""
         plugin = unlearning_of(strategy)
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
@@ -118,7 +118,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """The differences per task, and the means."""
+        """Return the differences per task and their means."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         self.accuracies = {
             who: {task: n / self._seen[task] for task, n in right.items()} for who, right in self._right.items()
@@ -134,7 +134,7 @@ class AccuracyDifference(CallbackMetric):
         return values or None
 
     def _fitted(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
-        """A head of the task fitted again to the full model's features; None where that can't be."""
+        """Return a head of the task fitted again to the full model's features, or None if the fit fails."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
             return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)
@@ -143,7 +143,7 @@ class AccuracyDifference(CallbackMetric):
             return None
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Forget the counts."""
+        """Clear the counts."""
         self.accuracies, self.differences = {}, {}
         self._right, self._seen, self._heads = {}, {}, {}
 

@@ -29,7 +29,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
     """Mean over the remaining tasks of their best earlier accuracy minus the last one, in [−1, 1].
 
     ``F = mean_i max_{l < T} (a_{l,i} − a_{T,i})`` over tasks with an earlier row (Chaudhry et al., Riemannian walk for
-    incremental learning, ECCV 2018). A task that is learned again after it was unlearned counts from then on.
+    incremental learning, ECCV 2018). The history of a relearned task begins with its last training.
 
     Args:
         matrix: rows in the order of the evaluations.
@@ -48,7 +48,7 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
     memory, NeurIPS 2017).
 
     Args:
-        matrix: rows in the order of the evaluations; a task's first row is the one behind its training.
+        matrix: rows in the order of the evaluations; a task's first row is the one after its training.
 
     Returns:
         Positive where later tasks helped; None where no task has an earlier row.
@@ -61,7 +61,7 @@ def forward_transfer(matrix: Sequence[Row], alone: Row) -> float | None:
     """Mean over tasks of their first accuracy minus that of a model which learned each of them alone, in [−1, 1].
 
     Args:
-        matrix: rows in the order of the evaluations; a task's first row is the one behind its training.
+        matrix: rows in the order of the evaluations; a task's first row is the one after its training.
         alone: task → accuracy of a model that learned nothing else (``References.reference([task])``).
 
     Returns:
@@ -86,7 +86,7 @@ def _histories(matrix: Sequence[Row]) -> list[list[float]]:
 
 
 class AccuracyMatrix(CallbackMetric):
-    """Accuracy of every remaining task after every training and unlearning, and what follows from it.
+    """Accuracy of every remaining task after every training and unlearning, with derived metrics.
 
     Emits ``AverageAccuracy``, ``Forgetting`` and ``BackwardTransfer`` after each evaluation of a test stream; the last
     two from the second evaluation on; and ``Figure/AccuracyMatrix``, a picture with its table: a row per evaluation, a
@@ -110,23 +110,23 @@ class AccuracyMatrix(CallbackMetric):
         self._seen: defaultdict[int, int] = defaultdict(int)
 
     def state(self) -> dict[str, Any]:
-        """State to save: the rows."""
+        """Return the state to save: the rows."""
         return {"rows": self.rows, "names": self.names, "stands_at": self._stands_at}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a saved state."""
         self.rows, self.names, self._stands_at = checked(state, rows=list, names=list, stands_at=list)
 
     def before_training(self, strategy: Strategy) -> None:
-        """Look at no evaluation in the middle of a training."""
+        """Ignore evaluations during a training."""
         self._trains = True
 
     def after_training(self, strategy: Strategy) -> None:
-        """Look at evaluations again."""
+        """Use evaluations again."""
         self._trains = False
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Begin a row."""
+        """Clear the counts for a new row."""
         self._right.clear()
         self._seen.clear()
 
@@ -142,7 +142,7 @@ class AccuracyMatrix(CallbackMetric):
             self._seen[task] += int(of_task.sum())
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """End the row; None where nothing was evaluated, or in the middle of a training."""
+        """Add the row and return its values, or None if nothing was evaluated or a training is in progress."""
         if not self._seen or self._in_the_middle(strategy):
             return None
         at = _moment(strategy)
@@ -161,20 +161,20 @@ class AccuracyMatrix(CallbackMetric):
         return self.emit(strategy, values)
 
     def table(self) -> Table:
-        """The matrix: a row per evaluation, named by what went before it, a column per task."""
+        """Return the matrix: one row per evaluation, named after its last event, and one column per task."""
         tasks = sorted({task for row in self.rows for task in row})
         rows = [(name, *(row.get(t) for t in tasks)) for name, row in zip(self.names, self.rows, strict=True)]
         return Table(("after", *(f"task {task}" for task in tasks)), tuple(rows))
 
     def _in_the_middle(self, strategy: Strategy) -> bool:
-        """Tell whether a task is in training; a strategy that can give an interrupted one up says so itself."""
+        """Return True if a task is in training."""
         holder = unlearning_of(strategy) or strategy.model
         if hasattr(holder, "current_task"):
             return holder.current_task is not None or is_finishing(strategy)
         return self._trains
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Forget all rows."""
+        """Delete all rows."""
         self.rows, self.names, self._stands_at = [], [], []
 
     def __str__(self) -> str:

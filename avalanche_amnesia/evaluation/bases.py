@@ -1,4 +1,4 @@
-"""Bases of metrics: of events, of unlearned tasks, and of these beside a retrained reference, which never saw them."""
+"""Base classes of metrics: per event, per unlearned task, and per unlearned task with a retrained reference model."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,13 +28,13 @@ Scope = Literal["unlearned", "remaining", "all"]
 
 
 class CallbackMetric(PluginMetric):
-    """A metric whose values are what its callbacks return."""
+    """A metric that emits the values returned by its callbacks."""
 
     axis = "event"
     """Axis along which a logger draws it: it changes with tasks and unlearnings."""
 
     def emit(self, strategy: Strategy, named: Mapping[str, Any]) -> list[MetricValue]:
-        """The values that there are: those that are not None."""
+        """Return a metric value for each number that is not None."""
         x = strategy.clock.train_iterations
         return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
 
@@ -59,23 +59,23 @@ class EventMetric(CallbackMetric, ABC):
     """A metric of the strategy itself, emitted after every training and every unlearning; it needs no evaluation."""
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """Values once a task is trained."""
+        """Return the values after the training of a task."""
         return self.emit(strategy, self.named(strategy))
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Values once tasks are unlearned."""
+        """Return the values after an unlearning."""
         return self.emit(strategy, self.named(strategy))
 
     @abstractmethod
     def named(self, strategy: Strategy) -> Mapping[str, Any]:
-        """Name → value, as the strategy stands; None for a value that it does not have."""
+        """Return the current values by name; None for a missing value."""
 
 
 class ProbingMetric(CallbackMetric, ABC):
     """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
 
     of_parts = False
-    """True: it has values where nothing but samples of remaining tasks was unlearned, too."""
+    """True: the metric also has values if only samples of remaining tasks were unlearned."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,11 +84,11 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded: dict[int, Any] = {}
 
     def state(self) -> dict[int, Any]:
-        """State to save: the tensors of the probes."""
+        """Return the state to save: the tensors of the probes."""
         return {task: probe.state() for task, probe in self.probes.items()}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned; heads and norms are made once the model is known."""
+        """Load a saved state; :meth:`after_loading` builds the heads and norms."""
         self._loaded = dict(state)
 
     def after_loading(self, strategy: Strategy) -> None:
@@ -97,7 +97,7 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded = {}
 
     def before_unlearning(self, strategy: Strategy) -> None:
-        """Copy the mask and head of the tasks that are about to go, if that is allowed."""
+        """Copy the masks and heads of the requested tasks, if the unlearning allows it."""
         plugin = unlearning_of(strategy)
         assert plugin.current is not None
         for task in plugin.current.tasks:
@@ -105,16 +105,16 @@ class ProbingMetric(CallbackMetric, ABC):
         self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Strategy) -> None:
-        """Keep what was taken, now that the tasks are gone."""
+        """Keep the copies made before the unlearning."""
         self.probes |= self._taken
         self._taken = {}
 
     def after_training_exp(self, strategy: Strategy) -> None:
-        """A task that is learned again is a new task: the old one's probe goes."""
+        """Drop the probe of a relearned task."""
         self.probes.pop(int(strategy.experience.task_label), None)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """The metric's values; None in the middle of a task, and while nothing has been unlearned."""
+        """Return the metric's values, or None during a task and before the first unlearning."""
         plugin = unlearning_of(strategy)
         gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
         if plugin.current_task is not None or not gone:
@@ -130,15 +130,15 @@ class ProbingMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Values to emit, as :meth:`emit` makes them of names and numbers."""
+        """Return the values to emit, made by :meth:`emit`."""
 
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
         """Features ``(n, features)`` of a task's inputs in a model, which may be ``main`` itself; None without a mask.
 
-        They lie on the CPU. What a ``kind`` looks through: :class:`FeatureDistance`; ``none`` through normalisation as
-        it was before any task. A remaining task's own mask and norms are the main model's; where a model has no masks,
+        They are on the CPU. For the kinds of probes see :class:`FeatureDistance`; ``none`` uses the normalisation from
+        before the first task. A remaining task's own mask and norms are the main model's; where a model has no masks,
         norms that the task had of its own count for ``own``.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
@@ -154,7 +154,7 @@ class ProbingMetric(CallbackMetric, ABC):
         return torch.stack(seen).mean(0) if seen else None
 
     def probed_logits(self, model: nn.Module, x: Tensor, task: int) -> Tensor | None:
-        """Logits ``(n, classes)`` of the head that an unlearned task had, on its inputs; None where none was kept."""
+        """Return logits ``(n, classes)`` of an unlearned task's kept head, or None if no head was kept."""
         probe = self.probes.get(task)
         if probe is None or probe.head is None:
             return None
@@ -169,7 +169,7 @@ class ProbingMetric(CallbackMetric, ABC):
 
 
 class ReferenceMetric(ProbingMetric):
-    """A number per unlearned task, read in the main model and, under its name with a suffix, in others beside it."""
+    """A metric with one number per unlearned task and model: the main model, and references with a suffix."""
 
     def __init__(self, references: References | None) -> None:
         super().__init__()
@@ -177,12 +177,12 @@ class ReferenceMetric(ProbingMetric):
         self._beside = references
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Check that what is trained is what the references are trained on."""
+        """Check that the references are trained on the same data."""
         if self.references is not None:
             self.references.check(strategy.experience)
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """The main model's numbers, then those of the others."""
+        """Return the numbers of the main model, then those of the reference models."""
         if self.references is not None:
             plugin = unlearning_of(strategy)
             self.references.check_labels(plugin.data)
@@ -196,16 +196,16 @@ class ReferenceMetric(ProbingMetric):
         return [*results, *self.emit(strategy, covered), *self.derived(strategy, read)]
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Tasks that have a number."""
+        """Return the tasks that have a number."""
         return unlearned
 
     @abstractmethod
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Suffix and model of everything that is read; first the main model, with none."""
+        """Yield the suffix and model of each reading; first the main model, with an empty suffix."""
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Number of one task, of one of :meth:`models`; None where what it needs was not kept."""
+        """Return the number of one task in one of :meth:`models`, or None if the task has no probe."""
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
         """Further values, from all that was read: suffix → task → number."""
@@ -258,16 +258,16 @@ class FeatureDistance(ReferenceMetric):
     Args:
         references: of the run.
         probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
-            remaining tasks; ``none``: the plain backbone, all units open, whatever the task. Models without masks use
+            remaining tasks; ``none``: the plain backbone with all units open. Models without masks use
             their plain backbone for all three.
-        noise_floor: what the same number is between two references: trained with another data ``order``, or from
+        noise_floor: distances between two references to emit: trained with another data ``order``, or from
             another ``seed``.
         scope: tasks whose data is compared: ``unlearned``, ``remaining``, or ``all`` of both. ``own`` sees a remaining
             task through the mask that it has in the main model.
 
     Raises:
         TypeError: for references that are none.
-        ValueError: for a probe, a floor or a scope that is not known.
+        ValueError: for an unknown probe, floor or scope.
     """
 
     higher_is_better = False
@@ -304,7 +304,7 @@ class FeatureDistance(ReferenceMetric):
         """Distance over a whole test set, ``(n, features)`` twice."""
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Those of the scope."""
+        """Return the tasks of the scope."""
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
@@ -321,7 +321,7 @@ class FeatureDistance(ReferenceMetric):
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Distances in units of the order floor; another seed's floor is wider, and would flatter."""
+        """Return the distances in units of the order floor; the larger seed floor would flatter every method."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []
@@ -341,7 +341,7 @@ def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
 
 
 def unlearning_of(strategy: Strategy) -> UnlearningPlugin:
-    """The strategy's UnlearningPlugin."""
+    """Return the strategy's UnlearningPlugin."""
     plugin = find_plugin(strategy, UnlearningPlugin)
     if plugin is None:
         raise TypeError(

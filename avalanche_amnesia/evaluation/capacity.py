@@ -1,4 +1,4 @@
-"""Metrics of capacity at every event: what is still free, units or weights in use, bytes of trajectory."""
+"""Metrics of capacity at every event: free capacity, units or weights in use, bytes of trajectory."""
 
 from typing import Any
 
@@ -48,19 +48,19 @@ class Capacity(EventMetric):
         self._before: float | None = None
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Capacity with the tasks that are about to go."""
+        """Return the capacity before the unlearning."""
         self._before = network_capacity(strategy)
         return self.emit(strategy, {"CapacityBefore": self._before})
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Values once tasks are unlearned, and the capacity that came back."""
+        """Return the values after an unlearning, with the freed capacity."""
         named = self.named(strategy)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Name → value, as the strategy stands."""
+        """Return the current values by name."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):

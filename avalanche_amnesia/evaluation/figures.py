@@ -64,7 +64,7 @@ house_style = matplotlib.rc_context(
         "legend.frameon": False,
         "lines.linewidth": 2,
         "text.color": COLOURS["ink"],
-        "text.parse_math": False,  # names are anybody's text
+        "text.parse_math": False,  # names are arbitrary text
         "xtick.color": COLOURS["quiet"],
         "xtick.major.size": 0,
         "ytick.color": COLOURS["quiet"],
@@ -97,7 +97,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def name_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
-    """Names at ``first``, ``first + 1`` …, and of many only so many as stay apart from each other."""
+    """Set tick names at ``first``, ``first + 1`` …, at most ``most`` of them."""
     step = math.ceil(len(names) / most)
     axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
 
@@ -120,7 +120,7 @@ def matrix_figure(
     column_label: str,
     note: str = "",
 ) -> Figure:
-    """Matrices of shares beside each other, by title: cells with their percentages, dark where they are large."""
+    """Draw one matrix of shares per title: each cell shows its percentage and is darker for a larger share."""
     for title, cells in panels.items():
         if len(cells) != len(rows) or any(len(row) != len(columns) for row in cells):
             raise ValueError(

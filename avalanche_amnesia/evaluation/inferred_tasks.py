@@ -11,7 +11,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
-    """Share of samples that are predicted right without their task's label, in [0, 1].
+    """Share of samples predicted correctly without a task label, in [0, 1].
 
     ``TaskInference_Acc``: task and class are right; the class only, where all tasks share one head. Compare it with
     the accuracy of Avalanche's ``accuracy_metrics``, which know the label. ``TaskInference_Task``: the task is right.

@@ -20,7 +20,7 @@ class JSDivergence(FeatureDistance):
 
     In [0, 1]. Emitted as ``JSD_<probe>``; arguments, floors, ``JSD_<probe>_ratio_order`` and what
     ``JSD_<probe>_tasks`` counts are those of :class:`FeatureDistance`. Read the old head
-    (:class:`~avalanche_amnesia.evaluation.UnlearnedAccuracy`) beside it: small residues are invisible to a JSD.
+    (:func:`~avalanche_amnesia.evaluation.unlearned_accuracy_metrics`) as well: a JSD can't show small residues.
     """
 
     name, upper_bound = "JSD", 1.0
@@ -37,25 +37,25 @@ def jsd_metrics(
     noise_floor: Sequence[Floor] = ("order",),
     scope: Scope = "unlearned",
 ) -> list[JSDivergence]:
-    """The JSD metrics of a run, one per probe.
+    """Return the JSD metrics of a run, one per probe.
 
     Args:
         references: of the run.
         probes: which of ``own``, ``remaining`` and ``none``.
-        noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+        noise_floor: floors to emit for each probe, ``order`` or ``seed``; each one costs another reference.
         scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
     """
     return [JSDivergence(references, probe, noise_floor, scope) for probe in probes]
 
 
 def jsd(model: nn.Module, reference: nn.Module, x: Tensor, probe: Probe | None = None) -> float:
-    """Mean JSD of two models' features of the same inputs, in bits.
+    """Return the mean JSD of two models' features of the same inputs, in bits.
 
     Args:
         model: any that :func:`features_of` takes.
         reference: the same.
         x: ``(n, …)``.
-        probe: a task's mask and norms, through which both are seen (:func:`take_probe`); None: the plain backbones.
+        probe: a task's mask and norms, used in both models (:func:`take_probe`); None: the plain backbones.
     """
     mask, parts = (None, None) if probe is None else (probe.mask, probe.parts)
     features = [features_of(each, x, mask, parts=parts) for each in (model, reference)]

@@ -69,7 +69,7 @@ def _module_of(tensors: dict[str, Tensor] | None, model: Any) -> nn.Module | Non
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Copies of what a task has of its own: mask, head, norms.
+    """Copy a task's own parts: mask, head, norms.
 
     Args:
         model: any model; of one without masks or heads there is less to copy.

@@ -43,28 +43,27 @@ class References:
     """Trains and keeps the reference model of every set of remaining tasks, and the full models.
 
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
-    of a task derives from (seed, task), two runs that begin with the same tasks share those bits: what they share is
+    of a task derives from (seed, task), two runs that begin with the same tasks share those bits. The shared tasks are
     trained once.
 
-    Pickled (with a strategy whose metrics hold it), it keeps its benchmark and its models, and leaves ``make_strategy``
-    behind, as a function can't be loaded in another program: :meth:`attach` gives it again, once another model is
-    needed. A copy is the object itself: its models are the same for every run.
+    A pickled object keeps its benchmark and its models, but not ``make_strategy``, because another program can't load
+    the function: call :meth:`attach` before it needs another model. A copy is the object itself: its models are the
+    same for every run.
 
     Args:
         make_strategy: called as ``make_strategy(evaluator=…)``; must return a new strategy with the same initial bits
             every time (seed it inside), with a :class:`SeedingPlugin` among its plugins (the strategies of this
-            package have one), at the same settings as the run that is measured.
+            package have one), at the same settings as the measured run.
         benchmark: the benchmark of that run; its requests are ignored.
         train_options: keyword arguments of every call of ``strategy.train``.
-        store: a :class:`~avalanche_amnesia.lab.runs.RunStore`: trainings are kept for other runs and processes, and
-            taken from; None: they are these references' own, and go with the process.
-        workers: :class:`~avalanche_amnesia.lab.runs.ReferenceWorkers`, processes that train into the store, while the
-            run goes on, what its metrics will ask for after the requests of the benchmark; None: the run waits for its
-            references. They compute the same bits, on cores that are idle.
+        store: a :class:`~avalanche_amnesia.lab.runs.RunStore`: shares trainings with other runs and
+            processes; None: trainings are kept for this process only.
+        workers: :class:`~avalanche_amnesia.lab.runs.ReferenceWorkers`, processes that train references into the store
+            in the background, with the same bits; None: the run waits for its references.
 
     Attributes:
-        trainings: how many trainings of single tasks these references took so far, beside those that were there.
-        keys: variant and tasks of each model that was asked for → key of the state in the store that has it.
+        trainings: number of single-task trainings so far, without those found in the store.
+        keys: variant and tasks of each requested model → key of its state in the store.
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
@@ -107,7 +106,7 @@ class References:
             made = self.fresh_strategy("same")
             self._initial = state_hashes(made.model.state_dict())
             differing = self._other_values(make_strategy)
-        # Slots that are dealt by requests have no place for the tasks of a model that never unlearns.
+        # Slots planned from requests are too few for a model that unlearns nothing.
         pooled = _pooled(made)
         dealt = pooled is not None and isinstance(pooled.isolation.slots, Mapping)
         self._full_variant: Expected = "full" if dealt else "same"
@@ -118,7 +117,7 @@ class References:
             )
 
     def attach(self, make_strategy: Callable[..., Any]) -> None:
-        """Give the ``make_strategy`` that they were made with again, after these references were loaded without it.
+        """Restore ``make_strategy`` after loading.
 
         ReferencesError: if it can't be called, returns no strategy, or one with other initial values than before.
         """
@@ -133,7 +132,7 @@ class References:
         self.make_strategy = make_strategy
 
     def _other_values(self, make_strategy: Callable[..., Any]) -> list[str]:
-        """Names of a new model's tensors that are not as in the first one."""
+        """Return the names of tensors whose initial values differ from the first model's."""
         first, now = self._initial, state_hashes(self.fresh_strategy("same", make_strategy).model.state_dict())
         return sorted(name for name in {*first, *now} if first.get(name) != now.get(name))
 
@@ -146,8 +145,8 @@ class References:
     def check(self, experience: Any) -> None:
         """Check that an experience is one of this benchmark's train stream: same data, permanence and deadline.
 
-        Labels are compared, and a few samples as an evaluation sees them. The first time that all is well it starts
-        the workers, if any are wanted and a metric announced what it will ask for; later it warns of one that failed.
+        Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
+        workers, if there are any and a metric has announced models; later calls warn if a worker failed.
 
         ReferencesError: if it is not.
         """
@@ -164,7 +163,7 @@ class References:
             self._train_ahead(self.workers)
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
-        """Check the tasks that a run has trained, of which the data may be gone by now: task → fingerprint of labels.
+        """Check the trained tasks of a run, whose data may no longer exist, by task → fingerprint of labels.
 
         ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
         """
@@ -200,7 +199,7 @@ class References:
             A model in evaluation mode, kept and returned again: do not change it.
 
         Raises:
-            ReferencesError: for a task that the benchmark does not have, or that is named twice.
+            ReferencesError: for an unknown task, or a task named twice.
         """
         checks.one_of("variant", variant, Expected)
         try:
@@ -221,7 +220,7 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Keep a model that learned these tasks, in this order, elsewhere, in place of training it.
+        """Keep a model that was trained elsewhere on these tasks, in this order.
 
         It is one of a strategy that ``make_strategy`` made, and is kept itself, in evaluation mode. ``variant``: as of
         :meth:`reference`.
@@ -271,7 +270,7 @@ class References:
         return self._without[key] if key else self
 
     def of(self, plugin: Any) -> References:
-        """References over the data that a run's tasks were trained on, by its plugin: without what it forgot."""
+        """Return references over a run's data without the samples that its plugin has forgotten."""
         sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
         return self.without(plugin.forgotten.left_out(sizes))
 
@@ -280,11 +279,11 @@ class References:
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
 
     def expect(self, *kinds: Expected) -> None:
-        """Announce the variants that a metric will ask for after every evaluation: workers can train them before."""
+        """Announce the variants that a metric needs after every evaluation, so that workers can train them early."""
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Variant and tasks of the models that metrics will ask for after the benchmark's requests, each once."""
+        """Return variant and tasks of the models that metrics need after the benchmark's requests, each once."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare
@@ -293,7 +292,7 @@ class References:
         return list(dict.fromkeys(paths))
 
     def _train_ahead(self, workers: Workers) -> None:
-        """Start the workers, once; warn of one that failed."""
+        """Start the workers once; later, warn if one failed."""
         if self._ahead:
             error = workers.failure()
             if error is not None:
@@ -309,11 +308,11 @@ class References:
         self._ahead = True
 
     def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
-        """Train tasks one after another, as :meth:`reference` does; the run that leads there."""
+        """Train tasks one after another and return the run."""
         run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
             run = self._begin(variant)
-        if run.trained != path[: len(run.trained)]:  # what two paths begin with alike is read, not trained again
+        if run.trained != path[: len(run.trained)]:  # the common beginning of two paths is not trained again
             run.restart()
         for task in path[len(run.trained) :]:
             computed = run.computed
@@ -331,7 +330,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same", make_strategy: Callable[..., Any] | None = None) -> Any:
-        """A strategy as a reference is trained by it; an error where ``make_strategy`` makes none that can be one."""
+        """Return a new strategy for training a reference; raise ReferencesError for an unsuitable one."""
         make = make_strategy or self.make_strategy
         if make is None:
             raise ReferencesError(

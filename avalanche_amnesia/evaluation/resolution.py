@@ -1,11 +1,11 @@
-"""Distances told from rounding: in units of their floor, and in words."""
+"""Distances in units of their noise floor and as text, with a limit below which they are rounding."""
 
 RESOLUTION = 1e-9
-"""Distances below it are rounding: they are told from no other, and give no ratio. In bits, of the JSD."""
+"""Distances below this are rounding errors and have no ratio. In bits for the JSD."""
 
 
 def floor_ratio(distance: float, floor: float) -> float | None:
-    """Distance in units of its noise floor: 1 is as far as two models that never saw the task lie apart.
+    """Return a distance in units of its noise floor, which is the distance between two retrained models.
 
     Args:
         distance: between the model and the retrained one, at least 0.

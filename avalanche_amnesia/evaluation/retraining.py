@@ -1,4 +1,4 @@
-"""Training of a strategy along paths of tasks: what two paths begin with alike is trained once."""
+"""Training of a strategy along paths of tasks: the common beginning of two paths is trained once."""
 
 import tempfile
 import warnings
@@ -18,21 +18,21 @@ class Store(Protocol):
     """Place where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
 
     def run(self, strategy: Strategy) -> Any:
-        """A run that begins with a strategy as it was built, and does what a :class:`Retraining` does."""
+        """Return a run of a new strategy with the methods of :class:`Retraining`."""
 
 
 class Workers(Protocol):
     """Processes that train references ahead: :class:`avalanche_amnesia.lab.runs.ReferenceWorkers`."""
 
     def begin(self, references: Any, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Train what these references will be asked for into their store."""
+        """Train the models of these paths into the store of the references."""
 
     def failure(self) -> BaseException | None:
         """The first error that a worker met."""
 
 
 class Retraining:
-    """A run of its own, without a store: its states lie in a temporary folder."""
+    """A run without a store: its states are files in a temporary folder."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -48,7 +48,7 @@ class Retraining:
 
     @property
     def strategy(self) -> Any:
-        """The strategy, in the state at which the run stands."""
+        """The strategy, in the current state of the run."""
         if self._held != self.trained:
             self._held = None  # interrupted, the strategy is in no state
             place = self._place(self.trained)
@@ -69,7 +69,7 @@ class Retraining:
         self.trained = path
 
     def restart(self) -> None:
-        """Go back to the strategy as it was built."""
+        """Restore the strategy's initial state."""
         self.trained = ()
 
     def seconds(self) -> float:

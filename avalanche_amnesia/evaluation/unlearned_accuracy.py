@@ -1,4 +1,4 @@
-"""Accuracy on unlearned tasks through the heads and masks that they had, as an attacker who kept them would see it."""
+"""Accuracy on unlearned tasks through the kept heads and masks: an attacker with copies of them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from avalanche_amnesia.strategy import Strategy
 class UnlearnedAccuracy(ComparedMetric):
     """Accuracy of the kept head on the model's features through the kept mask, on unlearned tasks' test data.
 
-    In [0, 1]; near chance, or near what the same head reads from the retrained reference, is good. Emitted after every
-    evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``, and the reference's as
+    In [0, 1]; good values are near chance or near the same head's accuracy on the retrained reference. Emitted after
+    every evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``; the reference's as
     ``UnlearnedAccuracy_reference``; ``UnlearnedAccuracy_chance`` is what guessing among the task's classes reaches.
-    ``UnlearnedAccuracy_tasks`` says how many tasks these means cover: those of which nothing was kept
+    ``UnlearnedAccuracy_tasks`` is the number of tasks in these means: tasks without a probe
     (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
     Arguments, and errors, are those of :class:`ComparedMetric`.
@@ -45,5 +45,5 @@ class UnlearnedAccuracy(ComparedMetric):
 
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:
-    """Accuracy on unlearned tasks through what the evaluation kept of them; arguments of the class."""
+    """Return the metric of accuracy on unlearned tasks through their kept probes; arguments as for the class."""
     return [UnlearnedAccuracy(benchmark, references)]

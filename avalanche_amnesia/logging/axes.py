@@ -63,12 +63,12 @@ class Position:
             self.event += 1
 
     def _follow(self, strategy: Strategy) -> None:
-        """Take over what the strategy knows of its trainings: it may have been loaded, or have given a task up."""
+        """Update the position from the strategy, which may have been loaded or may have discarded a task."""
         plugin = unlearning_of(strategy)
         counter = strategy.clock.train_exp_counter
         if plugin is not None:
             self._trainings = plugin.ledger.n_trained
-            if plugin.current_task is None:  # a task that is given up has not ended
+            if plugin.current_task is None:  # a discarded task has not ended
                 self.in_training = False
             self.task = plugin.trained[-1] if plugin.trained else NO_TASK
         elif not self.in_training:

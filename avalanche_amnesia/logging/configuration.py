@@ -1,4 +1,4 @@
-"""Configuration of a run as dashboards show it: what its author chose, and what followed from that."""
+"""Configuration of a run for dashboards: the settings chosen by its author and the values derived from them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +57,7 @@ def _stream(strategy: Strategy) -> dict[str, Any]:
 
 
 def _in_words(request: Any, task: int) -> str:
-    """A request in words, of samples only their number: which ones they are is nobody's business."""
+    """Describe a request; samples only by their number, because their positions are private."""
     tasks = ", ".join(map(str, request.tasks))
     parts = [f"{len(request.samples)} samples"] if request.samples else []
     parts += [f"classes {', '.join(map(str, request.classes))}"] if request.classes else []

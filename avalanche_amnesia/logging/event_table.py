@@ -1,4 +1,4 @@
-"""Table of a run's events: a row per task end and unlearning, with what was measured behind it."""
+"""Event table of a run: one row per finished task and per unlearning, with the metrics measured afterwards."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -29,9 +29,9 @@ class EventTable:
 
     Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned (tasks, or samples of one in
     words), remaining, affected, claim, accuracy (mean over the remaining tasks, of Avalanche's accuracy per
-    experience), and every number of a metric over ``event`` that is not of a single task or layer: first ``JSD_own``
+    experience), and every number of a metric over ``event`` except those of single tasks or layers: first ``JSD_own``
     with its order floor, their ratio and the old head, then ``AccuracyDifference``, ``Capacity`` … Of several values
-    of one event the last one counts. A row tells of the tasks that remained then; rows are never changed later.
+    of one event the last one counts. A row describes the tasks remaining at that time and is never changed later.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class EventTable:
         self.changed = False
 
     def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
-        """Begin the row of a task's end; `remaining`: None where nobody keeps a ledger."""
+        """Begin the row of a finished task; `remaining`: None if the strategy has no ledger."""
         self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
 
     def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
@@ -54,7 +54,7 @@ class EventTable:
         self._begin(row, None if record is None else record.remaining)
 
     def take(self, name: str, value: float, axis: str) -> None:
-        """Enter a logged number, if it tells of the last event."""
+        """Add a logged number to the row of the last event, if the number belongs to an event."""
         if not self._rows:
             return
         row = self._rows[-1]

@@ -1,4 +1,4 @@
-"""Conversion of metric values to what a logger writes: numbers, texts, images, histograms, tables."""
+"""Conversion of metric values to the types that loggers write: numbers, texts, images, histograms, tables."""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ from avalanche_amnesia.evaluation.picture import Picture
 
 
 class Histogram(NamedTuple):
-    """Counts of entries between edges, of which there is one more."""
+    """Counts of entries per bin; `edges` has one entry more than `counts`."""
 
     counts: np.ndarray
     edges: np.ndarray
@@ -55,7 +55,7 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def payload_of(value: Any) -> Payload | None:
-    """Form in which a logger writes a value; None where there is no place for it."""
+    """Convert a value to a type that loggers write, or return None if it has none."""
     if isinstance(value, AlternativeValues):
         converted = (payload_of(alternative) for alternative in value.alternatives)
         return next((v for v in converted if v is not None), None)
@@ -65,7 +65,7 @@ def payload_of(value: Any) -> Payload | None:
         return float(value)
     if isinstance(value, Figure):
         buffer = io.BytesIO()
-        value.savefig(buffer, format="png")  # the figure stays open and as it was
+        value.savefig(buffer, format="png")  # the figure stays open and unchanged
         buffer.seek(0)
         return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
     if isinstance(value, TensorImage):
@@ -81,7 +81,7 @@ def _payload_of_array(array: np.ndarray) -> Payload | None:
     if array.shape in ((), (1,)):  # (1,) is the shape of Avalanche's losses
         return float(array.reshape(()))
     entries = array.astype(np.float64).ravel()
-    entries = entries[np.isfinite(entries)]  # numpy refuses to bin the others
+    entries = entries[np.isfinite(entries)]  # numpy refuses to bin NaN and infinity
     return Histogram(*np.histogram(entries, bins=64)) if entries.size else None
 
 

@@ -1,4 +1,4 @@
-"""Base of W&B's logger and of the one of JSON lines, which differ only in where they write."""
+"""Base class of the loggers for W&B and for JSON lines, which differ only in their destination."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -30,11 +30,11 @@ class RunWriter(ABC):
 
     @abstractmethod
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add settings, beside those that are given already, and a name; None: it has one."""
+        """Add settings to the existing ones, and a name unless it is None."""
 
     @abstractmethod
     def define(self, metric: str, axis: str) -> None:
-        """Say over which axis a metric is drawn, before its first value."""
+        """Set the x axis of a metric, before its first value."""
 
     @abstractmethod
     def log(self, row: Mapping[str, Payload]) -> None:
@@ -42,7 +42,7 @@ class RunWriter(ABC):
 
     @abstractmethod
     def note(self, texts: Mapping[str, str]) -> None:
-        """Write texts, of which the last one of a name counts."""
+        """Write texts by name; a later text replaces an earlier one."""
 
     @abstractmethod
     def keep(self, record: UnlearningRecord) -> None:
@@ -50,11 +50,11 @@ class RunWriter(ABC):
 
     @abstractmethod
     def use(self, record: UnlearningRecord) -> None:
-        """Say that this run is about a record that another run kept."""
+        """Declare that this run uses a record of another run."""
 
     @abstractmethod
     def forget(self, tasks: tuple[int, ...]) -> None:
-        """Take the values of tasks that are gone out of the summary, see :func:`tells_of`."""
+        """Remove the values of unlearned tasks from the summary, see :func:`tells_of`."""
 
     @abstractmethod
     def finish(self, exit_code: int) -> None:
@@ -62,7 +62,7 @@ class RunWriter(ABC):
 
 
 def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
-    """Tell whether a value is about one of some tasks; what is measured on one that is gone comes after it went."""
+    """Return True if a value's name belongs to one of these tasks."""
     return any(f"/Task{task:03d}" in name for task in tasks)
 
 
@@ -70,11 +70,11 @@ class RunLogger(BaseLogger, ABC):
     """Logs every metric over `iteration`, `task` or `event` (see `axes.py`), and the table ``Events``.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
-    strategy) is the logger itself. The run says by itself what it is: its configuration (see `configuration.py`) holds
-    method, seed, stream, network, optimizer, options and versions, and without a name it is called by method and seed.
+    strategy) is the logger itself. The run's configuration (see `configuration.py`) has method, seed, stream, network,
+    optimizer, options and versions; a run without a name is named after method and seed.
 
-    In the run's summary stand the values as they are at its end: none of a task from before it was unlearned. Rows, and
-    rows of tables, are history: what was logged of a task before it was unlearned stays in them.
+    The run's summary has the values at its end, without values of a task from before its unlearning. Rows, and rows of
+    tables, are history: they keep the values of a task from before its unlearning.
     """
 
     def __init__(self, writer: RunWriter, *, named: bool, pictures: bool = True) -> None:
@@ -92,7 +92,7 @@ class RunLogger(BaseLogger, ABC):
 
     @abstractmethod
     def _missing(self) -> str:
-        """Say, for an error, why there is no run to write to, and what to do."""
+        """Return an error text: why there is no run to write to, and the remedy."""
 
     def _open(self) -> RunWriter:
         if self._writer is None or self._finished:
@@ -105,7 +105,7 @@ class RunLogger(BaseLogger, ABC):
         self._defined.clear()
 
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
-        """Take values that are written with the callback that Avalanche sends right after them."""
+        """Keep values until the callback that Avalanche sends next, which writes them."""
         if not metric_values and not self._pending:
             return
         if self._finished:  # no error: an unlearning must not fail for a dashboard
@@ -192,7 +192,7 @@ class RunLogger(BaseLogger, ABC):
         if self._described or not hasattr(strategy, "optimizer"):  # some other host: nothing is known of it
             return
         if getattr(strategy, "experience", None) is None and callback != "after_unlearning":
-            return  # the stream is known with the first experience; a strategy that was loaded may have none
+            return  # the stream is known with the first experience, which a loaded strategy may lack
         writer = self._open()
         self._described = True
         settings = configuration_of(strategy)
@@ -211,7 +211,7 @@ class RunLogger(BaseLogger, ABC):
         self._events.trained(at.event, at.task, remaining)
 
     def _unlearned(self, strategy: Strategy) -> None:
-        """Keep a record as file and as text, and take the tasks that are gone out of the summary."""
+        """Store a record as file and as text, and remove the unlearned tasks from the summary."""
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]
@@ -220,7 +220,7 @@ class RunLogger(BaseLogger, ABC):
             writer.note({f"Record/event {self._position.event}": str(record)})
 
     def _write_pending(self, callback: str | None = None) -> None:
-        """Write the values taken, in as few rows as keep two values of one name apart."""
+        """Write the pending values in as few rows as possible, with one value per name and row."""
         values, self._pending = self._pending, []
         rows: list[dict[str, Payload]] = []
         texts: dict[str, str] = {}

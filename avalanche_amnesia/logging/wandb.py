@@ -20,7 +20,7 @@ from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, Run
 
 Mode = Literal["online", "offline", "disabled"]
 _OLD_NAMES = {"run": "online", "dryrun": "offline"}
-"""Names that WANDB_MODE still takes."""
+"""Old names that WANDB_MODE still accepts."""
 _FLUSH_SECONDS = 30.0
 _QUIET_SECONDS = 0.2
 _RECORD_TYPE = "unlearning-record"
@@ -35,7 +35,7 @@ class WandBWriter(RunWriter):
             run.define_metric(axis, hidden=True)  # an axis is no plot of its own
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add what the run's configuration does not have, and a name."""
+        """Add missing settings to the run's configuration, and a name."""
         self.run.config.update({key: value for key, value in settings.items() if key not in self.run.config})
         if name is not None:
             self.run.name = name
@@ -64,7 +64,7 @@ class WandBWriter(RunWriter):
             self.run.use_artifact(_artefact(record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
-        """Take what tells of the tasks out of the run's summary."""
+        """Remove the values of the tasks from the run's summary."""
         for name in [name for name in self.run.summary.keys() if tells_of(name, tasks)]:  # noqa: SIM118
             del self.run.summary[name]
 
@@ -76,7 +76,7 @@ class WandBWriter(RunWriter):
 
 
 def artefact_name(record: UnlearningRecord) -> str:
-    """Name of a record's artefact: it follows from the record's content, whichever run names it."""
+    """Return the name of a record's artefact, which depends only on the record's content."""
     of = "-".join(map(str, record.tasks)) if record.task is None else f"samples-of-{record.task}"
     return f"unlearning-of-{of}-{hashlib.sha256(record.to_json().encode()).hexdigest()[:12]}"
 
@@ -103,8 +103,8 @@ def _to_wandb(value: Payload) -> Any:
 class WandBLogger(RunLogger):
     """Logs a run to W&B: what :class:`RunLogger` says, and each unlearning's record as an artefact.
 
-    W&B's own step is only the number of the row. A pickled logger leaves its run behind; give the loaded one a run with
-    `attach`. Of every number the smallest and largest value are in the summary, too.
+    W&B's own step is only the number of the row. A pickled logger does not keep its run; give the loaded logger a run
+    with `attach`. Of every number the smallest and largest value are in the summary, too.
 
     Args:
         run: a W&B run to log to, which stays the caller's to finish; None: make a run of our own.
@@ -112,7 +112,7 @@ class WandBLogger(RunLogger):
         name: its name; None: method and seed of the strategy.
         group: its group, e.g. one experiment with several seeds.
         job_type: its part in the group: "main", "reference", "full", "audit", or another word.
-        config: further settings of it, beside those of the strategy.
+        config: further settings, in addition to the strategy's.
         dir: folder for its files (W&B makes `wandb/` there); made if missing.
         mode: "online", "offline", "disabled", or None: WANDB_MODE if set, else online where an API key is
             configured and offline elsewhere, never a prompt.
@@ -122,7 +122,7 @@ class WandBLogger(RunLogger):
         run_id: identifier of the run, known also after `finish` and after loading.
 
     Raises:
-        ValueError: unknown `mode` or WANDB_MODE, or arguments of a new run beside `run`.
+        ValueError: unknown `mode` or WANDB_MODE, or arguments of a new run together with `run`.
         TypeError: `run` is not a W&B run, or `tags` is one string.
         NotADirectoryError: `dir` is a file.
     """
@@ -165,15 +165,15 @@ class WandBLogger(RunLogger):
 
     @property
     def run(self) -> Any:
-        """The W&B run; a RuntimeError where it is finished, or was left behind by pickling."""
+        """The W&B run; RuntimeError if it is finished or was lost by pickling."""
         writer = self._open()
         assert isinstance(writer, WandBWriter)
         return writer.run
 
     def attach(self, run: Any) -> None:
-        """Log to `run` from now on, counting on; for a logger that was loaded without its run.
+        """Log to `run` from now on and continue the axes; for a logger loaded without its run.
 
-        The run gets the settings of the strategy that is logged next, and keeps its name.
+        The run gets the settings of the next logged strategy, and keeps its name.
 
         Args:
             run: a W&B run, as `wandb.init` returns it.

@@ -23,13 +23,13 @@ from avalanche_amnesia.contrib.metrics import (
     relapse_metrics,
 )
 from avalanche_amnesia.evaluation import (
-    ProbingMetric,
     References,
     accuracy_difference_metrics,
     capacity_metrics,
     jsd_metrics,
     unlearned_accuracy_metrics,
 )
+from avalanche_amnesia.evaluation.bases import ProbingMetric
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 
 

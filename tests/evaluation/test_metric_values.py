@@ -24,6 +24,7 @@ from avalanche_amnesia.contrib.metrics import (
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import owners_by_layer
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
+from avalanche_amnesia.evaluation.accuracy_difference import AccuracyDifference
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head
@@ -149,7 +150,7 @@ def test_accuracy_differences(finished):
 @pytest.mark.parametrize("samples", [2, 10_000])
 def test_the_control_s_head_is_fitted_to_so_many_samples_evenly_spread(samples):
     references = evaluation.References(make_ewc, BENCHMARK)
-    metric = evaluation.AccuracyDifference(references, ["heads"], samples=samples)
+    metric = AccuracyDifference(references, ["heads"], samples=samples)
     strategy = learn(make_ewc(evaluator=quiet(metric)), DIGITS.train_stream[:1])
     strategy.eval(TEST[:1])
     full, (x, y), (test_x, test_y) = references.full([0]), DIGITS.train_stream[0].tensors, TEST[0].tensors
@@ -159,7 +160,7 @@ def test_the_control_s_head_is_fitted_to_so_many_samples_evenly_spread(samples):
         right = (full.features(test_x, 0).double() @ weight.T + bias).argmax(1) == test_y
     assert metric.accuracies["heads"][0] == pytest.approx(right.double().mean().item())
     with pytest.raises(ValueError, match="samples must be an int of at least 1, got 0"):
-        evaluation.AccuracyDifference(references, samples=0)
+        AccuracyDifference(references, samples=0)
 
 
 def test_the_metric_keeps_the_accuracies_of_all_four(finished):

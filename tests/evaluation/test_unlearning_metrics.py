@@ -14,6 +14,7 @@ from support.strategies import PRICED, learn, quiet
 from torch import nn
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, MultiHeadModel, UnlearningPlugin, evaluation
+from avalanche_amnesia.evaluation.probes import Probe
 from avalanche_amnesia.training.host import find_plugin
 
 
@@ -215,7 +216,7 @@ def test_jsd_looks_through_a_task_s_norms_too():
     assert evaluation.jsd(model, reference, x, probe) == pytest.approx(
         float(evaluation.js_divergence(seen, through).mean())
     )
-    bare = evaluation.jsd(model, reference, x, evaluation.Probe(probe.mask, None))
+    bare = evaluation.jsd(model, reference, x, Probe(probe.mask, None))
     assert bare != pytest.approx(evaluation.jsd(model, reference, x, probe), rel=1e-3)
     strategy.unlearn([0])
     assert evaluation.jsd(model, reference, x, probe) == 0  # the same initial bits, through the same mask and norms

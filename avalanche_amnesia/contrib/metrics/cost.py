@@ -1,4 +1,4 @@
-"""Cost of an unlearning: seconds, against those of training again without the tasks."""
+"""Cost of an unlearning in seconds, compared with retraining without the tasks."""
 
 from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
@@ -11,7 +11,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearningCost(CallbackMetric):
-    """Seconds that each unlearning took, against those of training its reference from the beginning.
+    """A metric of the seconds of each unlearning and of training its reference from the beginning.
 
     Emitted at the first evaluation after the unlearnings, in their order, as ``SecondsToUnlearn``, ``SecondsToRetrain``
     and ``TimesFaster`` (above 0, higher is better; left out where nothing remains to retrain). Wall-clock times: they
@@ -32,19 +32,19 @@ class UnlearningCost(CallbackMetric):
         self._emitted = 0
 
     def state(self) -> int:
-        """State to save: how many unlearnings were reported."""
+        """Return the state to save: how many unlearnings were reported."""
         return self._emitted
 
     def load_state(self, state: int) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a saved state."""
         self._emitted = int(state)
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Check that what is trained is what the references are trained on."""
+        """Check that the references are trained on the same data."""
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """The seconds; None in the middle of a task, and unless something was unlearned since the last time."""
+        """Return the seconds, or None during a task and without a new unlearning."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None

@@ -1,4 +1,4 @@
-"""Distances of features beside the JSD: Euclidean, cosine, CKA."""
+"""Further distances of features: Euclidean, cosine, CKA."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
@@ -35,8 +35,8 @@ def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
     """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
 
-    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features look
-    alike): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
+    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features seem
+    close): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
     """
     check_pair(features_a, features_b)
     a = features_a.double() - features_a.double().mean(0)
@@ -48,7 +48,7 @@ def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 class OtherDistance(FeatureDistance):
-    """Mean distance between main and reference features of unlearned tasks, beside the JSD.
+    """Mean distance between main and reference features of unlearned tasks, in addition to the JSD.
 
     ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound: it grows with the features' scale.
     ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; it sees no scale. ``cka``: ``1 − linear CKA``, in [0, 1]; it
@@ -92,17 +92,17 @@ def distance_metrics(
     noise_floor: Sequence[Floor] = ("order",),
     scope: Scope = "unlearned",
 ) -> list[OtherDistance]:
-    """Distances beside the JSD, on the same features; one metric per distance and probe.
+    """Return one metric per distance and probe, on the same features as the JSD.
 
     Args:
         references: of the run.
         distances: which of ``euclidean``, ``cosine`` and ``cka``.
         probes: which of ``own``, ``remaining`` and ``none``.
-        noise_floor: which of ``order`` and ``seed`` to show beside each; every one costs another reference.
+        noise_floor: floors to emit for each distance, ``order`` or ``seed``; each one costs another reference.
         scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
 
     Raises:
         TypeError: for references that are none.
-        ValueError: for a name that is not known.
+        ValueError: for an unknown name.
     """
     return [OtherDistance(kind, references, probe, noise_floor, scope) for kind in distances for probe in probes]

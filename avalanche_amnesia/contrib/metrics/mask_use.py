@@ -47,7 +47,7 @@ def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
     """Jaccard's index ``|a ∩ b| / |a ∪ b|`` of every two tasks' masks: task → bool ``(n,)``, over units or weights.
 
     Float64 ``(tasks, tasks)`` in the mapping's order, symmetric, in [0, 1]; 1 on the diagonal, 0 for an empty mask.
-    ``ValueError`` for masks that are not bool, or of different shapes.
+    ``ValueError`` for masks of another type than bool, or of different shapes.
     """
     _check(masks)
     rows = [[mask_overlap(a, b) for b in masks.values()] for a in masks.values()]
@@ -68,10 +68,10 @@ def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
 
     Returns:
         ``free``, ``shared``, then each task's label → share in [0, 1]; they add up to 1. What only one task
-        uses is what its unlearning frees.
+        uses is freed by its unlearning.
 
     Raises:
-        ValueError: for masks that are not bool, empty, or of different shapes.
+        ValueError: for masks of another type than bool, empty masks, or different shapes.
     """
     _check(masks, empty=False)
     if not masks:
@@ -110,15 +110,15 @@ def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> 
 class MaskOverlap(EventMetric):
     """Mean intersection over union of the remaining tasks' masks, pair by pair, after tasks and unlearnings.
 
-    In [0, 1]; neither direction is better: tasks that overlap share what they learned, and what unlearning one of them
-    takes from the other. Emitted as ``MaskOverlap`` from the second remaining task on, and as the picture
+    In [0, 1]; neither direction is better: overlapping tasks share units, and unlearning one of them affects the other.
+    Emitted as ``MaskOverlap`` from the second remaining task on, and as the picture
     ``Figure/Overlap`` with its table, a row and a column per task. Models without masks emit nothing.
     """
 
     lower_bound, upper_bound = 0.0, 1.0
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Name → value, as the strategy stands."""
+        """Return the current values by name."""
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
             return {}
@@ -142,12 +142,12 @@ class Owners(EventMetric):
     lower_bound, upper_bound = 0.0, 1.0
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Values with the tasks that are about to go."""
+        """Return the values before the unlearning."""
         before = {f"OwnersBefore{name.removeprefix(str(self))}": s for name, s in self.named(strategy).items()}
         return self.emit(strategy, before)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Name → share, as the strategy stands."""
+        """Return the current shares by name."""
         layers = owners_by_layer(strategy.model) or {}
         return {
             f"{self}/{layer}/{f'Task{int(owner):03d}' if owner.isdigit() else owner}": share
@@ -193,7 +193,7 @@ def capacity_figure(
 
 @dataclass(frozen=True)
 class LayerMasks:
-    """One layer's masks as a figure shows them: small, whatever the width of the layer."""
+    """One layer's masks for a figure, reduced to at most 1,024 columns."""
 
     layer: str
     rows: np.ndarray
@@ -278,11 +278,11 @@ class CapacityPictures(CallbackMetric):
         self._events: list[tuple[str, float, int, bool]] = []
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """Pictures once a task is trained."""
+        """Return the pictures after the training of a task."""
         return self._pictures(strategy, f"task {strategy.experience.task_label}", False)
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Pictures once tasks are unlearned."""
+        """Return the pictures after an unlearning."""
         plan = getattr(unlearning_of(strategy), "current", None)
         gone = () if plan is None else plan.tasks
         return self._pictures(strategy, f"unlearned {', '.join(map(str, gone))}", True)

@@ -1,4 +1,4 @@
-"""Membership inference: whether losses still tell what was unlearned, a task or samples of one, from test samples."""
+"""Membership inference: separation of unlearned samples from test samples by their losses."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -24,8 +24,8 @@ def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
 
     ``AUC = P(ℓ_member < ℓ_other) + ½ P(ℓ_member = ℓ_other)`` (loss threshold: Yeom et al., Privacy risk in machine
     learning, CSF 2018); equal to scikit-learn's ``roc_auc_score`` of the negative losses. Losses of training samples
-    ``(n,)`` and of others ``(m,)``, n and m ≥ 1, infinity allowed → in [0, 1]: 0.5 where losses say nothing, 1 where
-    every member's loss is smaller. ``ValueError`` for losses of another shape, none, or NaN.
+    ``(n,)`` and of further samples ``(m,)``, n and m ≥ 1, infinity allowed → in [0, 1]: 0.5 for uninformative losses, 1
+    if every member's loss is smaller. ``ValueError`` for losses of another shape, none, or NaN.
     """
     for name, losses in (("member_losses", member_losses), ("other_losses", other_losses)):
         if losses.dim() != 1 or len(losses) == 0 or bool(losses.isnan().any()):
@@ -42,9 +42,9 @@ class MembershipInference(ComparedMetric):
     In [0, 1], 0.5 where they do not. Losses are cross-entropies through the head and mask that the task had, which
     the evaluation kept. Near the same number of the reference (``Membership_reference``), which never saw the task, is
     good: the two sets may differ by themselves, and a kept head knows its training samples a little. Emitted after
-    every evaluation between tasks, per unlearned task and as their mean, as ``Membership``; ``Membership_tasks`` says
-    how many tasks these means cover: those of which nothing was kept (``keep_probes=False``) are left out, and those
-    whose logits are not finite.
+    every evaluation between tasks, per unlearned task and as their mean, as ``Membership``; ``Membership_tasks`` is
+    the number of tasks in these means: tasks without a probe (``keep_probes=False``) or with logits that are not
+    finite are left out.
 
     Args:
         benchmark: of the run; its streams hold the unlearned tasks' data.
@@ -90,10 +90,10 @@ def membership_metrics(
 
 
 class ForgottenSamples(ComparedMetric):
-    """Accuracy on forgotten samples of remaining tasks, or the AUC with which their losses tell them from test samples.
+    """Accuracy on forgotten samples of remaining tasks, or the AUC of separating them from test samples by loss.
 
     In [0, 1]. Good is the number of the reference, which never had the samples (the same name with ``_reference``);
-    where the unlearning is exact, the two are equal. An AUC of 0.5 says that losses tell nothing; test samples are
+    where the unlearning is exact, the two are equal. An AUC of 0.5 means uninformative losses; test samples are
     those of the forgotten samples' classes. Emitted after every evaluation between tasks, per task that lost samples
     and as their mean, as ``ForgottenSamples_accuracy`` or ``ForgottenSamples_membership``.
 

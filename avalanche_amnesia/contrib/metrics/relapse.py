@@ -39,7 +39,7 @@ def linear_probe_accuracy(
         In [0, 1].
 
     Raises:
-        ValueError: for features and labels that do not fit each other, none, or features that are not finite.
+        ValueError: for features and labels of different lengths, empty ones, or features with NaN or infinity.
     """
     checks.above("penalty", penalty, 0)
     n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
@@ -52,8 +52,8 @@ def few_shot_accuracy(
 ) -> float:
     """Test accuracy of a multinomial logistic regression fitted to fewer samples than there are features.
 
-    Whitening, as :func:`linear_probe_accuracy` does it, would blow up the directions in which a few samples hardly
-    vary (on the digits' 64 pixels: .34 at five samples per class, against .83 here). So the features are centred and
+    The whitening of :func:`linear_probe_accuracy` would amplify the directions in which a few samples hardly vary
+    (on the digits' 64 pixels: .34 at five samples per class, against .83 here). So the features are centred and
     divided by one number, their root mean square, and the penalty is on the weights themselves. Nothing is drawn.
     Features, labels, result and errors are as of :func:`linear_probe_accuracy`.
 
@@ -90,13 +90,13 @@ def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: 
 class FreshHead(ComparedMetric):
     """Test accuracy of a head on unlearned tasks' features, fitted at every evaluation: base of one class per attacker.
 
-    In [0, 1]. What an attacker with labelled samples of the task reads from the model's features, where
-    :class:`~avalanche_amnesia.evaluation.UnlearnedAccuracy` has only the old head. Near the same number of the
+    In [0, 1]. This is the accuracy of an attacker with labelled samples of the task, where
+    ``UnlearnedAccuracy`` has only the old head. Near the same number of the
     reference (``<name>_reference``), which never saw the task, is good; chance is not to be expected, as random
     features separate easy tasks too. A rise after later tasks, with no such rise in the reference, is a relapse.
-    Emitted after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` says how many
-    tasks these means cover: ``own`` leaves out those of which no mask was kept (``keep_probes=False``), and features
-    that are not finite are left out with a warning.
+    Emitted after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` is the
+    number of tasks in these means: ``own`` leaves out tasks without a kept mask (``keep_probes=False``). Tasks whose
+    features have NaN or infinity are left out with a warning.
 
     Args:
         benchmark: of the run; its streams hold the unlearned tasks' data.
@@ -106,7 +106,7 @@ class FreshHead(ComparedMetric):
 
     Raises:
         TypeError: for a benchmark or references that are none.
-        ValueError: for a probe that is not known.
+        ValueError: for an unknown probe.
     """
 
     higher_is_better = False
@@ -144,7 +144,7 @@ class FreshHead(ComparedMetric):
 
 
 class Relapse(FreshHead):
-    """Relapse: test accuracy of a linear probe that is fitted to an unlearned task's training data.
+    """Relapse: test accuracy of a linear probe fitted to an unlearned task's training data.
 
     Emitted as ``Relapse``, of other probes as ``Relapse_none``; how to read it: :class:`FreshHead`.
 
@@ -171,7 +171,7 @@ class Relapse(FreshHead):
 
 
 class FewShot(FreshHead):
-    """Few-shot relearning: test accuracy of a head that is fitted to a few samples per class of an unlearned task.
+    """Few-shot relearning: test accuracy of a head fitted to a few samples per class of an unlearned task.
 
     Features that still know a task need few samples to read it; many samples make up for features that never saw it,
     which hides the difference from :class:`Relapse`. The samples are drawn from the training data by (seed, task): the

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from avalanche_amnesia.evaluation import distance_in_words
 from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell
+from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Scale, Series, legend_of, scale_of
 from avalanche_amnesia.lab.report.page import _environment
 from avalanche_amnesia.lab.report.reading import Spread

@@ -10,7 +10,8 @@ import pytest
 from scipy import stats
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
 
-from avalanche_amnesia.evaluation import distance_in_words, floor_ratio
+from avalanche_amnesia.evaluation import floor_ratio
+from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report import report_page
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points
