@@ -26,6 +26,7 @@ demo: $(READY)
 lint: types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/budget.py
 
 types: $(READY)
 	$(BIN)/mypy
@@ -47,6 +48,7 @@ tables: $(READY)
 test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/budget.py
 	@{ said=$$($(MAKE) --no-print-directory --keep-going types docs 2>&1); status=$$?; echo "$$said"; exit $$status; } & \
 	beside=$$!; $(MAKE) --no-print-directory --keep-going test-core test-around; tests=$$?; \
 	wait $$beside || { echo "mypy or the site failed: see above, or make lint docs" >&2; exit 1; }; \
