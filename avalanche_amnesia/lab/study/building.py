@@ -91,7 +91,7 @@ Maker = Callable[..., Any]
 def make_stream(
     settings: StreamSettings, seed: int, root: str | Path | None = None, download: bool = False
 ) -> CLScenario:
-    """The tasks, without requests."""
+    """Build the benchmark of a study, without requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
     root = root or os.environ.get(ENVIRONMENT)
@@ -108,7 +108,7 @@ def make_stream(
 
 
 def maker_of(name: str, place: str) -> Any:
-    """The function or class that makes a stream or a network."""
+    """Return the function or class that builds a stream or a network."""
     if ":" in name:
         return named(name, place)
     ours = {"Combined": _combined, "MLP": _mlp, "ResNet18": streams.cifar_resnet18}
@@ -116,7 +116,7 @@ def maker_of(name: str, place: str) -> Any:
 
 
 def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
-    """Call a function with settings, which it must take, and with what is offered as far as it takes it by name."""
+    """Call a function with ``given``, which it must accept, and with the part of ``offered`` that it accepts."""
     takes = inspect.signature(make).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         known_options(given, takes, owner)
@@ -133,7 +133,7 @@ def _combined(
     download: bool = False,
     jpeg: bool = False,
 ) -> CLScenario:
-    """The first ``n_tasks`` of five unlike tasks, in colour images of 32 × 32 pixels."""
+    """Return the first ``n_tasks`` of five tasks from different data sets, as colour images of 32 × 32 pixels."""
     given: dict[str, Any] = {"seed": seed, "n_train": n_train, "n_test": n_test, "root": root, "download": download}
     makers: list[Callable[[], CLScenario]] = [
         lambda: streams.SplitMNIST(1, **given),
@@ -148,7 +148,7 @@ def _combined(
 
 
 def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
-    """The requests of a stream."""
+    """Build the request scenario of a study."""
     make = named(settings.name, "scenario", SCENARIOS)
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
@@ -156,7 +156,7 @@ def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
 
 
 def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
-    """A feature extractor; draws from torch's global stream."""
+    """Build a feature extractor; uses torch's global random generator."""
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):
@@ -184,7 +184,7 @@ def _mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
 
 
 def strategy_class(settings: MethodSettings) -> type:
-    """The class of a method's strategies."""
+    """Return the strategy class of a method."""
     kind = named(settings.kind, "methods: kind", OWN | STOCK)
     if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
         raise ValueError(
@@ -195,7 +195,7 @@ def strategy_class(settings: MethodSettings) -> type:
 
 
 def optimizer_class(settings: MethodSettings) -> type:
-    """The class of a method's optimizer."""
+    """Return the optimizer class of a method."""
     there = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and c is not torch.optim.Optimizer}
     name = settings.optimizer
     if ":" not in name and name not in there:
@@ -206,7 +206,7 @@ def optimizer_class(settings: MethodSettings) -> type:
 
 
 def model_class(kind: type) -> type:
-    """The model that a strategy trains: what it says of its argument ``model``, or one for Avalanche's own."""
+    """Return the model class of a strategy, from the annotation of its argument ``model``."""
     annotation = _hints(kind).get("model")
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
@@ -228,7 +228,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def make_strategy(
     settings: MethodSettings, network: Callable[[], nn.Module], benchmark: CLScenario, seed: int, **kwargs: Any
 ) -> Any:
-    """A fresh strategy with the same initial bits every time."""
+    """Build a new strategy; each call gives the same initial bits."""
     kind = strategy_class(settings)
     check_options(settings)
     if not issubclass(kind, TaskStrategy):
@@ -244,7 +244,7 @@ def make_strategy(
 
 
 def check_options(settings: MethodSettings) -> None:
-    """Raise for an option that a method does not have or, where it says of which type it is, of another type."""
+    """Raise an error for an option that a method does not have, or whose value has another type than annotated."""
     kind = strategy_class(settings)
     elsewhere = SAID_ELSEWHERE | ({"mem_size": "options.memory_per_task"} if settings.kind == "Replay" else {})
     for name in settings.options:
@@ -266,7 +266,7 @@ def check_options(settings: MethodSettings) -> None:
 
 
 def _arguments(kind: type) -> dict[str, Any]:
-    """Arguments of a class and their types, with those that it hands on to its base; a default None may be given."""
+    """Return argument names and types of a class, including arguments passed on to its bases."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         init = vars(base).get("__init__")
@@ -285,7 +285,7 @@ def _arguments(kind: type) -> dict[str, Any]:
 def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """A method's model, which gets the options that only it takes (``density``, ``shared_head``); the other options."""
+    """Build a method's model with the options that only the model accepts; return it and the other options."""
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -294,7 +294,7 @@ def _model(
 
 
 def _object(name: str, value: Any, kind: type, seed: int) -> Any:
-    """Argument of a strategy, from its settings: a mapping, of which ``name`` says the kind where there are several."""
+    """Build an object argument of a strategy from its settings; ``name`` in a mapping selects the class."""
     kinds: dict[str, Maker] = {
         "masks": ScoredWeights if issubclass(kind, WSN) else HardAttention,
         "trajectory": TrajectoryPlugin,
@@ -329,7 +329,7 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
 def make_stock(
     settings: MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
 ) -> Any:
-    """A fresh strategy of Avalanche's, or in its way, that forgets on request, with norms of each task's own."""
+    """Build a new strategy with Avalanche's arguments, the unlearning plugins, and norms per task."""
     kind = strategy_class(settings)
     model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
     plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
@@ -360,13 +360,13 @@ def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mappi
 
 
 def check_device(settings: TrainingSettings) -> None:
-    """Raise where torch can't compute on a device."""
+    """Raise ValueError if torch cannot use the device."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("training.device=cuda: torch finds no GPU here; say training.device=cpu")
 
 
 def check_names(cells: Iterable[Cell]) -> None:
-    """Look up all that settings name: what does not exist is an error before anything runs."""
+    """Look up every name in the settings, so that unknown names are reported before anything runs."""
     for cell in cells:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
         check_options(method)
@@ -377,7 +377,7 @@ def check_names(cells: Iterable[Cell]) -> None:
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:
-    """The benchmark of a run with its requests, and the maker of its strategies."""
+    """Return the benchmark of a run with its requests, and the function that builds its strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     check_device(experiment.training)
     stream = make_stream(experiment.stream, cell.seed, root, download)

@@ -47,7 +47,7 @@ _WIDTH = 60
 
 
 def demo_experiment(on_mnist: bool, seed: int, epochs: int | None) -> Experiment:
-    """Settings of the main job: the embedded digits, or MNIST."""
+    """Return the experiment of the demo, on the embedded digits or on MNIST."""
     usual = TrainingSettings(2, 64) if on_mnist else TrainingSettings(20, 32)
     return Experiment(
         "demo",
@@ -69,7 +69,7 @@ def run_demo(
     epochs: int | None = None,
     store: Path | None = None,
 ) -> list[Run]:
-    """Run the main job and leave its results in a folder."""
+    """Run the demo and write its results to a folder."""
     experiment = demo_experiment(data_root is not None, seed, epochs)
     cells = cells_of(experiment)
     build(cells[0], data_root)  # data that is missing is an error before anything is written
@@ -101,7 +101,7 @@ _FILES = """\
 
 
 def _at_the_end(runs: Sequence[Run]) -> str:
-    """Verdict on every run, its measures in a column, and what they mean."""
+    """Return the verdicts, a table of the measures, and their meanings as text."""
     rows = [["", *(run.name for run in runs)]]
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]

@@ -1,4 +1,4 @@
-"""An experiment: read from its file, with what that takes over from others; its runs, and where their results lie."""
+"""Read experiments from YAML files, list their runs, and find the folders of their results."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456
 
 
 def from_yaml(text: str, place: str) -> Any:
-    """Value of a YAML text; runs no code from it. An error names the place that the text is from."""
+    """Parse YAML without running code from it; errors name ``place``."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -96,7 +96,7 @@ def _known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
 
 
 def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
-    """Content of a file over that of the files which it extends, the last of these first."""
+    """Read a file and merge it over the files that it extends."""
     if not file.is_file():
         there = [path.name for path in file.parent.glob("*.y*ml")]
         raise FileNotFoundError(f"there is no file {file}{did_you_mean(file.name, there)}")
@@ -116,7 +116,7 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings joined: what ``changes`` has goes before."""
+    """Merge nested mappings; values of ``changes`` win."""
     result = dict(content)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -162,7 +162,7 @@ def cells_of(
 
 
 def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None:
-    """Reason for which a method of ours can't run under a scenario; of others it shows when they are built."""
+    """Return why one of our methods cannot run under a scenario, or None. Other methods are checked when built."""
     if method.kind in OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
     pooled = method.kind == "AmnesiacHAT" and method.options.get("isolation") in ("pools", "planned")
@@ -179,7 +179,7 @@ def _asks_for_samples(scenario: ScenarioSettings) -> bool:
 
 
 def resolved(cell: Cell) -> dict[str, Any]:
-    """All settings of one run, as plain values."""
+    """Return all settings of one run as plain values."""
     experiment = asdict(cell.experiment)
     return {
         "experiment": cell.experiment.name,
@@ -192,12 +192,12 @@ def resolved(cell: Cell) -> dict[str, Any]:
 
 
 def folder_of(cell: Cell, out: Path) -> Path:
-    """Folder of a run's results, in that of all experiments."""
+    """Return the folder of a run's results below the folder of all experiments."""
     return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
 
 
 def is_done(cell: Cell, folder: Path) -> bool:
-    """Tell whether the results of a run are there, with these settings."""
+    """Return True if the folder has results of this run with these settings."""
     return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
 
 
@@ -215,7 +215,7 @@ def finished(folder: Path) -> list[tuple[Path, dict[str, Any], Run]]:
 
 
 def changed(cell: Cell, folder: Path) -> list[str]:
-    """Settings in which the run that is there differs."""
+    """Return the names of settings that differ between a run and the results in its folder."""
     if not (folder / SETTINGS).is_file():
         return []
     found, wanted = flat(yaml.safe_load((folder / SETTINGS).read_text()) or {}), flat(resolved(cell))
@@ -223,5 +223,5 @@ def changed(cell: Cell, folder: Path) -> list[str]:
 
 
 def slug(name: str) -> str:
-    """A name as part of a path: ``AmnesiacHAT, pools`` → ``AmnesiacHAT-pools``."""
+    """Return a name as part of a path: ``AmnesiacHAT, pools`` → ``AmnesiacHAT-pools``."""
     return re.sub(r"[^\w.+λ-]+", "-", name).strip("-").lstrip(".") or "-"  # no name leads out of a folder

@@ -1,4 +1,4 @@
-"""Runs of an experiment: one by itself, or all as jobs that wait for the references which they share; their plan."""
+"""Run one cell of an experiment, or all cells as jobs that share references; plan a sweep."""
 
 import os
 import warnings
@@ -30,7 +30,7 @@ from avalanche_amnesia.saving.files import replace_file
 
 @contextmanager
 def _as_worker() -> Iterator[None]:
-    """Compute as gives the same bits again, on any number of cores and on a GPU, and without the host's noise."""
+    """Use one thread and deterministic algorithms, and hide Avalanche's warnings."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
     host = Path(avalanche.__file__).parent
@@ -82,7 +82,7 @@ def run_cell(
 
 
 def _asked(request: UnlearningRequest) -> Any:
-    """A request as plain values."""
+    """Return a request as plain values."""
     parts = {name: list(getattr(request, name)) for name in ("samples", "classes") if getattr(request, name)}
     return {"task": request.tasks[0], **parts} if parts else list(request.tasks)
 
@@ -91,7 +91,7 @@ def _asked(request: UnlearningRequest) -> Any:
 def train_references(
     cells: Iterable[Cell], kinds: Iterable[Expected], store: Path, root: str | Path | None = None
 ) -> int:
-    """Train what the metrics of some runs will ask for, each state once; the number of trainings."""
+    """Train the references of some runs, each state once; return the number of trainings."""
     kept, n = RunStore(store), 0
     for cell in cells:
         benchmark, make = build(cell, root)
@@ -104,7 +104,7 @@ def train_references(
 
 
 def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = None) -> list[Job]:
-    """Jobs of the runs that are not done yet.
+    """Return the jobs of all runs that have no results yet.
 
     The references of a method and seed are trained by jobs of their own, for all request scenarios together; a run
     waits for those of its own.
@@ -136,7 +136,7 @@ def sweep(
     retries: int = 2,
     on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> Mapping[str, BaseException]:
-    """Run what is not done yet.
+    """Run all cells that have no results yet.
 
     Args:
         cells: of one experiment.
@@ -158,7 +158,7 @@ def sweep(
 
 
 def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
-    """Work out what the runs of an experiment would train."""
+    """Count the trainings that a sweep would compute."""
     n_main = 0
     paths: dict[str, list[list[str]]] = {}
     for cell in cells:

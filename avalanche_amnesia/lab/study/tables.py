@@ -61,7 +61,7 @@ def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, A
 
 
 def _after(moment: Moment) -> dict[str, Any]:
-    """What tables tell of a moment, as plain values; its run's log has all numbers."""
+    """Return the columns of a moment as plain values; the log of the run has all numbers."""
     return {
         "task": moment.task,
         "remaining": moment.remaining,
@@ -72,7 +72,7 @@ def _after(moment: Moment) -> dict[str, Any]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per run: names, claim, and every measure as it is."""
+    """Return CSV with one line per run: names, claim, and unrounded measures."""
     head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
     lines = ([row.experiment, row.method, row.scenario, row.seed, row.claim, *row.values.values()] for row in rows)
     return csv_text([head, *lines])
@@ -119,7 +119,7 @@ def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _one_line(cell: str) -> str:
-    """Words that stay within their cell: a method's name may be any text."""
+    """Escape text for a cell of a Markdown table."""
     return " ".join(cell.split()).replace("|", "\\|")
 
 
@@ -164,7 +164,7 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 
 def _drawn(row: Row, name: str) -> float | None:
-    """A row's number; of a JSD below detection no multiple of its floor, which is drawn at 0."""
+    """Return the plotted value of a row; 0 for the ratio of a JSD below detection."""
     return 0.0 if name == "ratio" and _below_detection(row) else row.values[name]
 
 
@@ -203,7 +203,7 @@ def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
 
 
 def _as_compared(row: Row) -> dict[str, Any]:
-    """Settings without the seed, as JSON has them: positions of requests are numbers in YAML."""
+    """Return the settings without the seed, with keys as strings as in JSON."""
     return flat(seedless(json.loads(json.dumps(row.settings))))
 
 
@@ -223,7 +223,7 @@ def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
 
 
 def _cell(rows: Sequence[Row], name: str) -> str:
-    """Mean and deviation, and of how many seeds where others have no number."""
+    """Return mean and standard deviation as text, and the number of seeds if some have no value."""
     words = MEASURES[name].words
     found = [value for row in rows if (value := row.values[name]) is not None]
     if not found:
@@ -237,7 +237,7 @@ def _cell(rows: Sequence[Row], name: str) -> str:
 
 
 def _setup(settings: Mapping[str, Any]) -> str:
-    """Stream, network and budget in one line."""
+    """Return stream, network and training settings in one line."""
     stream, training = settings["stream"], settings["training"]
     images = "all training images" if stream["n_train"] is None else f"{stream['n_train']:,} training images"
     options = "".join(f", {name}: {value}" for name, value in stream["options"].items())
