@@ -73,8 +73,6 @@ CONTESTANTS: dict[str, Contestant] = {
     "EWC": stock(EWC, ewc_lambda=1.0),
     "LwF": stock(LwF, alpha=1.0, temperature=2.0),
     "HAT": masked(HAT),
-    "HAT, pools of a half": masked(HAT, isolation="pools"),
-    "HAT, pools of a fifth": masked(HAT, isolation=Pools(slots=5)),
     "AdaHAT": masked(AdaHAT),
     "AmnesiacHAT": masked(AmnesiacHAT),
     "AmnesiacHAT, no compensation": masked(AmnesiacHAT, compensation="none"),

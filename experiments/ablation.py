@@ -1,4 +1,4 @@
-"""Effect of each part of an unlearning: deletion, compensation, repair and isolation, a row each.
+"""Effect of each part of an unlearning: deletion, compensation and repair, a row each.
 
     python experiments/ablation.py --root DATA
     python experiments/ablation.py --root DATA --rows backup-before repair-joint    # adds or renews these rows
@@ -61,7 +61,6 @@ HAT_ROWS = {
         "compensation": "counterfactual",
         "repair": lambda seed: RepairPlugin("joint", seed=seed),
     },
-    "pools": {"isolation": "pools"},
 }
 ADAHAT_ROWS = [
     "nothing",
@@ -73,7 +72,7 @@ ADAHAT_ROWS = [
     "counterfactual",
     "repair-joint",
 ]
-ADAHAT_ROWS += ["repair-sequential_adahat", "counterfactual+repair-joint", "pools"]
+ADAHAT_ROWS += ["repair-sequential_adahat", "counterfactual+repair-joint"]
 ROWS = HAT_ROWS | {f"adahat-{name}": HAT_ROWS[name] | {"adjustment": "adahat"} for name in ADAHAT_ROWS}
 COLUMNS = {
     "accuracy": "mean of the remaining tasks, in per cent",
@@ -98,7 +97,7 @@ def make_strategy(options, seed, obey=True, **settings):
         optimizer=Adam(model.parameters(), lr=1e-3),
         train_mb_size=128,
         train_epochs=options.epochs,
-        masks=HardAttention(sparsity_weight=None if "isolation" in settings else 0.5, s_max=100.0, embedding_lr=0.02),
+        masks=HardAttention(sparsity_weight=0.5, s_max=100.0, embedding_lr=0.02),
         seed=seed,
         **({"compensation": "none"} | settings),
     )
@@ -119,7 +118,7 @@ class Laboratory:
 
     def references(self, settings):
         """References of a rule of learning, for all its rows: no deletion or compensation changes how it learns."""
-        rule = {name: settings[name] for name in ("adjustment", "isolation") if name in settings}
+        rule = {name: settings[name] for name in ("adjustment",) if name in settings}
 
         def make(**kwargs):
             return make_strategy(self.options, self.seed, **rule, **kwargs)

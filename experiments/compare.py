@@ -1,7 +1,7 @@
 """Compare strategies on one stream with unlearning requests, over several seeds: an ordinary Avalanche script.
 
     python experiments/compare.py --benchmark split_digits --methods hat amnesiac_hat ewc --seeds 0 1 2
-    python experiments/compare.py --benchmark rotated_digits --shared-head 10 --methods hat subtract amnesiac_hat
+    python experiments/compare.py --benchmark rotated_digits --methods hat subtract amnesiac_hat
     python experiments/compare.py --benchmark permuted_mnist --root DATA --n-train 3000 --requests '{"1": [0]}'
 
 HAT and AdaHAT are controls here: they learn the same stream and obey no request. The others unlearn: AmnesiacHAT, WSN
@@ -116,7 +116,7 @@ def make_strategy(method, options, seed, in_features, **kwargs):
     method, _, control = method.partition("+")
     if method in OWN:
         strategy, wrap, settings = OWN[method]
-        model = wrap(backbone, **({"shared_head": options.shared_head} if options.shared_head else {}))
+        model = wrap(backbone)
         if strategy in (HAT, AdaHAT):  # requests are entered into the ledger, and nothing is unlearned
             common["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
         own = {name: value() if callable(value) else value for name, value in settings.items()}
@@ -188,7 +188,6 @@ def parse():
     parser.add_argument("--download", action="store_true", help="let torchvision download what is missing")
     parser.add_argument("--methods", nargs="+", choices=[*OWN, *STOCK], default=[*OWN, *STOCK])
     parser.add_argument("--controls", action="store_true", help="each method also doing nothing, and dropping heads")
-    parser.add_argument("--shared-head", type=int, default=None, help="classes of one head for all tasks (HAT's kind)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--tasks", type=int, default=5)
     parser.add_argument("--n-train", type=int, default=None, help="subsample, stratified")
@@ -207,9 +206,6 @@ def parse():
         help='JSON, after which task: which tasks to unlearn, e.g. \'{"1": [0], "3": [1], "4": [4]}\'',
     )
     options = parser.parse_args()
-    headed = [method for method in options.methods if OWN.get(method, (None, None))[1] is not MaskedModel]
-    if options.shared_head and headed:
-        parser.error(f"--shared-head is for methods over a MaskedModel, not for {', '.join(headed)}")
     if options.controls:
         options.methods = [method + control for method in options.methods for control in CONTROLS]
     return options

@@ -94,7 +94,6 @@ _SPARSITY, _ALPHA, _DENSITY = ("sparsity_weight", 0.75, 4.0), ("alpha", 0.1, 10.
 METHODS = {
     "DisjointSubnets": Method(DisjointSubnets, DisjointModel, _planned, heads="always"),
     "AmnesiacHAT": Method(AmnesiacHAT, MaskedModel, _reused, ("reuse", 0.5, 2.0), heads="always"),
-    "AmnesiacHAT, pools": Method(AmnesiacHAT, MaskedModel, _planned, heads="always"),
     "HAT": Method(HAT, MaskedModel, _as_published, _SPARSITY, heads="by option", obeys=False),
     "AdaHAT": Method(AdaHAT, MaskedModel, _adapted(), _ALPHA, heads="by option", obeys=False),
     "WSN": Method(WSN, SubnetModel, _scored, _DENSITY, of_model=True, heads="by option"),

@@ -144,7 +144,7 @@ def test_the_ablation_is_that_of_the_results():
     shown = table_rows(DOCS / "options.md", "### What each choice leaves")
     measured = table_rows(RESULTS / "ablation.md", "* claim: of the last record")
     names = ("nothing", "heads-only", "exclusive", "delete", "backup-before", "counterfactual", "repair-joint")
-    names += ("counterfactual+repair-joint", "pools")
+    names += ("counterfactual+repair-joint",)
     assert len(shown) == len(names)
     for cells, name in zip(shown.values(), names, strict=True):
         accuracy, differences, divergence, old_head = measured[name][:4]

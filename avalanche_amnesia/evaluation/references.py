@@ -352,7 +352,7 @@ class References:
         if pooled is not None:
             # The full model keeps every task, maybe more than there are slots.
             slots = None if variant == "full" else pooled.isolation.slots
-            pooled.isolation = replace(pooled.isolation, slots=slots, when_full="share")
+            pooled.isolation = replace(pooled.isolation, slots=slots)
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":
@@ -378,7 +378,7 @@ def _check_maker(make_strategy: object) -> None:
 
 
 def _pooled(strategy: Strategy) -> Any:
-    """The plugin that deals units or weights out to pools; None: none does."""
+    """Return the plugin that assigns weight pools, or None."""
     return next((p for p in strategy.plugins if isinstance(getattr(p, "isolation", None), Pools)), None)
 
 

@@ -1,4 +1,4 @@
-"""Pools of units that make unlearning exact."""
+"""Weight pools: slots of weights that make unlearning exact."""
 
 from avalanche_amnesia.faces import face
 

@@ -1,9 +1,8 @@
-"""Isolation by pools: which units a task may take and read, so that unlearning it is exact.
+"""Weight pools: which share of the weights a task trains and which tasks it may read, so that unlearning is exact.
 
-Every layer is cut into as many equal pools as there are *slots*. A task that may still be unlearned trains units of its
-own slot's pool, and reads nothing but those and the units of tasks that can never be unlearned. Which slot that is, and
-which tasks those are, follows from the stream and never from which other tasks were trained: so a training is the
-same, to the bit, as in a run that never saw the tasks unlearned before or after it.
+A task that may still be unlearned trains the weights of its own slot. It reads only those and the weights of tasks that
+can never be unlearned. Slot and readable tasks follow from the stream, never from which other tasks were trained. A
+training is therefore the same, to the bit, as in a run that never saw the unlearned tasks.
 """
 
 from __future__ import annotations
@@ -11,102 +10,76 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Self
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models.gate import UnitAllocation
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 
-if TYPE_CHECKING:  # units and weights are dealt alike: whoever needs one kind of model loads no other
+if TYPE_CHECKING:
     from avalanche_amnesia.models.disjoint import DisjointModel, Share
-    from avalanche_amnesia.models.masked import MaskedModel
-
-WhenFull = Literal["error", "share"]
 
 
 class CapacityError(ValueError):
-    """A task finds no pool of its own; nothing changed."""
+    """Error for a task whose slot another task holds, or that has no slot; nothing changed."""
 
 
 class CapacityWarning(RuntimeWarning):
-    """A task to come will find no pool of its own."""
+    """Warning that a later task of the stream will find its slot taken."""
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Isolation by pools, which makes unlearning exact to the bit: ``isolation=Pools(…)``.
+    """Slots of weights for :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
 
-    HAT's strategies deal units out. Every layer is cut into equal pools, one per slot. A task trains units of its own
-    slot's pool and reads only those and the units of tasks that are permanent by the stream, or past its deadline.
-    Those of ``mark_permanent`` are protected, but not read: nothing in the stream tells a retrained model when it was
-    called. Parameters that belong to no unit keep their values.
-    :class:`~avalanche_amnesia.training.DisjointSubnets` deals weights out by the same slots.
+    A random partition cuts the weights of every layer into one share per slot. A task trains the share of its own slot.
+    It also reads the shares of tasks that the stream declares permanent, and of tasks past their deadline. Tasks that
+    ``mark_permanent`` made permanent during the run are protected but not read, because a retrained model cannot know
+    when that happened.
 
     Args:
-        slots: number of pools, by default one per task of the stream; or the slot of every task by its label,
-            ``{0: 0, 1: 1, 2: 0}``, counted from 0. Tasks that the stream declares permanent have their slots' pools in
-            common. A task's slot is its label modulo ``slots`` where that is a number, and by default the rank of its
-            label in the stream. :meth:`planned` deals as few slots as the stream's requests allow.
-        when_full: what becomes of a task that finds no slot: ``error``, or ``share`` the pool of a task that may still
-            be unlearned as HAT does, after which records of unlearning these tasks say ``approximate``; weights can't
-            be shared so.
+        slots: number of slots, by default one per task of the stream; or the slot of every task by its label,
+            ``{0: 0, 1: 1, 2: 0}``, counted from 0. With a number the slot of a task is its label modulo ``slots``; by
+            default it is the rank of the label in the stream. :meth:`planned` uses as few slots as the requests of the
+            stream allow.
 
     Raises:
         ValueError: for a value that is not allowed.
     """
 
     slots: int | Mapping[int, int] | None = None
-    when_full: WhenFull = "error"
 
     def __post_init__(self) -> None:
         if isinstance(self.slots, Mapping):
             object.__setattr__(self, "slots", _checked(self.slots))
         elif self.slots is not None:
             object.__setattr__(self, "slots", checks.whole_number("slots", self.slots))
-        checks.one_of("when_full", self.when_full, WhenFull)
 
     @classmethod
-    def planned(cls, benchmark: Any, *, when_full: WhenFull = "error") -> Self:
-        """Pools in as few slots as a stream needs whose requests are known: a slot is free again once its task is gone.
+    def planned(cls, benchmark: Any) -> Self:
+        """Return pools with as few slots as the requests of a stream allow.
 
-        The fewer slots, the more units a task has. The slots follow from the stream's requests and not from what is
-        trained or unlearned, so that a model that never saw a task has them too. A request that is not obeyed leaves
-        its slot taken.
+        A slot is free again once its task is unlearned. With fewer slots each task has more weights. The slots follow
+        from the requests in the stream, so that a model that never saw a task has the same ones. If a request is not
+        obeyed, the slot stays taken.
 
         Args:
             benchmark: its train stream carries the requests
                 (:func:`~avalanche_amnesia.benchmarks.with_unlearning`).
-            when_full: as for the class.
         """
         if not hasattr(benchmark, "train_stream"):
             raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
-        return cls(planned_slots(stream, departures(stream)), when_full)
-
-    def allocate(self, strategy: Strategy, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
-        """Units of a task whose training begins: those of its slot, and those that it may read.
-
-        Raises:
-            CapacityError: if it finds fewer than ``min_units`` free in a layer; nothing changed.
-        """
-        layout = self._layout(strategy)
-        allocation = allocation_of(task, model, layout, min_units=min_units, when_full=self.when_full)
-        if not model.masks and self.when_full == "error":
-            _warn_if_crowded(layout, strategy.experience, CHOICES)
-        return allocation
+        return cls(planned_slots(stream, departures(stream)))
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Share of a task whose training begins, in the partition of a seed, and the tasks whose shares it may read.
+        """Return the share of a task whose training begins, in the partition of a seed, with the tasks that it reads.
 
         Raises:
             CapacityError: if its share is another task's; nothing changed.
         """
-        from avalanche_amnesia.models.disjoint import Share  # lazy: who deals units needs nothing of it
+        from avalanche_amnesia.models.disjoint import Share  # lazy: a circle
 
         layout = self._layout(strategy)
         shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
@@ -118,14 +91,13 @@ class Pools:
             raise CapacityError(
                 f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}: {MORE_SLOTS}"
             )
-        if not shares and self.when_full == "error":
-            _warn_if_crowded(layout, strategy.experience, MORE_SLOTS)
+        if not shares:
+            _warn_if_crowded(layout, strategy.experience)
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
-        """The layout of the stream that a strategy trains a task of."""
-        # Tasks past the deadline are open because the ledger allows no request for them any more: its deadline counts,
-        # which a user may have set to another number than the stream's.
+        """Return the layout of the stream of the task in training."""
+        # The deadline of the ledger counts: the user may have set another one than the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
@@ -139,7 +111,7 @@ class Pools:
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """Layout of a stream's tasks over slots, whichever of them a run trains."""
+    """Slots of all tasks of a stream, whichever of them a run trains."""
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
@@ -149,7 +121,7 @@ class StreamLayout:
 
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
-        """Read an experience's stream; only the experience, where it belongs to none."""
+        """Return the layout of the stream that an experience belongs to, or of the experience alone."""
         stream = _stream_of(experience)
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
@@ -157,28 +129,24 @@ class StreamLayout:
 
     @property
     def slots(self) -> int:
-        """Pools that every layer is cut into."""
+        """Number of slots."""
         if isinstance(self.given, Mapping):
             return max(self.given.values()) + 1
         return len(self.tasks) if self.given is None else self.given
 
     def slot(self, task: int) -> int:
-        """The slot of a task."""
+        """Return the slot of a task."""
         if isinstance(self.given, Mapping):
             if task not in self.given:
                 raise CapacityError(f"task {task} has no slot: Pools(slots=…) names those of {sorted(self.given)}")
             return self.given[task]
         return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
-    def slots_of(self, task: int) -> frozenset[int]:
-        """Slots whose pools a task may take: its own; tasks that are permanent from the start have theirs in common."""
-        return frozenset(map(self.slot, self.permanent if task in self.permanent else [task]))
-
     def is_open(self, task: int, to: int) -> bool:
-        """Tell whether the units of a task trained before may be read by another one.
+        """Return True if a task may read the weights of another one that was trained before.
 
-        They may where it is permanent by the stream, or further back in the stream than the deadline: a run that
-        never saw the tasks between has the same answer.
+        It may if the stream declares the other task permanent, or if that lies further back in the stream than the
+        deadline. A run that never saw the tasks between gives the same answer.
         """
         if task not in self.tasks or to not in self.tasks or task in self.later:
             return False
@@ -190,7 +158,7 @@ class StreamLayout:
 
 
 def _stream_of(experience: Any) -> list[Any]:
-    """All of an experience's stream, though a run may train only some: a retrained model must find the same slots."""
+    """Return the whole stream of an experience: a retrained model must find the same slots."""
     return list(getattr(experience, "origin_stream", None) or [experience])
 
 
@@ -198,7 +166,7 @@ def _stream_of(experience: Any) -> list[Any]:
 
 
 def departures(stream: Sequence[Any]) -> dict[int, int]:
-    """Position of the last training beside which a task is there, for the tasks that a stream requests to unlearn."""
+    """Return, for each task that a stream unlearns, the position of the last training at which it still exists."""
     gone: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
@@ -212,10 +180,9 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
 
 
 def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
-    """Slots of a stream's tasks, as few as their stays allow: each takes the first one that is free when it comes.
+    """Return the slot of each task of a stream: the first one that is free when the task begins.
 
-    Tasks that the stream declares permanent have all of their slots in common from the first of them on: nobody else
-    ever takes one of these. A task that comes again was there all the while, and has the same slot.
+    A permanent task takes a new slot, which no other task gets. A task that is learned again keeps its slot.
     """
     slots: dict[int, int] = {}
     until: list[int] = []  # of each slot, the last training beside which it is taken
@@ -230,90 +197,34 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
     return slots
 
 
-def _warn_if_crowded(layout: StreamLayout, experience: Any, choices: str) -> None:
-    """Warn, before the first task, of the first one in the stream that will find no pool of its own."""
+def _warn_if_crowded(layout: StreamLayout, experience: Any) -> None:
+    """Warn, before the first task, of the first one in the stream that will find its slot taken."""
     gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
-        if task in layout.permanent:  # these share what they have
-            continue
         others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
         there = [
             other
             for other in others
-            if gone.get(other, position) >= position and layout.slots_of(other) & layout.slots_of(task)
+            if gone.get(other, position) >= position and layout.slot(other) == layout.slot(task)
         ]
         if not there:
             continue
         late = [other for other in there if layout.is_open(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""
         text = (
-            f"task {task} will find one of the {layout.slots} slots taken by tasks {there}{why}, unless they are "
-            f"unlearned in time; the stream requests no more. {choices[0].upper()}{choices[1:]}. "
-            "Pools.planned(benchmark) deals slots by the stream's requests"
+            f"task {task} will find its slot ({layout.slot(task)} of {layout.slots}) taken by tasks {there}{why}, "
+            f"unless they are unlearned in time; the stream requests no more. {MORE_SLOTS[0].upper()}{MORE_SLOTS[1:]}. "
+            "Pools.planned(benchmark) chooses slots by the stream's requests"
         )
         warnings.warn(text, CapacityWarning, stacklevel=3)
         return
 
 
-# Units of a slot ---------------------------------------------------------------------------------------------------
-
-
-def pool(sizes: Sequence[int], slots: int, chosen: frozenset[int]) -> Tensor:
-    """Units of some slots' pools, bool ``(n_units,)``.
-
-    Pools are runs of neighbouring units, of the same share in every layer: so the groups of grouped convolutions, the
-    heads of an attention and the channels of a residual stream fall into the same pool in all layers of one width.
-    """
-    wanted = torch.zeros(slots, dtype=torch.bool)
-    wanted[sorted(chosen)] = True
-    # Unit u lies in pool u·slots // size: what a width leaves over is spread, so that pools differ by one unit at most.
-    return torch.cat([wanted[torch.arange(size) * slots // size] for size in sizes])
-
-
-def allocation_of(
-    task: int, model: MaskedModel, layout: StreamLayout, *, min_units: int, when_full: WhenFull
-) -> UnitAllocation:
-    """The units that a task may use in the slot that its label names."""
-    slots, widths = layout.slots, {name: layer.units for name, layer in model.graph.layers.items()}
-    too_few = {name: units for name, units in widths.items() if units // slots < min_units}
-    if too_few:
-        raise CapacityError(
-            f"{slots} slots need at least {slots * min_units} units in every layer (min_units={min_units} each), but "
-            f"layers have fewer: {too_few}; widen them, or give Pools(slots=…) a smaller number"
-        )
-    wanted = pool(list(widths.values()), slots, layout.slots_of(task)).to(model.cumulative_mask().device)
-    open_tasks = frozenset(other for other in model.masks if layout.is_open(other, task))
-    readable = model.cumulative_mask(open_tasks)
-    free = wanted & ~readable
-    sharing = frozenset(
-        other for other in model.masks if other not in open_tasks and bool((model.binary_mask(other) & free).any())
-    )
-    if sharing and when_full == "error":
-        raise CapacityError(
-            f"task {task} finds its pool (slot {sorted(layout.slots_of(task))} of {layout.slots}) taken by tasks "
-            f"{sorted(sharing)}, which may still be unlearned: {CHOICES}"
-        )
-    # With tasks in its slot it shares as in HAT: it may read all their units, and takes those that are left.
-    # Tasks that are permanent from the start share freely with each other: a full region is still readable.
-    taken = model.cumulative_mask(sharing)
-    own, permanent = free & ~taken, task in layout.permanent
-    # What is still missing here lies with tasks whose units it may read, and must leave as they are.
-    narrow = [name for name, part in model.by_layer(own).items() if int(part.sum()) < min_units]
-    if narrow and when_full == "error" and not permanent:
-        holders = sorted(other for other in open_tasks if bool((model.binary_mask(other) & wanted).any()))
-        raise CapacityError(
-            f"task {task} finds fewer than {min_units} free units in layers {narrow} of its pool (slot "
-            f"{sorted(layout.slots_of(task))} of {layout.slots}), which tasks {holders} keep for good: {CHOICES}"
-        )
-    return UnitAllocation(own, readable | taken, open_tasks, sharing, permanent)
-
-
 MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger number from the beginning"
-CHOICES = f"{MORE_SLOTS}, or allow when_full='share', with which tasks in one pool are unlearned approximately"
 
 
 def _checked(slots: Mapping[int, int]) -> dict[int, int]:
-    """Slots by task label."""
+    """Return slots by task label, checked."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}
     if not checked or len(checked) < len(slots):

@@ -8,17 +8,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
-
-if TYPE_CHECKING:
-    from avalanche_amnesia.models.masked import MaskedModel
-    from avalanche_amnesia.strategy import Strategy
 
 SHUT = 1e-12
 """The network reads a gate up to here as 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""
@@ -36,39 +30,6 @@ MASKS = 32
 
 EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
 """From units, bool ``(n_units,)``, to the entries of weights that these read, where it is much less than all."""
-
-
-@dataclass(frozen=True)
-class UnitAllocation:
-    """The units that one task may use."""
-
-    own: Tensor
-    readable: Tensor
-    open_tasks: frozenset[int]
-    sharing_tasks: frozenset[int]
-    permanent: bool
-
-    @property
-    def allowed(self) -> Tensor:
-        """Units that its mask may open, bool ``(n_units,)``."""
-        return self.own | self.readable
-
-    @property
-    def related_tasks(self) -> frozenset[int]:
-        """The tasks whose units it meets."""
-        return self.open_tasks | self.sharing_tasks
-
-    @property
-    def alone(self) -> bool:
-        """Tell whether nothing in its units has to be saved for others."""
-        return not self.permanent and not self.sharing_tasks
-
-
-class Isolation(Protocol):
-    """Allocation of units to tasks, which a strategy is given as ``isolation=``."""
-
-    def allocate(self, strategy: Strategy, model: MaskedModel, task: int, min_units: int) -> UnitAllocation:
-        """Units of a task whose training begins, at least ``min_units`` of its own in every layer."""
 
 
 class EntriesOfMasks:

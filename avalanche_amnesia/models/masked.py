@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia import checks
 from avalanche_amnesia.models.gate import EntriesOfMasks, Gate
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -20,21 +18,9 @@ from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 from avalanche_amnesia.unit_graph.tracing import NormChoice, trace_backbone
-from avalanche_amnesia.unit_graph.values import ALWAYS
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description
-
-SHARED_HEAD = "_shared_head"
-"""Name in the backbone of the head that all tasks share: its columns are weights like the backbone's."""
-
-
-class _InSharedHead(nn.Module):
-    """Placeholder among the heads, for a task whose head is the one that all tasks share."""
-
-    def __init__(self, n_classes: int) -> None:
-        super().__init__()
-        self.register_buffer("weight", torch.zeros(n_classes, 0))  # a saved state tells the task by it
 
 
 class MaskedModel(TaskMaskedModel):
@@ -62,10 +48,6 @@ class MaskedModel(TaskMaskedModel):
         frozen: names of modules or parameters that the first task alone trains; what they return counts as always
             in use. Such modules run in evaluation mode: no dropout, and running statistics as they were given.
         task_owned: names of modules or parameters of which each task gets a copy.
-        shared_head: number of classes of the one head that all tasks share (domain-incremental learning, the task
-            label picks the mask); None: a head per task. It is masked with the features: a task trains the columns of
-            the units that it is the first to open; those in use are frozen under every adjustment. It has no bias,
-            which would belong to all tasks at once.
         trial: whether to try out at once that no task's features move by a bit when everything outside of random masks
             is moved (a few forwards on copies of the parameters).
 
@@ -96,7 +78,6 @@ class MaskedModel(TaskMaskedModel):
         norm: NormChoice = "task",
         frozen: Collection[str] = (),
         task_owned: Collection[str] = (),
-        shared_head: int | None = None,
         trial: bool = True,
     ) -> None:
         module, graph = trace_backbone(
@@ -111,57 +92,7 @@ class MaskedModel(TaskMaskedModel):
         )
         sizes = [layer.units for layer in graph.layers.values()]
         super().__init__(module, len(graph.output), graph, sizes)
-        if shared_head is not None:
-            self._add_shared_head(shared_head)
         self._entries_of = EntriesOfMasks(self.graph.open_entries)
-
-    def _add_shared_head(self, n_classes: int) -> None:
-        """Make the head that all tasks share, and enter it into the graph: a column is in use as its feature is."""
-        number = checks.integer(n_classes)
-        if number is None or number < 1:
-            raise ValueError(f"shared_head must be the number of classes (an int of at least 1) or None: {n_classes!r}")
-        if bool((self.graph.output == ALWAYS).all()):
-            raise ModelError(
-                "no mask reaches the features, so that the first task alone would train a shared head: leave out "
-                "shared_head=, and each task has a head"
-            )
-        like = next(self.backbone.parameters())
-        head = nn.Linear(self.n_features, number, bias=False, device=like.device, dtype=like.dtype)
-        self.backbone.add_module(SHARED_HEAD, head)
-        column_use = {f"{SHARED_HEAD}.weight": (self.graph.output.reshape(1, -1),)}
-        self.graph = replace(self.graph, factors={**self.graph.factors, **column_use})
-        self.frozen_in_use = frozenset(column_use)  # each column is written by one task
-
-    @property
-    def shared_head(self) -> nn.Linear | None:
-        """The one head of all tasks; None where each has its own."""
-        head = getattr(self.backbone, SHARED_HEAD, None)
-        return head if isinstance(head, nn.Linear) else None
-
-    def head(self, task: int) -> nn.Module:
-        """The head of a task, or the one that all share.
-
-        Raises:
-            UnknownTaskError: if the task has none.
-        """
-        own = super().head(task)
-        shared = self.shared_head if isinstance(own, _InSharedHead) else None
-        return own if shared is None else shared
-
-    def head_parameters(self) -> list[nn.Parameter]:
-        """As the base class's; none where all tasks share a head."""
-        return super().head_parameters() if self.shared_head is None else []
-
-    def _new_head(self, n_classes: int) -> nn.Module:
-        shared = self.shared_head
-        if shared is None:
-            return super()._new_head(n_classes)
-        if n_classes != shared.out_features:
-            raise ModelError(
-                f"a task has {n_classes} classes, the shared head has {shared.out_features}: all tasks must have the "
-                f"same classes; use MaskedModel(backbone, shared_head={n_classes}), or a head per task (None)"
-            )
-        return _InSharedHead(n_classes).to(shared.weight.device)
 
     def describe(self) -> Description:
         """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""

@@ -36,8 +36,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     """
 
     keeps_shared_entries: bool = False
-    frozen_in_use: frozenset[str] = frozenset()
-    """Names of the backbone's parameters that are frozen where they are in use, whatever the adjustment."""
     features_per_task = True
     state_per_task = True
     learned_by: ClassVar[str]

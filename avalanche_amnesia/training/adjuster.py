@@ -4,7 +4,6 @@ In update space, ``θ ← lerp(θ_after, θ_before, held)``, which holds under e
 published, and where it comes to the same and costs less.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from operator import methodcaller
@@ -37,7 +36,7 @@ class Adjuster:
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._layer_of = layer_of
-        held = self._bounded(self._prepared([]), use.fixed) if rule.constant else []
+        held = self._prepared([]) if rule.constant else []
         self._constant = ConstantShares(held) if rule.constant else None
         self._step_held: list[Tensor] = []
         self._divisors: list[Tensor] = []
@@ -57,12 +56,6 @@ class Adjuster:
         return self.rule.divisors(self.use, self.names, self._layer_of)
 
     @cached_property
-    def _never(self) -> dict[str, Tensor]:
-        """Parameter → divisors under which a fixed entry gets no gradient at all, and every other one all of it."""
-        fixed = ((name, self.use.fixed[name]) for name in self.names if name in self.use.fixed)
-        return {name: stored(f).new_ones(()).masked_fill(stored(f) == 1, math.inf).expand_as(f) for name, f in fixed}
-
-    @cached_property
     def _before(self) -> list[Tensor]:
         """Values before a step."""
         return list(self._start.values()) if self.frozen else [torch.empty_like(v) for v in self._start.values()]
@@ -73,7 +66,7 @@ class Adjuster:
 
     def _all_rest(self, constant: Sequence[Tensor]) -> bool:
         """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, denormals are flushed."""
-        held = dict(zip(self.names, constant, strict=True)) if self.rule.constant else self.use.fixed
+        held = dict(zip(self.names, constant, strict=True)) if self.rule.constant else {}
         for name, before in self._start.items():
             rests = (before.abs() > flushed_below(before.dtype)) | ((before == 0) & ~before.signbit())
             if name in held and bool(((held[name] == 1) & ~rests).any()):
@@ -81,17 +74,9 @@ class Adjuster:
         return True
 
     def _may_hold(self, name: str) -> bool:
-        """Tell whether an entry of a parameter may be held back: one in use, a fixed one or whatever the rule holds."""
+        """Tell whether an entry of a parameter may be held back: one in use or whatever the rule holds."""
         parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
-        parts += [self.use.fixed[name]] if name in self.use.fixed else []
         return any(bool((stored(part) > 0).any()) for part in parts)
-
-    def _bounded(self, values: Sequence[Tensor], least: Mapping[str, Tensor]) -> list[Tensor]:
-        pairs = zip(self.names, values, strict=True)
-        return [
-            torch.maximum(stored(value), stored(least[name])).expand_as(value) if name in least else value
-            for name, value in pairs
-        ]
 
     def frozen_entries(self) -> dict[str, Tensor]:
         """Parameter → bool tensor of the entries that are held back as a whole; empty unless shares are 0 or 1."""
@@ -112,7 +97,7 @@ class Adjuster:
             self._scale_gradients(sparsity)
             return
         if self._constant is None:
-            self._step_held = self._bounded(self._prepared(sparsity), self.use.fixed)
+            self._step_held = self._prepared(sparsity)
             self._divisors = []
         if not self.frozen:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
@@ -122,7 +107,7 @@ class Adjuster:
         if self._constant is not None:
             self._constant.take_off(gradients)
             return
-        self._divisors = self._bounded(self._prepared_divisors(sparsity), self._never)
+        self._divisors = self._prepared_divisors(sparsity)
         pairs = zip(gradients, self._divisors, strict=True)
         reached = [(gradient, divisor) for gradient, divisor in pairs if gradient is not None]
         if reached:

@@ -1,16 +1,14 @@
 """AmnesiacHAT: hard attention that can forget a task on request."""
 
-from dataclasses import replace
 from typing import ClassVar, Literal, Unpack
 
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.gate import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import EVEN_BUDGET, HardAttention
-from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin, SharedHeadCounterfactualPlugin
-from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
@@ -34,9 +32,8 @@ class AmnesiacHAT(TaskStrategy):
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning a mask. By default ``EVEN_BUDGET``, that is ``HardAttention(budget="even",
             s_max=100, embedding_lr=0.02, fit_head=True)``: a task takes its share of what is free, so that masks fit
-            two tasks or two hundred, and what an unlearning gives back goes to the tasks to come. Under a head that
-            all tasks share, the same with ``sparsity_weight=0.5`` in place of the budget. The published ones are
-            ``HardAttention()``.
+            two tasks or two hundred, and what an unlearning gives back goes to the tasks to come. The published ones
+            are ``HardAttention()``.
         adjustment: ``hat`` (default), ``adahat``, ``random``, ``constant``, or an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``. Under
             ``hat`` parameters in use are frozen, so that an unlearning never touches tasks learned before the one that
@@ -47,8 +44,6 @@ class AmnesiacHAT(TaskStrategy):
             :class:`~avalanche_amnesia.contrib.ablations.ScaledUpdatesPlugin`.
         repair: a few steps for the affected tasks on their samples, which are held for it: a
             :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is kept.
-        isolation: ``none``, ``pools`` or :class:`~avalanche_amnesia.isolation.Pools` with options of its own: units
-            for each task, which makes unlearning exact to the bit.
         trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…, deletion=…)``.
@@ -77,21 +72,15 @@ class AmnesiacHAT(TaskStrategy):
         adjustment: str | AdjustmentRule = "hat",
         compensation: CompensationChoice | Compensation = "counterfactual",
         repair: Repair | None = None,
-        isolation: Isolation | IsolationChoice = "none",
         trajectory: TrajectoryPlugin | None = None,
         unlearning: UnlearningPlugin | None = None,
         seed: int = 0,
         **options: Unpack[StrategyOptions],
     ) -> None:
-        one_head = getattr(model, "shared_head", None) is not None
-        if masks is None and one_head:
-            # A task must be free to close units in use: their columns are other tasks', and frozen.
-            masks = replace(EVEN_BUDGET, budget=None, sparsity_weight=0.5 if isolation == "none" else None)
-        masking = HATPlugin(masks=masks or EVEN_BUDGET, adjustment=adjustment, isolation=isolation, seed=seed)
+        masking = HATPlugin(masks=masks or EVEN_BUDGET, adjustment=adjustment, seed=seed)
         forgetting = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
-        refits_columns = one_head and forgetting.deletion != "exclusive"
         if compensation == "counterfactual":
-            compensation = (SharedHeadCounterfactualPlugin if refits_columns else CounterfactualPlugin)(seed=seed)
+            compensation = CounterfactualPlugin(seed=seed)
         elif compensation != "none" and not compensates(compensation):
             raise ValueError(
                 f"compensation must be 'counterfactual', 'none', or a plugin that compensates, got {compensation!r}: "
@@ -102,8 +91,6 @@ class AmnesiacHAT(TaskStrategy):
                 f"repair must be a plugin that repairs, or None, got {repair!r}: "
                 "avalanche_amnesia.contrib.repair.RepairPlugin('joint')"
             )
-        if refits_columns and repair is not None:
-            raise ValueError("a shared head can't be repaired: its columns serve every task; leave repair= out")
         recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
         chosen = [compensation if compensation != "none" else None, repair]
         super().__init__(

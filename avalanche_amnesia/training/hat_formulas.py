@@ -102,7 +102,6 @@ class SparsityRegulariser:
 def units_within(
     sizes: Sequence[int],
     embedding: Tensor,
-    allowed: Tensor,
     in_use: Tensor,
     new: float,
     reused: float,
@@ -110,10 +109,10 @@ def units_within(
     min_units: int,
 ) -> Tensor:
     """Mask that keeps to a budget in every layer, bool ``(n_units,)``."""
-    read = strongest_units(sizes, embedding, allowed & in_use, lambda n: _whole(reused * n)) & (embedding > 0)
-    taken = strongest_units(sizes, embedding, allowed & ~in_use, lambda n: max(1, _whole(new * n)))
+    read = strongest_units(sizes, embedding, in_use, lambda n: _whole(reused * n)) & (embedding > 0)
+    taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _whole(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # what is open already counts first
-    return read | taken | strongest_units(sizes, rank, allowed, lambda n: min_units)
+    return read | taken | strongest_units(sizes, rank, torch.ones_like(in_use), lambda n: min_units)
 
 
 def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:

@@ -1,6 +1,6 @@
 """Features of a task's samples, and heads fitted to them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
+from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
@@ -17,7 +17,7 @@ from avalanche_amnesia.training.task_faults import drawn_positions, input_of, sa
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unit_graph.masking import OpenEntries
 from avalanche_amnesia.unlearning.compensation import FittedHead
-from avalanche_amnesia.unlearning.logistic import FEW, fit_correction, fit_head, largest
+from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest
 
 MOST_KEPT = 2**28
 """Bytes that a layer's results may take."""
@@ -108,22 +108,13 @@ def fitted_head(
     task: int,
     features: Tensor,
     labels: Tensor,
-    gone: Collection[int] = (),
-) -> FittedHead | None:
-    """Head of a task for these features; of a head that all tasks share, the columns that no other task reads."""
+) -> FittedHead:
+    """Fit the head of a task to features ``(n, features)`` and labels ``(n,)``."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
-    shared = model.shared_head if isinstance(model, MaskedModel) else None
-    if shared is None:
-        held = dict(model.head(task).named_parameters())
-        classes, has_bias = len(held["weight"]), "bias" in held
-        weight, bias = fit_head(features, labels, classes, has_bias=has_bias)
-        return FittedHead(weight, bias if has_bias else None)
-    columns = _own_columns(model, task, gone)
-    if not bool(columns.any()):
-        return None
-    before = shared.weight.detach()
-    correction = fit_correction(features[:, columns], labels, features @ before.T)
-    return FittedHead(before[:, columns] + correction, columns=columns)
+    held = dict(model.head(task).named_parameters())
+    classes, has_bias = len(held["weight"]), "bias" in held
+    weight, bias = fit_head(features, labels, classes, has_bias=has_bias)
+    return FittedHead(weight, bias if has_bias else None)
 
 
 def compacted(head: FittedHead) -> FittedHead:
@@ -136,17 +127,6 @@ def compacted(head: FittedHead) -> FittedHead:
 def _half(values: Tensor) -> Tensor:
     short = values.half()
     return short if bool(short.isfinite().all()) else values
-
-
-def _own_columns(model: MaskedModel, task: int, gone: Collection[int]) -> Tensor:
-    """Columns of a shared head that only this task reads, bool ``(features,)``; tasks that are gone don't count."""
-    name = f"{SHARED_HEAD}.weight"
-    use = {other: model.graph.parameter_use(mask)[name][0] > 0 for other, mask in model.masks.items()}
-    columns = use[task].clone()
-    for other, used in use.items():
-        if other != task and other not in gone:
-            columns &= ~used
-    return columns
 
 
 STATISTICS_BATCHES = 16
@@ -185,9 +165,8 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
         features = torch.cat([model.features(input_of(model, part), task) for part in x.split(size)])
     labels = labels.to(features.device)
     head = fitted_head(model, task, features, labels)
-    if head is not None:
-        for tensor, value in head.places(model, task):
-            tensor.copy_(value)
+    for tensor, value in head.places(model, task):
+        tensor.copy_(value)
     logits = model.head(task)(features).float().T.contiguous()  # samples last: a softmax over rows is slow
     errors = 1 - logits.softmax(0).gather(0, labels[None])[0]
     return positions[largest(errors, SURE, max(FEW, len(errors) // 3)).to(positions.device)]

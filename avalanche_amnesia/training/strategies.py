@@ -4,10 +4,9 @@ from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
-from avalanche_amnesia.models.gate import Isolation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention
-from avalanche_amnesia.training.plugins.hat import HATPlugin, IsolationChoice
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
@@ -21,7 +20,7 @@ class HAT(TaskStrategy):
     Args:
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        masks, adjustment, isolation, seed: as of :class:`HATPlugin`.
+        masks, adjustment, seed: as of :class:`HATPlugin`.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
@@ -40,11 +39,10 @@ class HAT(TaskStrategy):
         optimizer: Optimizer,
         masks: HardAttention | None = None,
         adjustment: str | AdjustmentRule = "hat",
-        isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
         **options: Unpack[StrategyOptions],
     ) -> None:
-        masking = HATPlugin(masks=masks, adjustment=adjustment, isolation=isolation, seed=seed)
+        masking = HATPlugin(masks=masks, adjustment=adjustment, seed=seed)
         super().__init__(model=model, optimizer=optimizer, method=[masking], seed=seed, **options)
 
 
@@ -52,7 +50,6 @@ class HATOptions(StrategyOptions, total=False):
     """Options of :class:`HAT` that :class:`AdaHAT` passes on."""
 
     masks: HardAttention | None
-    isolation: Isolation | IsolationChoice
     seed: int
 
 

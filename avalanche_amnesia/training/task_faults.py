@@ -337,10 +337,10 @@ def near_chance(found: Learned) -> str | None:
     )
 
 
-def closed_layers(found: Learned, mask: _ByLayer, allowed: _ByLayer, min_units: int) -> str | None:
+def closed_layers(found: Learned, mask: _ByLayer, min_units: int) -> str | None:
     """Warning for a task that learned little, of layers in which its mask has only those units that it must have."""
     opened = {name: int(units.sum()) for name, units in mask.items()}
-    least = {name: n for name, n in opened.items() if n <= min_units < int(allowed[name].sum())}
+    least = {name: n for name, n in opened.items() if n <= min_units < len(mask[name])}
     if not least:
         return None
     return (

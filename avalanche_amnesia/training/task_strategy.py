@@ -431,7 +431,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
 
         Without samples and classes a task is trained again, in its place, and remains: it costs one training. That
-        takes a method in which no other task depends on it: weight pools, unit pools, or networks apart.
+        takes a method in which no other task depends on it: weight pools or networks apart.
 
         Args:
             tasks: labels of remaining, not permanent tasks; or a request.

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.gate import UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
@@ -43,7 +42,6 @@ class TaskUse:
         self.covered = self._expanded(model.graph.parameter_use(model.by_layer(self.in_use)))
         self.n_entries = sum(self.shapes[name][0].numel() for name in self.covered)
         self._model = model
-        self.fixed: Mapping[str, Tensor] = {name: self.covered[name] for name in model.frozen_in_use}
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
         """:attr:`covered`; for ``max`` 1.0 where ``max`` of the cumulative masks is 1."""
@@ -74,20 +72,6 @@ class TaskUse:
         of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
         masks = [model.by_layer(of_units(task)) for task in self._counted]
         return masks or [model.by_layer(torch.zeros_like(self.in_use))]
-
-    @classmethod
-    def within(cls, model: MaskedModel, allocation: UnitAllocation) -> TaskUse:
-        """Use that a task meets in its units: only entries that nobody else can read are free."""
-        # Tasks that are permanent from the start may adjust what permanent tasks use; any other task leaves it as it
-        # is.
-        use = cls(model, allocation.related_tasks)
-        use.in_use = ~allocation.own
-        fixed = {}
-        for name, mine in model.graph.entries_within(allocation.own).items():
-            adjustable = (stored(use.covered[name]) > 0) & allocation.permanent
-            fixed[name] = ~mine & ~adjustable
-        use.fixed = use._expanded(fixed)
-        return use
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The same in shape and type of the parameters."""

@@ -55,7 +55,7 @@ class Circumstances:
         criterion: what it holds.
         faults: why the training is no function of these.
         options: keyword arguments of ``strategy.train``; in the place of one that no state can keep a tuple.
-        place: the units or weights that it was dealt, as a text; empty where none are.
+        place: text that names the weights of the task; empty if all tasks share them.
     """
 
     settings: dict[str, Any]
@@ -190,7 +190,7 @@ class Claims:
         trained_again.tasks = ()  # by now the task is among those that remain
         found = list(self.reasons(trained_again, ()))
         if self._trainings[task].place != first.place:
-            found.append(f"task {task} was dealt other units or weights, or reads other tasks', than at first")
+            found.append(f"task {task} has other weights, or reads other tasks, than at first")
         return tuple(dict.fromkeys((*context.plan.reasons, *found)))
 
     def criterion_learned(self, strategy: Strategy) -> bool:

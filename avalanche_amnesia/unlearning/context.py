@@ -35,7 +35,6 @@ class UnlearningContext:
         unknown: those of them that keep something learned and have no purger.
         compensations: make up for what remaining tasks lose.
         repair: trains remaining tasks on their samples; None: nothing does.
-        opened_whole: task → layers whose mask says nothing of it, because the task opened all that it could (a pool).
         shared_state: names of tensors beside the parameters that trainings changed for all tasks together.
         before: parameter name → values before the task in training; None between tasks.
         in_training: the task in training; None between tasks.
@@ -60,7 +59,6 @@ class UnlearningContext:
     unknown: Sequence[object] = ()
     compensations: Sequence[Compensation] = ()
     repair: Repair | None = None
-    opened_whole: Mapping[int, Collection[str]] = field(default_factory=dict)
     shared_state: Collection[str] = ()
     before: dict[str, Tensor] | None = None
     in_training: int | None = None

@@ -59,7 +59,6 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
         purges=tuple(type(plugin).__name__ for plugin, _ in context.purgers),
         unpurged=tuple(type(plugin).__name__ for plugin in context.unknown),
         repaired=() if repair is None else repair.repairable(model, affected, tainted),
-        uninformative_masks=_uninformative_masks(context),
         shared_state=tuple(sorted(context.shared_state)),
     )
 
@@ -91,14 +90,6 @@ def own_modules_only(context: UnlearningContext) -> None:
     context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     reasons = ("obey='head': every entry that tasks share stays as it is",)
     context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NOTHING_SHARED)
-
-
-def _uninformative_masks(context: UnlearningContext) -> tuple[str, ...]:
-    """Names of the masks that open all that their tasks could, in every layer."""
-    model, whole = context.model, context.opened_whole
-    if not isinstance(model, TaskMaskedModel) or not whole:
-        return ()
-    return tuple(model.mask_name(t) for t in context.tasks if set(model.graph.layers) <= set(whole.get(t, ())))
 
 
 def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:

@@ -13,7 +13,7 @@ from avalanche.training import EWC
 from support.strategies import DIGITS, amnesiac, learn, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 
-from avalanche_amnesia import HardAttention, Pools, UnlearningPlugin, with_unlearning
+from avalanche_amnesia import UnlearningPlugin
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
 
 
@@ -55,19 +55,6 @@ def test_it_says_where_the_model_comes_from(unlearned):
     assert origin.data["2"] == hashlib.sha256(f"{len(labels)}:".encode() + labels.tobytes()).hexdigest()
     assert list(origin.data) == ["0", "1", "2"]
     assert timedelta() <= datetime.now(UTC) - datetime.fromisoformat(record.time) < timedelta(hours=1)
-
-
-def test_it_says_how_masks_were_learned_and_units_dealt():
-    benchmark = with_unlearning(DIGITS, {1: [0]})
-    strategy = amnesiac(train_epochs=1, isolation=Pools.planned(benchmark), masks=HardAttention(s_max=50.0))
-    learn(strategy, benchmark.train_stream[:2])
-    (record,) = unlearning_plugin(strategy).records
-    again = UnlearningRecord.from_json(record.to_json())
-    options = again.provenance.options
-    assert options == record.provenance.options
-    assert options["HATPlugin"]["masks"] == {"class": "HardAttention", **dataclasses.asdict(HardAttention(s_max=50.0))}
-    assert options["HATPlugin"]["isolation"]["slots"] == {"0": 0, "1": 1, "2": 0, "3": 2, "4": 3}
-    assert options["Adam"]["betas"] == [0.9, 0.999]
 
 
 def test_settings_of_a_users_plugin_of_any_type_are_values_of_json():

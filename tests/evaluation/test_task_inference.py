@@ -12,7 +12,7 @@ from support.strategies import quiet
 from torch import nn
 from torch.optim import Adam
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets, MaskedModel, MultiHeadModel, Pools
+from avalanche_amnesia import DisjointModel, DisjointSubnets, MultiHeadModel, Pools
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation import task_inference_metrics
 from avalanche_amnesia.models import TaskInference
@@ -126,17 +126,6 @@ def test_no_sample_is_given_to_an_unlearned_task():
     strategy.unlearn([1, 3])
     with pytest.raises(ValueError, match="has no task"):
         strategy.predict(x)
-
-
-def test_where_tasks_share_a_head_only_the_class_counts():
-    wrap = partial(MaskedModel, shared_head=10)
-    strategy = make(wrap=wrap, train_epochs=1, evaluator=quiet(*task_inference_metrics()))
-    strategy.train(PERMUTED.train_stream[:2])
-    measured = strategy.eval(TEST[:1])
-    predicted, y = strategy.predict(task_data(TEST[0])[0]), task_data(TEST[0])[1]
-    place = "eval_phase/test_stream/Task000/Exp000"
-    assert measured[f"TaskInference_Acc_Exp/{place}"] == pytest.approx(float((predicted.classes == y).float().mean()))
-    assert bool(((predicted.classes == y) & (predicted.tasks != 0)).any())
 
 
 def test_wrong_arguments():

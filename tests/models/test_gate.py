@@ -85,7 +85,6 @@ STRATEGIES = {
     "HAT": {"kind": HAT},
     "AdaHAT": {"kind": AdaHAT},
     "AmnesiacHAT": {"kind": AmnesiacHAT},
-    "pools": {"kind": HAT, "isolation": "pools"},
     "shadows": {"compensation": BackupPlugin},
 }
 

@@ -23,7 +23,6 @@ X = DIGITS.test_stream[0].tensors[0][:8]
 NORMS = partial(MLP, 64, hidden=(16,), features=12, norm="batch")
 STRATEGIES = {
     "masked": {"kind": HAT, "net": NORMS},
-    "shared head": {"kind": HAT, "wrap": partial(MaskedModel, shared_head=2)},
     "subnet": {"kind": WSN, "net": NORMS},
 }
 

@@ -8,13 +8,13 @@ import timm
 import torch
 from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, llama
 from support.small_networks import Net
-from support.small_runs import assert_retained, logits_of, make
+from support.small_runs import assert_retained, make
 from support.soundness_oracle import assert_sound, batch, some_mask
 from support.strategies import DIGITS, learn
-from support.strategy_state import state, trajectory
+from support.strategy_state import state
 from torch import Tensor, nn
 
-from avalanche_amnesia import HAT, WSN, AmnesiacHAT, MaskedModel, ModelError, Pools, SubnetModel, task_benchmark
+from avalanche_amnesia import HAT, WSN, MaskedModel, ModelError, SubnetModel, task_benchmark
 
 
 class LowRank(nn.Module):
@@ -153,17 +153,6 @@ def test_only_what_reads_the_network_has_a_gate(made, name):
     assert shares["first task only"] == 0
 
 
-def test_outputs_keep_their_gate_where_no_rank_would_own_their_weights():
-    def mixed(s, x):
-        return s.base(x) + s.up(s.down(x).mean(1, keepdim=True))
-
-    parts = {"base": nn.Linear(64, 8).requires_grad_(False), "down": nn.Linear(64, 6), "up": nn.Linear(1, 8)}
-    model = MaskedModel(Net(mixed, **parts), input_shape=(64,))
-    assert list(model.graph.layers) == ["down", "up"]
-    own = torch.arange(model.n_units) % 2 == 0
-    assert model.graph.entries_within(own)["up.weight"].any()  # a task in a pool has weights to train
-
-
 TASKS_OF_TOKENS = (torch.arange(90)[:, None] * torch.arange(1, LENGTH + 1)) % (VOCABULARY - 1) + 1
 
 
@@ -184,28 +173,6 @@ def test_logits_keep_their_bits_and_the_network_too(made, name):
     held = dict(model.backbone.named_parameters())
     assert start
     assert all(torch.equal(held[n], value) for n, value in start.items())
-
-
-@pytest.mark.parametrize("name", ["by hand", "images", "vit", "bert"])
-def test_unlearning_in_pools_is_exact(made, name):
-    benchmark = stream(name)
-
-    def life(tasks):
-        model = copy.deepcopy(made(name)[0]).train()
-        strategy = make(AmnesiacHAT, model=model, optimizer="adamw", isolation=Pools(slots=3))
-        return learn(strategy, [benchmark.train_stream[task] for task in tasks])
-
-    strategy, retrained = life((0, 1, 2)), life((0, 2))
-    before = logits_of(strategy, benchmark, (0, 2))
-    movable = sum(p.numel() for p in strategy.model.backbone.parameters() if p.requires_grad)
-    row = trajectory(strategy).report()[1]
-    assert row["share"] == row["entries"] / movable
-    assert strategy.unlearn([1]).claim == "exact"
-    ours, theirs = strategy.model.state_dict(), retrained.model.state_dict()
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
-    after = logits_of(strategy, benchmark, (0, 2))
-    assert all(torch.equal(after[task], before[task]) for task in (0, 2))
 
 
 def test_weights_without_gradients_are_in_no_mask_over_weights():
@@ -290,8 +257,3 @@ def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_change
     base.requires_grad_(False)
     strategy.train(DIGITS.train_stream[1])
     assert model.masked_tasks == (0, 1)
-
-
-def test_a_shared_head_over_features_without_gates_is_refused():
-    with pytest.raises(ModelError, match="no mask reaches the features"):
-        MaskedModel(RankNet(), input_shape=(1, 8, 8), shared_head=2)

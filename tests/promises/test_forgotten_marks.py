@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.strategies import PRICED, ConvNet, amnesiac, mlp
+from support.strategies import ConvNet, amnesiac, mlp
 from support.strategy_state import trajectory
 from torch import Tensor
 
@@ -14,9 +14,8 @@ from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
-from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.training import EVEN_BUDGET, AmnesiacHAT
+from avalanche_amnesia.training import EVEN_BUDGET
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
@@ -56,14 +55,14 @@ class PrescribedUpdates(TrajectoryPlugin):
             elif name.startswith("backbone."):
                 inside, before = name.removeprefix("backbone."), self.snapshot.values[name]
                 where = use[inside].clone()
-                for used in earlier if self.adjustment == "hat" or inside in model.frozen_in_use else []:
+                for used in earlier if self.adjustment == "hat" else []:
                     where &= ~used[inside]
                 different = 1 + torch.arange(parameter.numel()).reshape(parameter.shape) % 3
                 parameter.copy_(torch.where(where, before + size * different, before))
         super().after_training_exp(strategy, **kwargs)
 
 
-def with_mark(mark: float, events, *, net=mlp, adjustment="hat", shared=False, compensation="none", repair="none"):
+def with_mark(mark: float, events, *, net=mlp, adjustment="hat", compensation="none", repair="none"):
     torch.manual_seed(0)
     recorder = PrescribedUpdates(mark, adjustment)
     plugins = {
@@ -76,18 +75,12 @@ def with_mark(mark: float, events, *, net=mlp, adjustment="hat", shared=False, c
     options = {
         "adjustment": adjustment,
         "compensation": compensation,
-        "masks": replace(PRICED if shared else EVEN_BUDGET, embedding_init="normal", embedding_lr=1e-30),  # as drawn
+        "masks": replace(EVEN_BUDGET, embedding_init="normal", embedding_lr=1e-30),  # as drawn
         "train_mb_size": 20,
         "train_epochs": 1,
     }
-    if shared:
-        model = MaskedModel(net(), shared_head=10)
-        strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=1e-2), **options)
-        place = next(i for i, plugin in enumerate(strategy.plugins) if isinstance(plugin, TrajectoryPlugin))
-        recorder.trajectory, strategy.plugins[place] = trajectory(strategy), recorder
-    else:
-        repair = None if repair == "none" else RepairPlugin(repair, steps=4, samples_per_task=12)
-        strategy = amnesiac(net=net, trajectory=recorder, repair=repair, **options)
+    repair = None if repair == "none" else RepairPlugin(repair, steps=4, samples_per_task=12)
+    strategy = amnesiac(net=net, trajectory=recorder, repair=repair, **options)
     with torch.no_grad():
         for parameter in strategy.model.parameters():
             parameter.copy_((parameter * 8).round() / 8)

@@ -27,7 +27,6 @@ from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUp
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ScoredWeights
@@ -85,9 +84,6 @@ KINDS = {
     "backup": ours(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
     "rate": ours(AmnesiacHAT, adjustment="adahat", compensation=lambda path: ScaledUpdatesPlugin("rate")),
     "repair": ours(AmnesiacHAT, repair=lambda path: RepairPlugin("sequential")),
-    "shared head": ours(AmnesiacHAT, wrap=partial(MaskedModel, shared_head=2)),
-    "pools": ours(AmnesiacHAT, isolation=Pools(slots=3)),
-    "pools with norms": ours(AmnesiacHAT, net=NormNet, isolation=Pools(slots=3)),
     "disk": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
     "merging": ours(
         AmnesiacHAT,

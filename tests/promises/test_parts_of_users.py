@@ -6,6 +6,7 @@ from support.strategies import make, trained
 from support.strategy_state import bits
 from torch import nn
 
+from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.training import AdaHATRule, AdjustmentRule
 from avalanche_amnesia.unlearning import UnknownStateError
@@ -33,7 +34,7 @@ def penalised(model):
 
 
 def in_pools(**options):
-    return make(isolation="pools", train_epochs=1, seed=0, **options)
+    return make(DisjointSubnets, train_epochs=1, seed=0, **options)
 
 
 def with_penalty(**options):
@@ -111,18 +112,6 @@ class Seeded(Draws):
 
 class Plain(AdjustmentRule):
     """HAT's."""
-
-
-@pytest.mark.parametrize(("rule", "exact"), [(Counts, False), (Draws, False), (Seeded, True), (Plain, True)])
-def test_a_rule_that_remembers_is_no_exact_unlearning(rule, exact):
-    def learned(tasks):
-        return trained(tasks, adjustment=rule(), isolation="pools", train_epochs=1)
-
-    strategy = learned([0, 1, 2])
-    record = strategy.unlearn([1], allow_unknown=True)
-    assert record.claim == ("exact" if exact else "approximate")
-    assert ("rule" in str(record.reasons)) != exact
-    assert (bits(strategy.model) == bits(learned([0, 2]).model)) == exact
 
 
 def test_a_rule_that_keeps_tensors_of_a_task_is_not_cleaned_in_silence():

@@ -1,7 +1,7 @@
 """A training that a plugin refuses begins nothing: no head, no request, no step; with the fault repaired it runs."""
 
 import pytest
-from support.strategies import DIGITS, amnesiac, mlp, quiet, stock
+from support.strategies import DIGITS, amnesiac, mlp, stock
 from support.strategy_state import bits, frozen, unlearning_plugin
 from torch.optim import SGD
 
@@ -10,12 +10,10 @@ from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import (
     CounterfactualPlugin,
     HATPlugin,
-    SharedHeadCounterfactualPlugin,
     TrajectoryPlugin,
     UnlearningPlugin,
 )
@@ -38,13 +36,6 @@ def untaught_masks():
 
 def masked():
     return amnesiac(compensation="none", train_epochs=1, optimizer="momentum")
-
-
-def shared_head():
-    model = MaskedModel(mlp(), shared_head=10)
-    recorder = TrajectoryPlugin(merge_permanent=True)
-    plugins, optimizer = [recorder, UnlearningPlugin()], SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return HAT(model=model, optimizer=optimizer, plugins=plugins, train_mb_size=40, evaluator=quiet())
 
 
 def refusing(plugin):
@@ -92,8 +83,6 @@ FAULTS = {
     "heads without masks": (without_masks, refusing(CounterfactualPlugin), TypeError, "need a model with masks"),
     "heads without a trajectory": (masked, missing(TrajectoryPlugin, CounterfactualPlugin), ValueError, "needs Traj"),
     "repair without masks": (without_masks, refusing(RepairPlugin), TypeError, "a repair needs a model with masks"),
-    "columns without a shared head": (masked, refusing(SharedHeadCounterfactualPlugin), TypeError, "refits a shared"),
-    "columns of merged tasks": (shared_head, refusing(SharedHeadCounterfactualPlugin), ValueError, "must know who"),
     "shadows without masks": (without_masks, refusing(BackupPlugin), TypeError, "shadow copies need a MaskedModel"),
     "shadows of masks untaught": (untaught_masks, refusing(BackupPlugin), ValueError, "needs HATPlugin"),
     "shadows without a trajectory": (masked, missing(TrajectoryPlugin, BackupPlugin), ValueError, "needs HATPlugin"),
@@ -115,7 +104,7 @@ def state(strategy):
 def test_a_refused_training_leaves_everything_and_then_runs(fault):
     make, spoil, error, message = FAULTS[fault]
     strategy = make()
-    first, second = STREAMS["permuted" if make is shared_head else "split"].train_stream[:2]
+    first, second = STREAMS["split"].train_stream[:2]
     strategy.train(first)
     before = state(strategy)
     repair = spoil(strategy)

@@ -1,6 +1,5 @@
 """Whole numbers reach the model as they are, for an embedding: grey levels of digits as tokens."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,9 +14,8 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT
+from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins import TaskError
 
 
@@ -67,7 +65,6 @@ def test_a_transform_gets_them_as_they_are():
     [
         (AmnesiacHAT, masked, {}),
         (AmnesiacHAT, masked, {"repair": partial(RepairPlugin, "joint"), "compensation": BackupPlugin}),
-        (AmnesiacHAT, masked, {"isolation": Pools(slots=3), "masks": replace(EVEN_BUDGET, embedding_lr=0.05)}),
         (DisjointSubnets, lambda: DisjointModel(net(), n_features=16), {}),
         (WSN, lambda: SubnetModel(net(), n_features=16), {}),
         (PALL, lambda: SubnetModel(net(), n_features=16), {}),

@@ -65,11 +65,9 @@ STRATEGIES = {
     "AdaHAT": ours(AdaHAT, plugins=unlearning_too),
     "AmnesiacHAT": ours(AmnesiacHAT),
     "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
-    "pools": ours(AmnesiacHAT, isolation="pools"),
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
     "rate": ours(AmnesiacHAT, compensation=partial(ScaledUpdatesPlugin, "rate")),
     "repair": ours(AmnesiacHAT, repair=partial(RepairPlugin, "sequential_adahat")),
-    "shared head": ours(AmnesiacHAT, wrap=partial(MaskedModel, shared_head=2)),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
     "merging": ours(
         AmnesiacHAT,
@@ -254,13 +252,12 @@ def test_not_from_inside_a_training(tmp_path, monkeypatch):
         (ours(AmnesiacHAT, optimizer="adamw"), "optimizer='Adam' .here 'AdamW'."),
         (ours(AmnesiacHAT, seed=1), "seed=0 .here 1."),
         (ours(AmnesiacHAT, masks=replace(PRICED, sparsity_weight=0.1)), "sparsity_weight"),
-        (ours(AmnesiacHAT, isolation="pools"), "Pools"),
         (ours(AmnesiacHAT, compensation="none"), "other plugins: this strategy lacks .*CounterfactualPlugin; build"),
         (ours(AmnesiacHAT, net=ConvNet), "another model"),
         (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
         (ours(AmnesiacHAT, hidden=(20,)), "has shape .24"),
     ],
-    ids=["epochs", "optimizer", "seed", "sparsity", "pools", "plugins", "network", "strategy", "widths"],
+    ids=["epochs", "optimizer", "seed", "sparsity", "plugins", "network", "strategy", "widths"],
 )
 def test_another_strategy_is_refused_by_name(other, told, tmp_path):
     strategy = STRATEGIES["AmnesiacHAT"]()

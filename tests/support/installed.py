@@ -44,7 +44,7 @@ def make_strategy(**options):
     torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(64,), features=32))
     optimizer = Adam(model.parameters())
-    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=64, isolation="pools", **options)
+    return AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=64, **options)
 
 
 benchmark = with_unlearning(SplitDigits(n_train=300, n_test=100), requests={1: [0]})

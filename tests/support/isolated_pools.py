@@ -1,10 +1,10 @@
-"""Strategies with isolated pools of units, and the reference models that they must equal."""
+"""Strategies with weight pools, and the reference models that they must equal."""
 
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia import MLP, Pools, References
-from support.strategies import DIGITS, ConvNet, amnesiac
+from avalanche_amnesia import MLP, DisjointSubnets, Pools, References
+from support.strategies import DIGITS, ConvNet, make
 from support.strategy_state import bits, unlearning_plugin
 
 N_TASKS, ITERATIONS = 5, 4  # of one task: 80 digits, batches of 40, two epochs
@@ -32,8 +32,8 @@ NETS = {
 }
 
 
-def pools(net="mlp", *, slots=None, when_full="error", **options):
-    return amnesiac(net=NETS[net], isolation=Pools(slots=slots, when_full=when_full), **options)
+def pools(net="mlp", *, slots=None, **options):
+    return make(DisjointSubnets, net=NETS[net], isolation=Pools(slots), **options)
 
 
 def references(benchmark=DIGITS, **options):

@@ -109,7 +109,6 @@ def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
 KINDS = {
     "hat": StrategyKind(hat(), protects=True),
     "adahat": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2))),
-    "pools": StrategyKind(hat(isolation="pools"), protects=True),
     "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
     "backup": StrategyKind(hat(compensation=BackupPlugin), protects=True, revises=True),
     "repair": StrategyKind(repaired, protects=True, revises=True),

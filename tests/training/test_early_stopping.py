@@ -12,12 +12,11 @@ from support.strategies import quiet
 from support.strategy_state import state
 from torch.optim import Adam
 
-from avalanche_amnesia import HAT, WSN, AmnesiacHAT, Pools
+from avalanche_amnesia import HAT, WSN, AmnesiacHAT
 
 KINDS = {
     "hat": lambda **options: make(HAT, **options),
     "amnesiac": lambda **options: make(AmnesiacHAT, **options),
-    "pools": lambda **options: make(AmnesiacHAT, isolation=Pools(slots=3), **options),
     "wsn": lambda **options: make(WSN, optimizer=partial(Adam, lr=1e-2), seed=0, **options),
 }
 

@@ -49,7 +49,6 @@ KINDS = {
     "hat": lambda **o: make(HAT, **o),
     "hat conv": lambda **o: make(HAT, model=masked_conv(), **o),
     "amnesiac": lambda **o: make(AmnesiacHAT, **o),
-    "pools": lambda **o: make(AmnesiacHAT, isolation="pools", **o),
     "adahat": lambda **o: make(AdaHAT, **o),
     "wsn": lambda **o: make(WSN, **o),
 }
@@ -78,7 +77,7 @@ def state_and_logits(make_strategy, benchmark, **options):
     ("kind", "optimizer"),
     [
         *((kind, optimizer) for kind in ("hat", "hat conv") for optimizer in (*FAST, *SLOW)),
-        *((kind, optimizer) for kind in ("amnesiac", "pools", "adahat", "wsn") for optimizer in ("sgd", "adam")),
+        *((kind, optimizer) for kind in ("amnesiac", "adahat", "wsn") for optimizer in ("sgd", "adam")),
     ],
 )
 def test_both_ways_come_to_the_same(kind, optimizer, ways, monkeypatch):

@@ -71,14 +71,6 @@ def test_hat_and_adahat_keep_the_heads_that_they_trained_as_published():
     assert fits == [False, False, True, True]
 
 
-def test_of_a_shared_head_only_columns_that_no_other_task_reads_are_fitted():
-    strategy = learned(AmnesiacHAT, partial(MaskedModel, shared_head=10), n_tasks=1)
-    model, (x, _) = strategy.model, task_data(PERMUTED.train_stream[0])
-    first = model.eval()(x, 0)
-    strategy.train(PERMUTED.train_stream[1])
-    assert torch.equal(model.eval()(x, 0), first)
-
-
 def test_what_can_not_be_fitted_stays_as_it_was_trained(monkeypatch):
     trained = learned(HAT, MaskedModel)
     monkeypatch.setattr(head_fit, "fitted_head", raiser(FitError))

@@ -6,12 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from support.strategies import DIGITS, PRICED, amnesiac, learn, make
-from support.strategy_state import bits
+from support.strategies import learn, make
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
@@ -103,28 +101,6 @@ def test_the_mask_is_fixed_behind_the_warm_up(warm_up):
     assert all(torch.equal(gate, mask.float()) for gate in watch.gates[fixed:])
     assert not any(torch.equal(gate, mask.float()) for gate in watch.gates[:fixed])
     assert [int(units.sum()) for units in strategy.model.by_layer(mask).values()] == [12, 9, 6]
-
-
-def test_a_task_with_a_pool_of_its_own_learns_its_mask_within_it():
-    budgeted, published = (
-        amnesiac(isolation="pools", train_epochs=1, **options)
-        for options in ({}, {"masks": replace(EVEN_BUDGET, budget=None)})
-    )
-    for strategy in (budgeted, published):
-        strategy.train(DIGITS.train_stream[0])
-    assert bits(budgeted.model) == bits(published.model)
-
-
-def test_a_regulariser_stands_in_the_place_of_the_budget_under_a_head_that_all_tasks_share():
-    def masks_of(shared_head, **options):
-        model = MaskedModel(MLP(64, hidden=(40,), features=30), shared_head=shared_head)
-        strategy = AmnesiacHAT(model=model, optimizer=Adam(model.parameters()), **options)
-        return find_plugin(strategy, HATPlugin).masks
-
-    assert masks_of(None) == EVEN_BUDGET
-    assert masks_of(10) == PRICED
-    assert masks_of(10, isolation="pools") == replace(PRICED, sparsity_weight=None)
-    assert masks_of(10, masks=HardAttention()) == HardAttention()
 
 
 def test_shares():

@@ -21,7 +21,6 @@ METHODS = {
     "HAT": (HAT, {}),
     "HAT, budget": (HAT, {"masks": HardAttention(budget="even")}),
     "HAT, gradients": (HAT, {"adjustment": AdjustmentRule(space="gradient")}),
-    "pools": (HAT, {"isolation": "pools"}),
     "AdaHAT": (AdaHAT, {}),
     "AdaHAT, max": (AdaHAT, {"adjustment": AdaHATRule(between="max")}),
     "AmnesiacHAT": (AmnesiacHAT, {}),

@@ -31,7 +31,6 @@ SETTINGS = {
     "hat": (HAT, {}),
     "adahat": (AdaHAT, {}),
     "backup": (AmnesiacHAT, {"compensation": BackupPlugin}),
-    "pools": (HAT, {"isolation": "pools"}),
     "wsn": (WSN, {}),
 }
 

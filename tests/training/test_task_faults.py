@@ -35,7 +35,7 @@ def run(kind=HAT, *, tasks=3, lr=3e-3, wrap=MaskedModel, **options):
     return told, strategy
 
 
-@pytest.mark.parametrize("options", [{}, {"isolation": "pools"}, {"adjustment": "adahat"}])
+@pytest.mark.parametrize("options", [{}, {"adjustment": "adahat"}])
 def test_defaults_that_learn_warn_of_nothing(options):
     assert run(AmnesiacHAT, tasks=5, **options)[0] == []
 

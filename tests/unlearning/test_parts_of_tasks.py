@@ -45,7 +45,7 @@ def disjoint(net="mlp", kind=DisjointSubnets, **options):
 
 
 def pooled(net="mlp", **options):
-    return make(AmnesiacHAT, net=NETS[net], train_epochs=1, **{"isolation": Pools(5), **options})
+    return make(DisjointSubnets, net=NETS[net], train_epochs=1, **{"isolation": Pools(5), **options})
 
 
 apart = partial(disjoint, kind=Independent)

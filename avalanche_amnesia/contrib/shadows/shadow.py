@@ -10,7 +10,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.models.masked import SHARED_HEAD, MaskedModel
+from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.seeding import preserved_rng, seed_all
@@ -59,8 +59,6 @@ class Shadow:
         head, gate = self.model.head(self.task), self.model.gate.leaves
         weights, gate = (self._joint_weights(), gate) if self.joint else (self._weights(), gate.detached())
         features = functional_call(self.model.backbone, weights, (x, self.parts, gate))
-        if self.model.shared_head is not None:  # its columns have owners like every other entry
-            return F.linear(features, weights[f"{SHARED_HEAD}.weight"])
         if self.joint:
             logits: Tensor = head(features)
             return logits

@@ -235,8 +235,8 @@ def make_strategy(
         return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
     model, options = _model(kind, network, seed, settings.options)
     if isinstance(options.get("isolation"), str):
-        checks.one_of("options.isolation", options["isolation"], Literal["none", "pools", "planned"])
-        options |= {"isolation": Pools.planned(benchmark)} if options["isolation"] == "planned" else {}
+        checks.one_of("options.isolation", options["isolation"], Literal["planned"])
+        options |= {"isolation": Pools.planned(benchmark)}
     options = {name: _object(name, value, kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
@@ -401,6 +401,6 @@ def build(cell: Cell, root: str | Path | None = None, download: bool = False) ->
         if not any(getattr(part, "trains_again", False) for part in (strategy.model, *strategy.plugins)):
             raise ValueError(
                 f"{cell.method} under {cell.scenario}: {method.kind} can't train a task again without some samples, "
-                "for which no other task may depend on it; take weight pools, isolation: pools, or another scenario"
+                "for which no other task may depend on it; take weight pools or another scenario"
             )
     return benchmark, make

@@ -165,9 +165,8 @@ def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None
     """Return why one of our methods cannot run under a scenario, or None. Other methods are checked when built."""
     if method.kind in OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
-    pooled = method.kind == "AmnesiacHAT" and method.options.get("isolation") in ("pools", "planned")
-    if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in TRAIN_AGAIN and not pooled:
-        able = f"{', '.join(TRAIN_AGAIN)}, and AmnesiacHAT with isolation: pools or planned"
+    if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in TRAIN_AGAIN:
+        able = ", ".join(TRAIN_AGAIN)
         return f"samples and classes of a task are forgotten by training it again, which only these can: {able}"
     return None
 

@@ -127,8 +127,7 @@ class MethodSettings:
         lr: its learning rate
         options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the
             requests; masks, trajectory and unlearning: {…} are the settings of these objects; adjustment: {name:
-            adahat, …}, compensation: {name: backup, …} (or draft, rate), repair: joint; shared_head: the classes of one
-            head for all tasks (domain-incremental; AmnesiacHAT, HAT and AdaHAT)
+            adahat, …}, compensation: {name: backup, …} (or draft, rate), repair: joint
     """
 
     kind: Annotated[str, METHODS]

@@ -155,7 +155,7 @@ def retraining(
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(
             f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
-            "samples: DisjointSubnets can, AmnesiacHAT and HAT with isolation='pools', and Independent"
+            "samples: DisjointSubnets and Independent can"
         )
     experience = plugin.stream.experience_of(task, data, plugin.data[task], event)
     left = LeftOut(plugin.forgotten, task, request, experience, event)

@@ -1,5 +1,4 @@
 from .counterfactual import CounterfactualPlugin as CounterfactualPlugin
-from .counterfactual import SharedHeadCounterfactualPlugin as SharedHeadCounterfactualPlugin
 from .hat import HATPlugin as HATPlugin
 from .in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
 from .seeding import SeedingPlugin as SeedingPlugin

@@ -3,18 +3,17 @@
 import random
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import combinations
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import checked, made
@@ -42,8 +41,8 @@ MOST_HELD = 2**22
 """Parameters up to which what goes with each task is held while heads are fitted."""
 SEVERAL = frozenset({-1})
 """Key of the head for any set of several tasks."""
-_NAME = "_shared_head.weight"
-_WEIGHT = f"backbone.{_NAME}"
+MOST_APART = 3
+"""Tasks of which every set has a head of its own."""
 
 
 class _WithoutTasks:
@@ -127,9 +126,6 @@ class CounterfactualPlugin(SupervisedPlugin):
         TypeError: before a training, if the model has no masks.
     """
 
-    most_apart: ClassVar[int] = 3
-    """Tasks of which every set has a head of its own."""
-
     def __init__(self, *, samples: int = MOST_SAMPLES, seed: int = 0) -> None:
         super().__init__()
         self.samples, self.seed = checks.whole_number("samples", samples), checks.whole_number("seed", seed, None)
@@ -173,10 +169,10 @@ class CounterfactualPlugin(SupervisedPlugin):
         sources = frozenset(
             earlier
             for earlier in unlearnable
-            if earlier != task and not model.keeps_shared_entries and _reads(use, self._moved(trajectory, earlier))
+            if earlier != task and not model.keeps_shared_entries and _reads(use, trajectory.moved(earlier))
         )
         self.sources[task], self.heads[task] = sources, {}
-        removals = _sets(sources, self.most_apart)
+        removals = _sets(sources)
         if _reads(use, trajectory.moved_with(())):
             removals.append(frozenset())  # whatever is requested next, the repair goes with it
         if not removals:
@@ -195,7 +191,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         without = _WithoutTasks(model, trajectory, sources)
         features_now = CounterfactualFeatures(model, task, x, seen)
         for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # a unit is mostly as in either of these
-            with self._as_if_unlearned(without, gone):
+            with without.taken_out(gone):
                 features_now(slice(1))
         labels, unfitted = y.to(features_now.x.device), dict[frozenset[int], str]()
         for gone in removals:
@@ -204,8 +200,7 @@ class CounterfactualPlugin(SupervisedPlugin):
             except FitError as error:  # costs this head, and not the task that was trained
                 unfitted[gone] = str(error)
                 continue
-            if head is not None:
-                self.heads[task][gone] = self._kept(head)
+            self.heads[task][gone] = compacted(head)
         if unfitted:
             reasons = "; ".join(
                 f"without {'several' if gone == SEVERAL else sorted(gone)}: {reason}"
@@ -220,39 +215,22 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     def _fitted(
         self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, gone: frozenset[int]
-    ) -> FittedHead | None:
+    ) -> FittedHead:
         """Head for the model without some tasks."""
         model, task = without.model, features_now.task
         if gone != SEVERAL:
-            with self._as_if_unlearned(without, gone):
+            with without.taken_out(gone):
                 statistics = features_now()
-                head = fitted_head(model, task, features_now.features, labels, gone)
+                head = fitted_head(model, task, features_now.features, labels)
         else:
             sources = self.sources[task]
             sets = _some_sets(sources, derive_seed(self.seed, "several", task))[: len(labels)]
             for number, lost in enumerate(sets):
-                with self._as_if_unlearned(without, lost):
+                with without.taken_out(lost):
                     statistics = features_now(slice(number, None, len(sets)))
-            with self._as_if_unlearned(without, sources):
-                head = fitted_head(model, task, features_now.features, labels, sources)
-        return None if head is None else replace(head, statistics=statistics)
-
-    def _as_if_unlearned(self, without: _WithoutTasks, gone: Collection[int]) -> AbstractContextManager[None]:
-        """The model as if some tasks had been unlearned, for the length of a block; then as it was, bit for bit."""
-        return without.taken_out(gone)
-
-    def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
-        """Tensor name → bool tensor of the entries that go with a task."""
-        return trajectory.moved(task)
-
-    def _kept(self, head: FittedHead) -> FittedHead:
-        """A fitted head as it is kept."""
-        return compacted(head)
-
-    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
-        """Put a fitted head in the place of the task's."""
-        for tensor, value in fitted.places(model, task):
-            change.write(tensor, value)
+            with without.taken_out(sources):
+                head = fitted_head(model, task, features_now.features, labels)
+        return replace(head, statistics=statistics)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
@@ -286,7 +264,8 @@ class CounterfactualPlugin(SupervisedPlugin):
                 continue
             here, head = self.sources[task] & lost, self._head_without(task, lost)
             if head is not None:
-                self._swap(model, task, head, change)
+                for tensor, value in head.places(model, task):
+                    change.write(tensor, value)
                 swapped.append(task)
                 with_norms |= bool(head.statistics)
             # A head that was fitted while one of the lost tasks was there would bring some of it back. The others are
@@ -310,9 +289,9 @@ def _reads(use: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> bool:
     return any(name in use and bool((use[name].cpu() & where).any()) for name, where in moved.items())
 
 
-def _sets(sources: Collection[int], most: int) -> list[frozenset[int]]:
-    """Sets of tasks that get a head: all of them, or of more tasks than ``most`` single ones, and several in common."""
-    few = len(sources) <= most
+def _sets(sources: Collection[int]) -> list[frozenset[int]]:
+    """Return the sets of tasks that get a head: all sets of few tasks; of many, single tasks and ``SEVERAL``."""
+    few = len(sources) <= MOST_APART
     sizes = range(1, 1 + (len(sources) if few else 1))
     sets = [frozenset(some) for size in sizes for some in combinations(sorted(sources), size)]
     return sets if few else [*sets, SEVERAL]
@@ -324,103 +303,3 @@ def _some_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
     while len(found) < 2 * len(sources):
         found[frozenset(draw.sample(sorted(sources), draw.randint(2, len(sources))))] = None
     return list(found)
-
-
-class SharedHeadCounterfactualPlugin(CounterfactualPlugin):
-    """Fits the columns of the shared head that a task would own without some earlier tasks.
-
-    A column belongs to the first of the remaining tasks that open its unit; later ones read it and never change it
-    (under ``space="update"``). Without some tasks, what these wrote is at its initial values, and a column
-    of theirs belongs to the next task that reads it. Each task's columns are fitted when it ends, beside those of
-    earlier tasks as they would be then, and as a small change, since later tasks read them too. An unlearning
-    puts them in, and records that as a repair made with the task's data, in the place of the one before it: a task that
-    is unlearned later takes its refitted columns with it. A column that another remaining task has written is left
-    alone. Up to five earlier tasks, every set of them has columns of its own.
-
-    Needs a :class:`TrajectoryPlugin` in front of it that merges no permanent tasks: who wrote a column must be known.
-
-    Args:
-        options: those of :class:`CounterfactualPlugin`.
-
-    Raises:
-        TypeError: before a training, if the model has no shared head.
-        ValueError: before a training, without such a :class:`TrajectoryPlugin`.
-    """
-
-    most_apart = 5
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._store = Trajectory()
-        self._masking: TaskMaskPlugin | None = None
-
-    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the trajectory, before anything of the task is made."""
-        model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
-        if not isinstance(model, MaskedModel) or model.shared_head is None:
-            raise TypeError(
-                f"{type(self).__name__} refits a shared head, which this {type(model).__name__} does not have: use "
-                "MaskedModel(backbone, shared_head=classes), or CounterfactualPlugin()"
-            )
-        if recorder is None or recorder.merge_permanent:
-            raise ValueError(
-                f"{type(self).__name__} must know who wrote a column of the head, and records what it refits: put a "
-                "TrajectoryPlugin() in front of it, without merge_permanent=True"
-            )
-        self.after_loading(strategy)
-
-    def after_loading(self, strategy: Strategy) -> None:
-        """Find the plugins beside it, whose trajectory an unlearning writes to."""
-        recorder = find_plugin(strategy, TrajectoryPlugin)
-        self._store = self._store if recorder is None else recorder.trajectory
-        self._masking = find_plugin(strategy, TaskMaskPlugin)
-
-    def _head_without(self, task: int, gone: Collection[int]) -> FittedHead | None:
-        head = super()._head_without(task, gone)
-        if head is None:
-            return None
-        assert head.columns is not None
-        mine = head.columns.clone()
-        for other in set(self._store.logs) - set(self._store.writers([task, *gone])):
-            if _WEIGHT in (moved := self._store.moved(other)):
-                mine &= ~moved[_WEIGHT].any(0).to(mine.device)
-        if not bool(mine.any()):
-            return None
-        return replace(head, weight=head.weight[:, mine[head.columns]], columns=mine)
-
-    def _moved(self, trajectory: Trajectory, task: int) -> Mapping[str, Tensor]:
-        return self._store.moved_with([task])
-
-    @contextmanager
-    def _as_if_unlearned(self, without: _WithoutTasks, gone: Collection[int]) -> Iterator[None]:
-        with super()._as_if_unlearned(without, gone), Transaction() as change:
-            for task in [task for task in self.heads if task not in gone]:
-                head = self._head_without(task, gone)
-                if head is not None:
-                    for tensor, value in head.places(without.model, task):
-                        change.write(tensor, value)
-            yield
-
-    def _kept(self, head: FittedHead) -> FittedHead:
-        return head  # what the model holds must be what is recorded, and later tasks read it
-
-    def _swap(self, model: TaskMaskedModel, task: int, fitted: FittedHead, change: Transaction) -> None:
-        weight = model.backbone.get_parameter(_NAME)
-        before = self._unrepaired(model, task, change)
-        super()._swap(model, task, fitted, change)
-        self._store.record_repair({_WEIGHT: before}, {_WEIGHT: weight}, [task])
-        snapshot = None if self._masking is None else self._masking.snapshot
-        if snapshot is not None:  # another task is in training: what it does not own returns to this when it ends
-            snapshot.values[_WEIGHT] = snapshot.values[_WEIGHT].clone()
-            snapshot.values[_WEIGHT][:, fitted.columns] = fitted.weight
-
-    def _unrepaired(self, model: TaskMaskedModel, task: int, change: Transaction) -> Tensor:
-        """Head without the task's columns of an earlier unlearning: a task that goes now had a part in their fit."""
-        parameters = {name: p.detach() for name, p in model.named_parameters()}
-        outdated = [number for number in self._store.writers([task]) if number != task]
-        if not outdated:
-            return parameters[_WEIGHT].clone()
-        removal = self._store.remove(outdated, parameters)
-        change.call(self._store.restore, self._store.logs)
-        self._store.apply(removal)
-        return removal.values.get(_WEIGHT, parameters[_WEIGHT]).clone()

@@ -35,7 +35,6 @@ class DisjointPlugin(TaskEndPlugin):
         seed: the partition derives from it.
 
     Raises:
-        ValueError: for an isolation by which tasks would share their slots.
         CapacityError: before a training, if the task's share is another one's; nothing changed.
         TaskError: before a training, for a task that is there already.
         DivergedError: if a weight is not finite when a task ends; its training was undone.
@@ -48,11 +47,6 @@ class DisjointPlugin(TaskEndPlugin):
     def __init__(self, isolation: Pools | None = None, *, fit_head: bool = True, seed: int = 0) -> None:
         super().__init__(checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.isolation = checks.object_of("isolation", isolation, Pools, "Pools.planned(benchmark)")
-        if self.isolation.when_full != "error":
-            raise ValueError(
-                f"when_full={self.isolation.when_full!r}: two tasks can't have one share of the weights; give "
-                "Pools(slots=…) a larger number, and when_full='error'"
-            )
         self._share: Share | None = None
         self._held: _Held | None = None
 

@@ -1,6 +1,6 @@
 """HAT as an Avalanche plugin: the life of a task's mask, and what each training step does to it."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,15 +8,12 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
-from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.models.gate import Isolation, UnitAllocation
 from avalanche_amnesia.models.masked import MaskedModel
-from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer, traits_of
+from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
-    EmbeddingInit,
     SparsityRegulariser,
     compensate_,
     embedding_gradient,
@@ -25,14 +22,12 @@ from avalanche_amnesia.training.hat_formulas import (
     strongest_units,
     units_within,
 )
-from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_faults import Learned, closed_layers, full_layers, training_samples
 from avalanche_amnesia.training.task_in_training import TaskInTraining
-from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse, measured, rule_of
+from avalanche_amnesia.training.update_rules import AdjustmentRule, measured, rule_of
 
-IsolationChoice = Literal["none", "pools"]
 _MEASURED = 2048
 """Samples on which the importance of units is measured."""
 _FALLEN = 0.9
@@ -67,7 +62,6 @@ class EpochLosses:
 class HATTask(TaskInTraining):
     """A task in training whose mask is learned by hard attention."""
 
-    allocation: UnitAllocation | None
     embedding: nn.Parameter
     statistics: TaskStatistics
     step_embedding: BareStep
@@ -82,16 +76,6 @@ class HATTask(TaskInTraining):
     warm_up: int | None = None
     fixed: bool = False
 
-    @property
-    def alone(self) -> bool:
-        """True where it has units of its own, and there is nothing to save for others."""
-        return self.allocation is not None and self.allocation.alone
-
-    @property
-    def allowed(self) -> Tensor:
-        """Units that it may use, bool ``(n_units,)``."""
-        return torch.ones_like(self.embedding, dtype=torch.bool) if self.allocation is None else self.allocation.allowed
-
 
 class HATPlugin(TaskMaskPlugin):
     """Hard attention to the task: learns a mask per task, protects what earlier masks use, commits what a mask owns.
@@ -103,15 +87,12 @@ class HATPlugin(TaskMaskPlugin):
         adjustment: rule of how far a parameter in use may still move, an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``, or its
             name: ``hat`` (it is frozen), ``adahat``, ``random`` or ``constant``.
-        isolation: units of their own for tasks, which makes unlearning exact to the bit:
-            :class:`~avalanche_amnesia.isolation.Pools`, or ``pools`` for its defaults. ``none``: tasks share freely.
         seed: every draw derives from it and the task.
 
     Raises:
         ValueError: for a value that is not allowed; before a training, for locks that the stream does not have, and
             where no optimizer for an embedding can be made of the strategy's.
         TypeError: before a training, if ``embedding_optimizer`` returns no optimizer.
-        CapacityError: before a training, if a task finds no pool of its own.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
     HAT-CL, 2023.
@@ -125,23 +106,10 @@ class HATPlugin(TaskMaskPlugin):
         *,
         masks: HardAttention | None = None,
         adjustment: str | AdjustmentRule = "hat",
-        isolation: Isolation | IsolationChoice = "none",
         seed: int = 0,
     ) -> None:
         self.masks = checks.object_of("masks", masks, HardAttention, "HardAttention(s_max=100)")
         super().__init__(rule_of(adjustment), checks.whole_number("seed", seed, None), fit_head=self.masks.fit_head)
-        self.isolation = _isolation_of(isolation, self.masks.embedding_init, self.rule)
-
-    @property
-    def place(self) -> str:
-        """The units that the task in training may take and read, as hashes."""
-        allocation = None if self.training is None else self.in_training.allocation
-        return "" if allocation is None else f"{tensor_hash(allocation.own)} {tensor_hash(allocation.readable)}"
-
-    @property
-    def trains_again(self) -> bool:
-        """Tell whether a task could be trained again in its place, with others trained since."""
-        return getattr(self.isolation, "when_full", None) == "error"
 
     # Around a task --------------------------------------------------------------------------------------------
 
@@ -172,48 +140,28 @@ class HATPlugin(TaskMaskPlugin):
         stream = getattr(strategy.experience, "origin_stream", None)
         self.n_tasks = len(stream or [task])
         now.to_come = None if stream is None else max(1, self.n_tasks - strategy.experience.current_experience)
-        now.allocation = self._allocate(strategy, model, task)
         self.take_snapshot(strategy)
         last = model.task_embedding(model.masked_tasks[-1]) if model.masked_tasks else None
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "embedding", task))
-        kind = self.masks.embedding_init or (
-            "positive" if now.alone else "open" if self.masks.budget is not None else "normal"
-        )
+        kind = self.masks.embedding_init or ("open" if self.masks.budget is not None else "normal")
         embedding = initial_embedding(kind, model.n_units, generator, last, n_tasks=self.n_tasks)
-        now.embedding = model.start_task(task, embedding, None if now.allocation is None else now.allocation.allowed)
+        now.embedding = model.start_task(task, embedding)
         now.losses = EpochLosses()
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
         now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, now.embedding))
         self._prepare(strategy)
-
-    def _allocate(self, strategy: Strategy, model: MaskedModel, task: int) -> UnitAllocation | None:
-        """The units that the task may use; None: all of them."""
-        self.influences = None
-        if self.isolation is None:
-            return None
-        try:
-            allocation = self.isolation.allocate(strategy, model, task, self.masks.min_units)
-        except Exception:
-            abort_training(strategy)
-            raise
-        # An optimizer whose steps mix entries carries a trace of every task.
-        self.influences = allocation.related_tasks if traits_of(strategy.optimizer).entrywise else None
-        return allocation
 
     def _prepare(self, strategy: Strategy) -> None:
         """Make what depends on the other tasks' masks; again when one of them goes in the middle of this task."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
-        use = self._use_beside(model, now)
+        use = self.task_use(model)
         weight = self.masks.sparsity_weight
         if weight is None:
-            weight = 0.0 if now.alone or self.masks.budget is not None else 0.75
+            weight = 0.0 if self.masks.budget is not None else 0.75
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, _sizes(model), self.n_tasks)
         now.adjuster = self.make_adjuster(model, use, strategy)
-
-    def _use_beside(self, model: MaskedModel, now: HATTask) -> TaskUse:
-        return self.task_use(model) if now.allocation is None else TaskUse.within(model, now.allocation)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
         if self.masks.embedding_optimizer is not None:
@@ -229,34 +177,33 @@ class HATPlugin(TaskMaskPlugin):
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
         now: HATTask = self.in_training
-        if self.masks.budget is not None and not now.alone:  # a pool is a budget by itself
+        if self.masks.budget is not None:
             now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))
         if now.fixed:
             return
         embedding = now.embedding
-        allowed = now.allowed
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
         fewest = self.masks.min_units
         # The regulariser would close the layers of a hard task, for good, before there is anything to lose.
         half = now.losses.end_epoch() and now.regulariser.weight > 0
         strongest = strongest_units(
-            _sizes(self.model_of(strategy)), embedding, allowed, lambda n: max(n // 2, fewest) if half else fewest
+            _sizes(self.model_of(strategy)),
+            embedding,
+            torch.ones_like(embedding, dtype=torch.bool),
+            lambda n: max(n // 2, fewest) if half else fewest,
         )
         now.lowest[strongest] = min(6 / self.masks.s_max, self.masks.embedding_clamp)  # σ(6) at full scale: open
-        now.highest[~allowed] = -self.masks.embedding_clamp  # closed whatever the gradient says
         embedding.clamp_(now.lowest, now.highest)
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
         """Keep the budget's new units, and those in use that are open; from here on the mask stays as it is."""
         now: HATTask = self.in_training
-        use = self._use_beside(model, now)
+        use = self.task_use(model)
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
-        is_open = units_within(
-            _sizes(model), embedding, now.allowed, use.in_use, new, reused, min_units=self.masks.min_units
-        )
+        is_open = units_within(_sizes(model), embedding, use.in_use, new, reused, min_units=self.masks.min_units)
         # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
         # apart by two constants.
         size = embedding.abs() + 40 / self.masks.s_max
@@ -280,18 +227,14 @@ class HATPlugin(TaskMaskPlugin):
             model.keep_importance(now.task, measured(self.rule.measure, model, now.task, *samples))
         if found is not None and found.is_little:
             self._look_at_mask(found, model)
-        if now.allocation is not None:
-            closed = model.by_layer(now.allowed & ~model.binary_mask(now.task))
-            self.opened_whole[now.task] = frozenset(name for name, units in closed.items() if not bool(units.any()))
 
     def _look_at_mask(self, found: Learned, model: MaskedModel) -> None:
         """Note what may have held back a task that learned little."""
         now: HATTask = self.in_training
-        mask, allowed = model.by_layer(model.binary_mask(now.task)), model.by_layer(now.allowed)
-        self.notice("closed", closed_layers(found, mask, allowed, self.masks.min_units))
-        if now.allocation is None:
-            used = model.cumulative_mask(other for other in model.masked_tasks if other != now.task)
-            self.notice("full", full_layers(found, model.by_layer(~used)))
+        mask = model.by_layer(model.binary_mask(now.task))
+        self.notice("closed", closed_layers(found, mask, self.masks.min_units))
+        used = model.cumulative_mask(other for other in model.masked_tasks if other != now.task)
+        self.notice("full", full_layers(found, model.by_layer(~used)))
 
     # Around a step --------------------------------------------------------------------------------------------
 
@@ -347,25 +290,3 @@ class HATPlugin(TaskMaskPlugin):
 
 def _sizes(model: MaskedModel) -> list[int]:
     return [layer.units for layer in model.graph.layers.values()]
-
-
-def _isolation_of(
-    given: Isolation | IsolationChoice, embedding_init: EmbeddingInit | None, rule: AdjustmentRule
-) -> Isolation | None:
-    """Options of an allocation from what a strategy was given; None: tasks share freely."""
-    if isinstance(given, str):
-        checks.one_of("isolation", given, IsolationChoice)
-        if given == "none":
-            return None
-        from avalanche_amnesia.isolation.pools import Pools  # not sooner: who shares freely needs nothing of it
-
-        given = Pools()
-    if isinstance(given, type) or not hasattr(given, "allocate"):
-        raise TypeError(f"isolation must be 'none', 'pools' or Pools(slots=…), got {given!r}")
-    if embedding_init == "last":
-        raise ValueError("embedding_init='last' starts from another task's mask, which isolation= rules out")
-    if rule.space != "update":
-        raise ValueError(f"isolation= holds only in update space: space='update', got {rule.space!r}")
-    if rule.locked is not None:
-        raise ValueError("isolation= protects every remaining task: leave locked out")
-    return given

@@ -56,7 +56,7 @@ class TaskEndPlugin(SupervisedPlugin):
 
     @property
     def place(self) -> str:
-        """The units or weights that the task in training was dealt, as a text; empty where none are."""
+        """Text that names the weights of the task in training; empty if all tasks share them."""
         return ""
 
     def state(self) -> dict[str, Any]:
@@ -141,9 +141,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     Attributes:
         training: the task in training; None between tasks.
-        influences: the tasks that can leave a trace in the training of the current task, because it reads their units
-            or is damped by them; None: every task that remains.
-        opened_whole: task → layers of which it opened all units that it could: such a mask says nothing of the task.
+        influences: the tasks that can leave a trace in the training of the current task; None: every task that remains.
     """
 
     commits_to_mask = True
@@ -151,18 +149,12 @@ class TaskMaskPlugin(TaskEndPlugin):
     """The kind of model that it masks."""
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
     """Class of what it holds of the task in training."""
-    kept: ClassVar[dict[str, Any]] = {
-        "influences": frozenset[int] | None,
-        "opened_whole": dict[int, frozenset[str]],
-        **TaskEndPlugin.kept,
-    }
+    influences: frozenset[int] | None = None
 
     def __init__(self, rule: AdjustmentRule, seed: int, *, fit_head: bool = False) -> None:
         super().__init__(seed, fit_head=fit_head)
         self.rule = rule
         self.training: TaskInTraining | None = None
-        self.influences: frozenset[int] | None = None
-        self.opened_whole: dict[int, frozenset[str]] = {}
 
     @property
     def snapshot(self) -> TaskSnapshot | None:

@@ -442,10 +442,6 @@ class UnlearningPlugin(SupervisedPlugin):
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
         """Drop what this package's plugins and the host's evaluator know of tasks."""
-        masking = find_plugin(strategy, TaskMaskPlugin)
-        if masking is not None:
-            left = {task: layers for task, layers in masking.opened_whole.items() if task not in tasks}
-            change.set(masking, opened_whole=left)
         # Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
@@ -459,7 +455,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
         """Check a request and work out what it would do; changes nothing."""
-        recorder, masking = self._trajectory(strategy), find_plugin(strategy, TaskMaskPlugin)
+        recorder = self._trajectory(strategy)
         self._choose_deletion(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
@@ -478,7 +474,6 @@ class UnlearningPlugin(SupervisedPlugin):
             unknown=[thing for thing, _ in unknown],
             compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],
             repair=next(filter(repairs, strategy.plugins), None),
-            opened_whole={} if masking is None else masking.opened_whole,
             shared_state=recorder.shared_state,
             before=None if snapshot is None else snapshot.values,
             in_training=self.current_task,

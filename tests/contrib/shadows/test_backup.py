@@ -23,7 +23,7 @@ from support.strategy_state import (
 )
 from torch import nn
 
-from avalanche_amnesia import MaskedModel, TrajectoryPlugin, UnlearningPlugin, UnlearningRequest, with_unlearning
+from avalanche_amnesia import TrajectoryPlugin, UnlearningPlugin, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
@@ -310,25 +310,3 @@ def test_a_tensor_that_the_shadow_alone_moved_is_revised():
     trajectory(strategy).restore(logs)
     assert name.removeprefix("backbone.") in backups(strategy).kept[1][0].updates
     assert strategy.unlearn([0]).plan.compensated == (1,)
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_isolated_tasks_have_no_shadows_of_each_other(joint):
-    """A joint shadow trains the main weights: of a task that must leave no trace there can be none."""
-    strategy = learned(3, stream=DIGITS, compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
-    retrained = trained([0, 2], compensation=BackupPlugin(joint=joint), isolation="pools", train_epochs=1)
-    assert strategy.unlearn([1]).claim == "exact"
-    assert bits(strategy.model) == bits(retrained.model)
-
-
-@pytest.mark.parametrize("joint", [False, True])
-def test_columns_of_a_shared_head_have_shadows_too(joint):
-    options = {"wrap": partial(MaskedModel, shared_head=10), "compensation": partial(BackupPlugin, joint=joint)}
-    strategy = trained(3, PERMUTED, train_epochs=1, **options)
-    model, initial = strategy.model, initial_values(amnesiac(**options).model)
-    learned_ = backups(strategy).kept[2][0].updates["_shared_head.weight"]
-    assert bool((learned_.values != 0).any())
-    assert strategy.unlearn([0]).plan.compensated == (1, 2)
-    assert stray(model, initial) == []
-    strategy.unlearn([1, 2])
-    assert all(torch.equal(p, initial[name]) for name, p in model.backbone.named_parameters())

@@ -24,7 +24,6 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.evaluation import References
-from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP
@@ -95,8 +94,6 @@ class Louder(Wider):
         ({}, {"optimizer": partial(Adam, lr=2e-2)}),
         ({}, {"optimizer": partial(Adam, lr=1e-2, betas=(0.8, 0.999))}),
         ({}, {"masks": replace(PRICED, sparsity_weight=0.1)}),
-        ({}, {"isolation": "pools"}),
-        ({"isolation": "pools"}, {"isolation": Pools(slots=3)}),
         ({}, {"compensation": "none"}),
         ({}, {"reset_optimizer": False}),
         ({}, {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}),

@@ -12,8 +12,6 @@ from support.tiny_study import TINY
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import DataNotFoundError
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS
 from avalanche_amnesia.lab.study import settings as kinds
@@ -36,9 +34,9 @@ from avalanche_amnesia.lab.study.settings import (
     StreamSettings,
 )
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, HardAttention, find_plugin
+from avalanche_amnesia.training import AmnesiacHAT, find_plugin
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.plugins import HATPlugin, SubnetPlugin
+from avalanche_amnesia.training.plugins import SubnetPlugin
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
 
@@ -80,29 +78,6 @@ def test_every_method_learns_and_answers_requests(kind):
     assert unlearning_of(strategy).ledger.unlearned == (0,)
     kept = tuple(strategy.model.tasks)
     assert kept == ((0, 1) if kind in kinds.OBEY_NOTHING else (1,))
-
-
-def test_options_that_are_objects_in_a_script_are_plain_values_here():
-    options = {"isolation": "planned", "masks": {"sparsity_weight": 0.5}}
-    pooled = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=options)})
-    strategy = build(Cell(pooled, "it", "published", 0))[1]()
-    plugin = find_plugin(strategy, HATPlugin)
-    assert plugin.isolation.slots == {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
-    assert plugin.masks == HardAttention(sparsity_weight=0.5)
-    backup = {
-        "masks": {},
-        "adjustment": {"name": "adahat", "alpha": 1e-6},
-        "compensation": {"name": "backup", "scope": "unit", "start": "fresh", "joint": True},
-        "repair": "sequential",
-        "unlearning": {"deletion": "exclusive"},
-    }
-    published = replace(TINY, methods={"it": MethodSettings("AmnesiacHAT", options=backup)})
-    made = build(Cell(published, "it", "published", 7))[1]()
-    assert find_plugin(made, BackupPlugin).scope == "unit"
-    assert find_plugin(made, BackupPlugin).seed == find_plugin(made, RepairPlugin).seed == 7
-    assert find_plugin(made, RepairPlugin).mode == "sequential"
-    assert find_plugin(made, HATPlugin).rule.alpha == 1e-6
-    assert unlearning_of(made).deletion == "exclusive"
 
 
 @pytest.mark.parametrize(
@@ -177,9 +152,7 @@ OWN_QUESTION = {
         "adahat_alpha",
         "as_published",
         "hat_cl",
-        "permuted_mnist_5_dil",
         "recycling",
-        "rotated_mnist_dil",
         "wsn",
     ),
 }
@@ -220,14 +193,3 @@ def test_options_of_every_experiment_are_those_of_its_methods():
     for stem, name, method in made.values():
         settings = replace(TINY, name=stem, methods={name: method})
         assert build(Cell(settings, name, "published", 1))[1]().model is not None
-
-
-def test_a_method_of_one_head_learns_and_forgets():
-    file = EXPERIMENTS[0].with_name("rotated_mnist_dil.yaml")
-    method = read_experiment(file).methods["AmnesiacHAT"]
-    stream = StreamSettings("RotatedDigits", 5, n_train=60, n_test=50)
-    settings = replace(TINY, methods={"it": method}, stream=stream)
-    benchmark, make = build(Cell(settings, "it", "published", 0))
-    strategy = learn(make(), benchmark.train_stream[:2])
-    assert strategy.model.shared_head.out_features == 10
-    assert strategy.model.tasks == (1,)

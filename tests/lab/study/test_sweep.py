@@ -361,71 +361,6 @@ def test_plan_and_sweep_a_part_of_an_experiment(file, capsys, monkeypatch):
     assert "failed: ValueError" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (["training.epoks=3"], "training has no epoks; did you mean 'epochs'?"),
-        (["trainin.epochs=3"], "did you mean 'training'?"),
-        (["--training.epoks=3"], "unrecognized arguments: --training.epoks=3; did you mean '--training.epochs'?"),
-        (["training.epochs=many"], "training.epochs must be int, got 'many'"),
-        (["stream.name=SplitMNST"], "did you mean 'SplitMNIST'?"),
-        (["methods.HAT.kind=HATT"], "methods.HAT.kind must be one of 'AmnesiacHAT', 'HAT'"),
-        (["methods.HAT.kind=HATT"], "did you mean 'HAT'?"),
-        (["method=HATT"], "it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?"),
-        (["scenario=latest"], "it has 'published', 'newest'"),
-        (["--profile", "shrt"], "did you mean 'short'?"),
-        (
-            ["methods.HATT.lr=1"],
-            "the experiment has no method 'HATT', it has 'AmnesiacHAT', 'HAT'; did you mean 'HAT'?",
-        ),
-        (["scenarios.latest.options.every=2"], "the experiment has no scenario 'latest'"),
-        (["training.epochs"], "training.epochs lacks its value: say training.epochs=VALUE"),
-        (["methods.HAT.options=["], "methods.HAT.options=[ is no YAML"),
-        (["methods.AmnesiacHAT.options.masks.smax=1"], "options.masks has no option 'smax'; did you mean 's_max'?"),
-        (
-            ["methods.AmnesiacHAT.options.adjustment.alpha=1"],
-            "options.adjustment lacks its name: say {name: …, alpha: …}",
-        ),
-        (["methods.AmnesiacHAT.options.adjustment={name: hatt, alpha: 1}"], "there is no rule 'hatt'; did you mean"),
-        (["network.widths=[]"], "network.widths must have one width at least"),
-        (["seeds=[]"], "experiment tiny has no seeds: name one at least"),
-        (["methods.AmnesiacHAT.lr=1e30"], "task 0 diverged"),
-        (
-            ["methods.AmnesiacHAT.options.train_epochs=3"],
-            "options.train_epochs of AmnesiacHAT: this is said by training",
-        ),
-        (["methods.AmnesiacHAT.options.compensation={name: backup, scop: unit}"], "did you mean 'scope'?"),
-        (["seed=99999999999999999999"], "seeds: 99999999999999999999 is none"),
-        (
-            ["network.name=torch.nn:Linear", "network.options={in_features: 3, out_features: 4}"],
-            "can't take the stream's",
-        ),
-        (
-            ["methods.AmnesiacHAT.options.isolation=pooled"],
-            "options.isolation must be one of 'none', 'pools', 'planned', got",
-        ),
-        (
-            ["methods.AmnesiacHAT.options.plugins=[1]"],
-            "options.plugins of AmnesiacHAT: this is said by a class of your own",
-        ),
-        (["methods.AmnesiacHAT.options.trial=perhaps"], "options.trial of AmnesiacHAT must be bool, got 'perhaps'"),
-        (["methods.AmnesiacHAT.lr=-1"], "optimizer Adam with lr=-1"),
-        (["methods.AmnesiacHAT.optimizer=LBFGS"], "LBFGS evaluates the loss several times a step"),
-        (["=3"], "=3 lacks the name of a setting"),
-        (["training.batch_size=0"], "training.batch_size must be an int of at least 1, got 0"),
-        (["stream.n_tasks=-1"], "stream.n_tasks must be an int of at least 1, got -1"),
-        (["network.name=string:Template", "network.options={template: x}"], ">, no network: return a torch.nn.Module"),
-        (["stream.options.clas_order=[1]"], "did you mean 'class_order'?"),
-        (["stream.n_tasks=3"], "n_tasks=3 does not split 10 classes"),
-    ],
-)
-def test_mistakes_are_told_with_what_was_meant(file, words, told, capsys):
-    assert main(["run", "tiny.yaml", *words]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert told in lines[-1]
-    assert not (file / "runs" / "tiny").exists()
-
-
 @pytest.mark.parametrize("command", ["run", "sweep"])
 def test_a_gpu_that_is_not_there_is_told_before_anything_trains(command, file, capsys, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -482,16 +417,6 @@ def test_a_file_takes_over_what_others_have_and_changes_it(file):
     assert (found.name, found.seeds, found.stream) == ("own", [4], tiny.stream)
     assert read_experiment(file / "own.yaml", "long").seeds == [7, 8]
     assert read_experiment(file / "own.yaml", "short").seeds == [5]
-
-
-def test_options_of_a_method_are_overridden_one_by_one(file):
-    changes = [("methods.HAT.options.masks.s_max", "50"), ("methods.HAT.options.isolation", "pools")]
-    changes += [("methods.HAT.lr", "1e-2"), ("training.epochs", "3")]
-    found = read_experiment(file / "tiny.yaml", changes=changes)
-    assert found.methods["HAT"] == MethodSettings(
-        "HAT", lr=0.01, options={"masks": {"s_max": 50}, "isolation": "pools"}
-    )
-    assert found.training.epochs == 3
 
 
 def test_without_a_file(file, capsys):

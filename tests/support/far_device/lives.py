@@ -126,7 +126,6 @@ LIVES = {
     "AmnesiacHAT, SGD": life(AmnesiacHAT, optimizer=SGD, net=linear),
     "shadows": life(AmnesiacHAT, compensation=BackupPlugin),
     "repair": life(AmnesiacHAT, repair=RepairPlugin),
-    "pools": life(AmnesiacHAT, isolation="pools"),
     # Its own Adam is fused where torch has that.
     "WSN": life(WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3))),
     "WSN, codes": life(

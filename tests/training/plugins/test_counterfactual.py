@@ -69,14 +69,6 @@ def test_of_more_tasks_all_sets_of_several_share_one_head():
         assert heads_of(strategy).heads == {4: {}}
 
 
-def test_a_shared_head_is_fitted_to_many_sets_of_several_tasks():
-    sets = counterfactual._some_sets({2, 3, 5, 7, 8}, 0)
-    assert len(sets) == len(set(sets)) == 10
-    assert {len(some) for some in sets} == {2, 3, 4, 5}
-    assert all(some <= {2, 3, 5, 7, 8} for some in sets)
-    assert sets != counterfactual._some_sets({2, 3, 5, 7, 8}, 1)
-
-
 @pytest.mark.parametrize("net", ["mlp", "conv"])
 def test_the_backbone_is_as_it_was_and_training_does_not_notice(net):
     options = {"net": ConvNet} if net == "conv" else {}
