@@ -20,7 +20,7 @@ from experiments.methods import METHODS
 from experiments.trials import Row, rows_of, rows_tested
 
 FAMILIES = {
-    "o": ("DisjointSubnets", "AmnesiacHAT, pools", "CLPU-DER++", "Independent", "Independent, narrow"),
+    "o": ("DisjointSubnets", "CLPU-DER++", "Independent", "Independent, narrow"),
     "s": ("AmnesiacHAT", "WSN", "PALL"),
     "D": ("Naive", "EWC", "LwF", "Replay", "DER++"),
     "X": ("HAT", "AdaHAT"),

@@ -150,7 +150,7 @@ def test_the_picture_has_the_exact_methods_filled(stream):
     proven = {row["method"] for row in rows_tested(rows) if "bytes" in row}
     assert handles.keys() == {name for name in proven if not METHODS[name].variant}
     filled = {name for name, points in handles.items() if len(points.get_facecolors()) and METHODS[name].obeys}
-    assert filled == {"DisjointSubnets", "AmnesiacHAT, pools", "CLPU-DER++", "Independent", "Independent, narrow"}
+    assert filled == {"DisjointSubnets", "CLPU-DER++", "Independent", "Independent, narrow"}
     for name, points in handles.items():
         found = comparison.with_better_heads(rows, method=name)
         shown = 1 - points.get_offsets()[0][1] / 100
