@@ -24,7 +24,6 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
@@ -37,6 +36,7 @@ from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import UnlearningPlugin
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.logistic import fit_head
+from experiments.scaled_updates import ScaledUpdatesPlugin
 
 N_TASKS, DEADLINE = 5, 4
 REQUESTS = {1: [0], 3: [1], 4: [4]}

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.optim import Adam
 
-from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study.building import make_stock
@@ -31,6 +30,7 @@ from avalanche_amnesia.training import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from experiments.importance import input_gradient, output_contribution
 from experiments.streams import Stream
 from experiments.trials import FitHead, Settings
 

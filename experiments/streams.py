@@ -30,11 +30,11 @@ from avalanche_amnesia.contrib.streams.image_sets import (
     load_idx,
     rotated,
 )
-from avalanche_amnesia.contrib.streams.omniglot import by_alphabet
 from avalanche_amnesia.contrib.streams.scenarios import published
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.unit_graph.backbones import evaluating
+from experiments.omniglot import by_alphabet
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from torch import Tensor
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
 from avalanche_amnesia.evaluation import accuracy, features_of, js_divergence
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.trajectory import Trajectory
+from experiments.pruned_updates import PrunedTrajectoryPlugin
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "lossless": {},

@@ -40,8 +40,7 @@ class AmnesiacHAT(TaskStrategy):
             goes, unless the rule's ``locked`` left them open to it.
         compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
             in advance, a :class:`CounterfactualPlugin`), ``none``, or a plugin, such as
-            :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies) or
-            :class:`~avalanche_amnesia.contrib.ablations.ScaledUpdatesPlugin`.
+            :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies).
         repair: a few steps for the affected tasks on their samples, which are held for it: a
             :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is kept.
         trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
@@ -84,7 +83,7 @@ class AmnesiacHAT(TaskStrategy):
         elif compensation != "none" and not compensates(compensation):
             raise ValueError(
                 f"compensation must be 'counterfactual', 'none', or a plugin that compensates, got {compensation!r}: "
-                "avalanche_amnesia.contrib has BackupPlugin(), ScaledUpdatesPlugin('rate')"
+                "avalanche_amnesia.contrib has BackupPlugin()"
             )
         if repair is not None and not repairs(repair):
             raise TypeError(

@@ -259,7 +259,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         importance: ``sum``: the number of earlier tasks that use the parameter; ``number``, the published ablation
             ``no_sum``: the number of the task in training, from 1, for all parameters, free ones and the first task's
             too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, only on parameters in use. A function
-            ``(model, task, x, y) → (n_units,)``, such as those of :mod:`avalanche_amnesia.contrib.ablations`, measures
+            ``(model, task, x, y) → (n_units,)``, such as those of ``experiments/importance.py``, measures
             at a task's end what each of its units counts for, at least 0: the sum is then of these numbers, divided by
             the largest one of the layer, in the place of masks. Tasks that were unlearned do not count.
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.

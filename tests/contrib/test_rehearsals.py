@@ -4,7 +4,6 @@ import pytest
 from support.strategies import DIGITS, ConvNet, amnesiac, make
 from support.strategy_state import bits, unlearning_plugin
 
-from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -14,8 +13,6 @@ METHODS = {
     "shadows": lambda: amnesiac(compensation=BackupPlugin(start="before")),
     "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin(start="fresh")),
     "repair": lambda: amnesiac(repair=RepairPlugin()),
-    "scaled": lambda: amnesiac(compensation=ScaledUpdatesPlugin()),
-    "pruned": lambda: amnesiac(trajectory=PrunedTrajectoryPlugin(threshold=1e-3)),
     "PALL": lambda: make(PALL),
     "CLPU-DER++": lambda: make(CLPUDERpp),
     "separate networks": lambda: make(Independent),

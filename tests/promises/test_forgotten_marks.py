@@ -10,7 +10,6 @@ from support.strategy_state import trajectory
 from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
@@ -69,7 +68,6 @@ def with_mark(mark: float, events, *, net=mlp, adjustment="hat", compensation="n
         "backup": BackupPlugin,
         "delete": partial(BackupPlugin, start="delete"),
         "published": partial(BackupPlugin, scope="unit", start="fresh"),
-        "rate": partial(ScaledUpdatesPlugin, "rate"),
     }
     compensation = plugins[compensation]() if compensation in plugins else compensation
     options = {
@@ -127,10 +125,10 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor], *, updates: bool) ->
 @pytest.mark.parametrize(
     ("compensation", "repair", "shared"),
     [
-        *((compensation, "none", False) for compensation in ("rate", "delete", "published")),
+        *((compensation, "none", False) for compensation in ("delete", "published")),
         *(("backup", "none", shared) for shared in (False, True)),
         *(("none", repair, False) for repair in ("joint", "sequential_adahat")),
-        *((compensation, "joint", False) for compensation in ("counterfactual", "backup", "rate")),
+        *((compensation, "joint", False) for compensation in ("counterfactual", "backup")),
         *(("counterfactual", "none", shared) for shared in (False, True)),
     ],
 )

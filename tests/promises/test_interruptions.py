@@ -23,7 +23,6 @@ from torch import nn
 
 from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin, ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -82,7 +81,6 @@ KINDS = {
     "norms": ours(AmnesiacHAT, net=NormNet),
     "exclusive": ours(AmnesiacHAT, unlearning=lambda path: UnlearningPlugin(deletion="exclusive"), compensation="none"),
     "backup": ours(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
-    "rate": ours(AmnesiacHAT, adjustment="adahat", compensation=lambda path: ScaledUpdatesPlugin("rate")),
     "repair": ours(AmnesiacHAT, repair=lambda path: RepairPlugin("sequential")),
     "disk": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
     "merging": ours(
@@ -90,7 +88,7 @@ KINDS = {
         trajectory=lambda path: TrajectoryPlugin(merge_permanent=True),
         unlearning=lambda path: UnlearningPlugin(deadline=3),
     ),
-    "economies": ours(AmnesiacHAT, trajectory=lambda path: PrunedTrajectoryPlugin(threshold=1e-4, dtype=torch.int8)),
+    "economies": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(dtype=torch.int8)),
     "weight pools": ours(DisjointSubnets, net=NormNet),
     "wsn": ours(WSN, net=NormNet),
     "wsn, best": ours(WSN, masks=ScoredWeights(keep="best")),

@@ -6,7 +6,6 @@ from support.strategy_state import bits, frozen, unlearning_plugin
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MaskedModel, MultiHeadModel
@@ -86,8 +85,6 @@ FAULTS = {
     "shadows without masks": (without_masks, refusing(BackupPlugin), TypeError, "shadow copies need a MaskedModel"),
     "shadows of masks untaught": (untaught_masks, refusing(BackupPlugin), ValueError, "needs HATPlugin"),
     "shadows without a trajectory": (masked, missing(TrajectoryPlugin, BackupPlugin), ValueError, "needs HATPlugin"),
-    "rates without masks": (without_masks, refusing(ScaledUpdatesPlugin), ValueError, "needs HATPlugin"),
-    "rates of masks untaught": (untaught_masks, refusing(ScaledUpdatesPlugin), ValueError, "needs HATPlugin"),
     "two trajectories": (masked, refusing(TrajectoryPlugin), ValueError, "has 2 TrajectoryPlugins"),
     "two ledgers": (masked, two_ledgers, ValueError, "has 2 UnlearningPlugins"),
     "recorded before committed": (masked, swapped, ValueError, "put HATPlugin in front of TrajectoryPlugin"),

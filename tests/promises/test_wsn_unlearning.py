@@ -18,18 +18,17 @@ from support.wandb_files import read_offline_run
 from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.mask_codes import pack_bits
 from avalanche_amnesia.training import WSN, ScoredWeights
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import SubnetPlugin
+from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin
 
 
 def wsn(*, bias="off", density=0.3, economies=None, **options):
     if economies is not None:
-        options["trajectory"] = PrunedTrajectoryPlugin(**economies)
+        options["trajectory"] = TrajectoryPlugin(**economies)
     return make(WSN, wrap=partial(SubnetModel, density=density, bias=bias), **options)
 
 
@@ -45,7 +44,7 @@ CASES = [
         id="conv, redrawn scores",
     ),
     pytest.param({"net": NormedConvNet, "masks": ScoredWeights(keep="best"), "density": 0.7}, id="conv, best, dense"),
-    pytest.param({"economies": {"dtype": torch.int8, "threshold": 1e-3}}, id="coded updates"),
+    pytest.param({"economies": {"dtype": torch.int8}}, id="coded updates"),
     pytest.param({"masks": ScoredWeights(score_bits=2)}, id="coded scores"),
 ]
 

@@ -28,7 +28,6 @@ from torch import nn
 
 from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import task_benchmark, with_unlearning
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.metrics import cost_metrics, membership_metrics, relapse_metrics
 from avalanche_amnesia.contrib.repair import RepairPlugin
@@ -66,7 +65,6 @@ STRATEGIES = {
     "AmnesiacHAT": ours(AmnesiacHAT),
     "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
-    "rate": ours(AmnesiacHAT, compensation=partial(ScaledUpdatesPlugin, "rate")),
     "repair": ours(AmnesiacHAT, repair=partial(RepairPlugin, "sequential_adahat")),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
     "merging": ours(

@@ -12,7 +12,7 @@ from support.soundness_oracle import assert_sound, features, some_mask
 from support.strategies import accuracy, learn
 
 from avalanche_amnesia import HAT, AmnesiacHAT, MaskedModel
-from avalanche_amnesia.contrib.streams import MarkovSentences
+from experiments.sentences import MarkovSentences
 
 EXPORTED = pytest.mark.parametrize("name", BACKBONES)
 

@@ -1,5 +1,4 @@
 from . import scenarios as scenarios
-from .combined import combined_benchmark as combined_benchmark
 from .conv_nets import CharacterNet as CharacterNet
 from .conv_nets import SmallConvNet as SmallConvNet
 from .conv_nets import cifar_resnet18 as cifar_resnet18
@@ -12,6 +11,4 @@ from .image_sets import SplitCIFAR10 as SplitCIFAR10
 from .image_sets import SplitCIFAR100 as SplitCIFAR100
 from .image_sets import SplitFashionMNIST as SplitFashionMNIST
 from .image_sets import SplitMNIST as SplitMNIST
-from .omniglot import SplitOmniglot as SplitOmniglot
 from .scenarios import Scenario as Scenario
-from .sentences import MarkovSentences as MarkovSentences

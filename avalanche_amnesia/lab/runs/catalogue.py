@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from avalanche_amnesia.contrib.streams.image_sets import JPEG
-from avalanche_amnesia.contrib.streams.omniglot import BACKGROUND, SMALL
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ _SETS = (
     DataSet("digits", "1,797 digits of 8 × 8, inside scikit-learn", (), "Split-, Permuted-, RotatedDigits", False),
     DataSet("MNIST", "70,000 digits of 28 × 28", _idx("MNIST"), "Split-, Permuted-, RotatedMNIST"),
     DataSet("FashionMNIST", "70,000 clothes, 28 × 28", _idx("FashionMNIST"), "SplitFashionMNIST"),
-    DataSet("CIFAR10", "60,000 colour images of 32 × 32, 10 classes", _BATCHES, "SplitCIFAR10, Combined"),
+    DataSet("CIFAR10", "60,000 colour images of 32 × 32, 10 classes", _BATCHES, "SplitCIFAR10"),
     DataSet("CIFAR10-JPEG", "the same from JPEG of quality 75", (str(JPEG),), "jpeg: true", False),
     DataSet(
         "CIFAR100",
@@ -49,7 +48,5 @@ _SETS = (
         ("cifar-100-python/train", "cifar-100-python/test"),
         "SplitCIFAR100",
     ),
-    DataSet("Omniglot", "30 alphabets", (str(BACKGROUND),), "SplitOmniglot"),
-    DataSet("Omniglot-small", "8 alphabets", tuple(map(str, SMALL)), "SplitOmniglot", False),
 )
 DATA_SETS = {data.name: data for data in _SETS}

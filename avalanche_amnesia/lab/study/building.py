@@ -20,7 +20,6 @@ from avalanche_amnesia import benchmarks, checks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import streams
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, DarkReplayPlugin, Independent
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -111,7 +110,7 @@ def maker_of(name: str, place: str) -> Any:
     """Return the function or class that builds a stream or a network."""
     if ":" in name:
         return named(name, place)
-    ours = {"Combined": _combined, "MLP": _mlp, "ResNet18": streams.cifar_resnet18}
+    ours = {"MLP": _mlp, "ResNet18": streams.cifar_resnet18}
     return ours[name] if name in ours else getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
 
 
@@ -121,30 +120,6 @@ def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], o
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
         known_options(given, takes, owner)
     return make(**{name: value for name, value in offered.items() if name in takes} | dict(given))
-
-
-def _combined(
-    n_tasks: int = 5,
-    *,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    root: str | Path | None = None,
-    download: bool = False,
-    jpeg: bool = False,
-) -> CLScenario:
-    """Return the first ``n_tasks`` of five tasks from different data sets, as colour images of 32 × 32 pixels."""
-    given: dict[str, Any] = {"seed": seed, "n_train": n_train, "n_test": n_test, "root": root, "download": download}
-    makers: list[Callable[[], CLScenario]] = [
-        lambda: streams.SplitMNIST(1, **given),
-        lambda: streams.SplitCIFAR10(1, **given, jpeg=jpeg),
-        lambda: streams.SplitFashionMNIST(1, **given),
-        lambda: streams.SplitOmniglot(1, root=root),
-        lambda: benchmarks.SplitDigits(1, seed=seed),
-    ]
-    if not 1 <= n_tasks <= len(makers):
-        raise ValueError(f"Combined has 1 to {len(makers)} tasks, got n_tasks={n_tasks}")
-    return streams.combined_benchmark([make() for make in makers[:n_tasks]])
 
 
 def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
@@ -319,8 +294,6 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
         return _called(partial(RepairPlugin, which), given, {"seed": seed}, f"options.{name}")
     if which == "backup":
         return _called(BackupPlugin, given, {"seed": seed}, f"options.{name}")
-    if which in ("draft", "rate"):
-        return _called(partial(ScaledUpdatesPlugin, which), given, {}, f"options.{name}")
     if given:
         raise ValueError(f"options.{name}: {which} takes no {', '.join(map(str, given))}")
     return which

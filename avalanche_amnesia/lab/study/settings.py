@@ -36,8 +36,6 @@ STREAMS = {
     "SplitFashionMNIST": "the ten classes of Fashion-MNIST in equal parts",
     "SplitCIFAR10": "the ten classes of CIFAR-10 in equal parts",
     "SplitCIFAR100": "the hundred classes of CIFAR-100 in equal parts",
-    "SplitOmniglot": "handwritten characters, an alphabet per task",
-    "Combined": "MNIST, CIFAR-10, Fashion-MNIST, an alphabet and digits, one after another",
 }
 NETWORKS = {
     "MLP": "layers of the given widths",

@@ -1,7 +1,6 @@
 """Shadow copies: they stand in for a task that goes, never touch tasks before it, and keep nothing of it."""
 
 import copy
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
@@ -27,7 +26,6 @@ from avalanche_amnesia import TrajectoryPlugin, UnlearningPlugin, UnlearningRequ
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used
 
@@ -289,16 +287,6 @@ def test_values_and_surroundings_that_are_not_allowed_are_refused():
             BackupPlugin(**options)
     with pytest.raises(TypeError, match="MaskedModel"):
         stock(plugins=[BackupPlugin()]).train(DIGITS.train_stream[0])
-
-
-def test_a_task_that_reads_nothing_of_what_goes_keeps_its_norms():
-    """All that the other task moved was too little to be kept, and no unit is open in both."""
-    strategy = learned(2, stream=DIGITS, net=batch_normed, trajectory=PrunedTrajectoryPlugin(threshold=10.0))
-    of_task = backups(strategy).kept[1]
-    of_task[0] = replace(of_task[0], updates={})
-    before = bits(strategy.model)
-    assert strategy.unlearn([0]).affected == ()
-    assert {name: before[name] for name in bits(strategy.model)} == bits(strategy.model)
 
 
 def test_a_tensor_that_the_shadow_alone_moved_is_revised():

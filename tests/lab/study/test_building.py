@@ -127,8 +127,11 @@ def test_clpu_is_told_what_stays():
     ("make", "error", "message"),
     [
         (lambda: make_stream(StreamSettings(options={"clas_order": [1]}), 0), TypeError, "did you mean 'class_order'"),
-        (lambda: make_stream(StreamSettings("SplitOmniglot", n_train=5), 0), TypeError, "no option 'n_train'"),
-        (lambda: make_stream(StreamSettings("Combined", 6), 0, "/nowhere"), ValueError, "1 to 5 tasks"),
+        (
+            lambda: make_stream(StreamSettings("experiments.omniglot:SplitOmniglot", n_train=5), 0),
+            TypeError,
+            "no option 'n_train'",
+        ),
         (lambda: make_stream(StreamSettings("SplitMNIST"), 0, "/nowhere"), DataNotFoundError, "/nowhere"),
         (lambda: make_scenario(ScenarioSettings("bursts", {"sise": 2}), 5), TypeError, "did you mean 'size'"),
         (lambda: make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5), ValueError, "rate must lie in 0 to 1"),
@@ -175,8 +178,8 @@ def test_every_experiment_file_is_one(file):
 @pytest.mark.parametrize("file", ["split_mnist", "combined", "omniglot", "split_cifar10"])
 def test_streams_and_networks_of_experiments_fit(file, data_root):
     found = read_experiment(EXPERIMENTS[0].with_name(f"{file}.yaml"), "small")
-    few = {"n_train": None if found.stream.name == "SplitOmniglot" else 60}
-    options = {"jpeg": True} if found.stream.name in ("SplitCIFAR10", "Combined") else {}
+    few = {"n_train": None if found.stream.name.endswith("SplitOmniglot") else 60}
+    options = {"jpeg": True} if found.stream.name.endswith(("SplitCIFAR10", "Combined")) else {}
     stream = replace(found.stream, options=found.stream.options | options, **few)
     (cell,) = cells_of(replace(found, stream=stream), ["EWC"], [*found.scenarios][:1], [1])
     _, make = build(cell, data_root)

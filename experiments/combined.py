@@ -1,14 +1,19 @@
 """One stream of several data sets."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from avalanche.benchmarks import CLScenario, EagerCLStream
 from torch import Tensor
 from torch.nn.functional import interpolate
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.tasks import TaskExperience, scenario_of
+from avalanche_amnesia.contrib.streams import SplitCIFAR10, SplitFashionMNIST, SplitMNIST
+from experiments.omniglot import SplitOmniglot
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,27 @@ def combined_benchmark(
         placed = [experience.placed(task, n_classes, change) for task, experience in enumerate(experiences)]
         streams.append(EagerCLStream(name, placed))
     return scenario_of(streams, n_classes)
+
+
+def Combined(
+    n_tasks: int = 5,
+    *,
+    seed: int = 0,
+    n_train: int | None = None,
+    n_test: int | None = None,
+    root: str | Path | None = None,
+    download: bool = False,
+    jpeg: bool = False,
+) -> CLScenario:
+    """Return the first ``n_tasks`` of five tasks from different data sets, as colour images of 32 × 32 pixels."""
+    given: dict[str, Any] = {"seed": seed, "n_train": n_train, "n_test": n_test, "root": root, "download": download}
+    makers: list[Callable[[], CLScenario]] = [
+        lambda: SplitMNIST(1, **given),
+        lambda: SplitCIFAR10(1, **given, jpeg=jpeg),
+        lambda: SplitFashionMNIST(1, **given),
+        lambda: SplitOmniglot(1, root=root),
+        lambda: SplitDigits(1, seed=seed),
+    ]
+    if not 1 <= n_tasks <= len(makers):
+        raise ValueError(f"Combined has 1 to {len(makers)} tasks, got n_tasks={n_tasks}")
+    return combined_benchmark([make() for make in makers[:n_tasks]])

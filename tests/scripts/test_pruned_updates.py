@@ -10,8 +10,7 @@ from support.strategies import DIGITS, amnesiac, trained
 from support.strategy_state import assert_economical, initial_values, values
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.ablations import PrunedTrajectoryPlugin
-from avalanche_amnesia.contrib.ablations.pruned_updates import StepActivity
+from experiments.pruned_updates import PrunedTrajectoryPlugin, StepActivity
 
 
 class Watch(SupervisedPlugin):

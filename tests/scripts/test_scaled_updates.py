@@ -16,12 +16,12 @@ from support.strategy_state import (
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.contrib.ablations import ScaledUpdatesPlugin
 from avalanche_amnesia.contrib.shadows.shadow import first_used
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.update_rules import TaskUse
+from experiments.scaled_updates import ScaledUpdatesPlugin
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=100)
 NAMES = ["rate", "draft"]

@@ -8,10 +8,10 @@ from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia import AdaHATRule, MaskedModel, SplitDigits, load_state
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.ablations import input_gradient, output_contribution
 from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.training import TaskStrategy
 from avalanche_amnesia.training.update_rules import TaskUse
+from experiments.importance import input_gradient, output_contribution
 
 MEASURES = [input_gradient, output_contribution]
 STREAM = SplitDigits(n_train=200).train_stream

@@ -17,10 +17,9 @@ from avalanche_amnesia.contrib.streams import (
     SplitCIFAR10,
     SplitCIFAR100,
     SplitMNIST,
-    SplitOmniglot,
-    combined_benchmark,
 )
-from avalanche_amnesia.contrib.streams.combined import Fit
+from experiments.combined import Fit, combined_benchmark
+from experiments.omniglot import SplitOmniglot
 
 FAMILIES = {"CIFAR10": (SplitCIFAR10, 10, "labels"), "CIFAR100": (SplitCIFAR100, 100, "fine_labels")}
 

@@ -6,8 +6,7 @@ from sklearn.linear_model import LogisticRegression
 from support.strategy_state import same
 
 from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.contrib.streams import MarkovSentences
-from avalanche_amnesia.contrib.streams.sentences import GROUPS, PADDING, WORDS, _grammar
+from experiments.sentences import GROUPS, PADDING, WORDS, MarkovSentences, _grammar
 
 
 def pairs(benchmark):

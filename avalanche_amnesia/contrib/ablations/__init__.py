@@ -1,5 +1,0 @@
-"""Forms of the method that are kept for comparison only."""
-
-from avalanche_amnesia.faces import face
-
-__getattr__, __dir__, __all__ = face(__name__, __file__)
