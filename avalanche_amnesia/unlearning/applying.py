@@ -1,4 +1,4 @@
-"""Carrying an unlearning out, as a whole or not at all."""
+"""Apply a planned unlearning, completely or not at all."""
 
 import time
 import traceback
@@ -43,20 +43,19 @@ def apply(
     provenance: Provenance,
     train_again: TrainAgain | None = None,
 ) -> UnlearningRecord:
-    """Carry an unlearning out as a whole; any exception leaves everything as it was.
+    """Apply an unlearning completely; any exception restores the state before.
 
-    ``train_again`` trains a task that goes again, without some samples, so that it remains; it returns the plan as it
-    came out.
+    ``train_again`` retrains the task without some samples, so that it remains; it returns the final plan.
     """
     model, removal = context.model, context.removal
     with Transaction() as change:
         announce("before_unlearning", None, change)
-        # First: it finds the tasks' own parameters, and the entries that change, in the model as it still is.
+        # The optimizer comes first, because it needs the tasks' own parameters, which are still in the model.
         purged = [_purge_optimizer(context, claims, change)]
         if context.purgers:
-            dict(removal.values)  # made now: a purger asks for them when the model has changed
+            dict(removal.values)  # computed now, because purgers read them after the model has changed
         _move(removal, context.parameters, change)
-        if context.before is not None:  # the tasks go out of the values before a task in training, too
+        if context.before is not None:  # remove the tasks from the values before the current task, too
             change.call(context.before.update, dict(context.before))
             context.before.update(removal.before)
             for name in context.own_parameters & set(context.before):
@@ -85,14 +84,14 @@ def apply(
             after = state_hashes(model.state_dict(keep_vars=True))
         record = _record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)
-        # Old log files are deleted last, when all else has succeeded; a failure here can still be taken back.
+        # Old log files are deleted last, after everything else has succeeded; a failure here can still be undone.
         context.trajectory.settle()
         change.commit()
     return record
 
 
 def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
-    """Enter the request into the ledger and announce it, and leave everything as it is: a control."""
+    """Control condition: enter the request into the ledger and announce it, and change nothing else."""
     nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
     context.plan = replace(context.plan, claim="approximate", reasons=(NOT_OBEYED,), **nothing)
     with Transaction() as change:
@@ -106,7 +105,7 @@ def ledger_only(context: UnlearningContext, announce: Announce, provenance: Prov
 
 
 def _forget(context: UnlearningContext, change: Transaction) -> None:
-    """Enter the request into the ledger."""
+    """Mark the tasks as unlearned in the ledger."""
     change.keep(context.ledger, *vars(context.ledger))
     context.ledger.forget(context.tasks, context.event)
 
@@ -136,8 +135,8 @@ def _record(
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
-    """Drop gradients, the parameters that go, and all optimizer state: moments mix every task that they saw."""
-    # Only those of a task in training that saw none of the tasks stay, as far as they belong to entries that stay.
+    """Drop gradients, the tasks' parameters and the optimizer state, because moments mix all tasks."""
+    # Moments of the current task stay if it could not see an unlearned task, except those of changed entries.
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.strategy.optimizer
     keeps = context.before is not None and not claims.influences & set(context.tasks)
@@ -152,7 +151,7 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
     for group in optimizer.param_groups:
         change.call(group.__setitem__, "params", group["params"])
         group["params"] = [p for p in group["params"] if id(p) not in gone]
-    optimized = getattr(context.strategy, "optimized_param_id", None)  # the host's own table of them, by name
+    optimized = getattr(context.strategy, "optimized_param_id", None)  # Avalanche's own table of parameters
     if optimized is not None:
         change.call(optimized.update, {name: optimized[name] for name in own & set(optimized)})
         for name in own:
@@ -163,7 +162,7 @@ def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transac
 
 
 def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
-    """One parameter's optimizer state with zeros at some entries."""
+    """Return one parameter's optimizer state with zeros at the changed entries."""
     if changed is None:
         return dict(state)
     return {
@@ -173,8 +172,8 @@ def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
 
 
 def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
-    """Give parameters the values that they have without what goes."""
-    # Every way back is noted before the first write, so that the writes can run in two threads.
+    """Write the values without the unlearned tasks into the parameters."""
+    # All undo steps are registered before the first write, so that the writes can run in two threads.
     for name, moved in removal.moved.items():
         change.call(moved.put_back, parameters[name])
     size = sum(parameters[name].nbytes for name in removal.moved)
@@ -186,7 +185,7 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
 
 
 def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
-    """Drop the repair's samples of the tasks that go, and let it train the affected ones."""
+    """Drop the repair's samples of the unlearned tasks, and let it train the affected tasks."""
     repair, plan = context.repair, context.plan
     if repair is None:
         return None
@@ -206,16 +205,16 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
 
 
 def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensor name → bool tensor of the entries that a removal changes, or that a repair which goes could move."""
-    # Which of these it did move depends on data of tasks that may go now: nothing may follow from it.
+    """Return the entries that the removal changes, or that a removed repair could move, per tensor."""
+    # The entries that the repair did move depend on data of unlearned tasks, so nothing may be derived from them.
     changed = {name: moved.where for name, moved in removal.moved.items()}
     repairs = [updates for writer, updates in removal.updates.items() if writer < 0]
     return united([changed, *({name: of.where(name).to(parameters[name].device) for name in of} for of in repairs)])
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:
-    """Enter what unfinished tasks have of their own, as it is now, into the values before a task in training."""
-    # That task puts others' own back to these: else what a compensation or a repair wrote there would be lost.
+    """Copy the unfinished tasks' own parameters into the values before the current task."""
+    # The current task restores these at its end; otherwise the work of compensations and repairs would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return
@@ -224,22 +223,22 @@ def _hold_own(context: UnlearningContext, change: Transaction) -> None:
     before.update({name: p.detach().clone() for name, p in model.named_parameters() if name in own})
 
 
-# Code of others that an unlearning calls ------------------------------------------------------------------------------
+# Errors in plugins, metrics, loggers and purgers ----------------------------------------------------------------------
 
 
 class BrokenPluginError(RuntimeError):
-    """A plugin, metric, logger or purger failed; nothing has changed when it is raised. Its cause is the error."""
+    """A plugin, metric, logger or purger failed. Nothing was changed; the cause is the original error."""
 
 
-# No RequestError: a request of the stream that met one is answered, and this one is to be obeyed once it can be.
+# Not a RequestError: after a RequestError a request of the stream counts as answered, this one stays open.
 @contextmanager
 def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Iterator[None]:
-    """Say of an error whose it is: of what is being purged, or of the last one called that listens to an event."""
+    """Name the plugin, metric, logger or purger in which an error was raised."""
     try:
         yield
     except (RequestError, MemoryError):
         raise
-    except Exception as error:  # whatever the code of others raises
+    except Exception as error:  # any error of a user's code
         evaluator = strategy.evaluator
         places = [("plugins", [plugin for plugin in strategy.plugins if plugin is not evaluator])]
         places += [("evaluator.metrics", evaluator.metrics), ("evaluator.loggers", evaluator.loggers)]
@@ -248,7 +247,7 @@ def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Itera
         called = [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in frames]
         thing = purged or next((one for one in reversed(called) if id(one) in place_of), None)
         if thing is None or (purged is None and type(thing).__module__.startswith("avalanche_amnesia.")):
-            raise  # what is wrong is said by this package's own
+            raise  # errors of this package already say where they come from
         kind, place = type(thing).__name__, place_of.get(id(thing))
         code, mend = f"{kind}.{event}", "Mend it"
         if purged is not None:

@@ -1,15 +1,14 @@
 """Claims: whether the state after an unlearning is exactly that of a model that never saw the tasks.
 
-``exact`` means equal bit for bit to the same run without the tasks that go. That follows by construction where
+``exact`` means: equal, bit for bit, to the same run without the unlearned tasks. This follows by construction if
 
-1. every training was a function of (seed, task) and of what it could see: seeded, masked, with a fresh optimizer, with
-   nothing beside it that remembers (a plugin, the criterion, the optimizer itself), and at the same settings as the
-   first one;
-2. no remaining task's training could see a task that goes, or one that went before;
-3. taking the tasks out leaves nothing of them: no entry that others read, no tensor that all tasks share;
-4. the model is what the last training or unlearning here left: nobody else wrote into it.
+1. every training was a function of (seed, task) and of its visible tasks: seeded, masked, with a fresh optimizer,
+   without memory in a plugin, the criterion or the optimizer, and with the settings of the first training;
+2. no remaining task's training could see an unlearned task, now or earlier;
+3. the removal leaves nothing of the tasks: no entry that remaining tasks read, no tensor that all tasks share;
+4. only trainings and unlearnings of this strategy wrote into the model.
 
-Whatever does not hold is a reason, in words; an unlearning with a reason is ``approximate``. Nothing else decides.
+Each violated condition is a reason, in words. An unlearning with a reason is ``approximate``. Nothing else decides.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,27 +34,27 @@ from avalanche_amnesia.unlearning.compensation import compensates
 from avalanche_amnesia.unlearning.context import UnlearningContext
 
 Memory = tuple[tuple[str, str], ...]
-"""Paths to numbers and tensors that an object holds, with their values or hashes."""
+"""Paths to the numbers and tensors inside an object, with their values or hashes."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
 
 
 class TamperedError(RequestError):
-    """The model's tensors were changed by something else than trainings and unlearnings; nothing was unlearned."""
+    """Tensors of the model were changed outside of trainings and unlearnings. Nothing was unlearned."""
 
 
 @dataclass(frozen=True)
 class Circumstances:
-    """All that a training depends on beside seed, task and what it could see.
+    """Settings and plugins of one training, which must be equal in a retrained model.
 
     Attributes:
         settings: of the strategy, its optimizer and plugins.
         plugins: names of their classes.
-        criterion: what it holds.
-        faults: why the training is no function of these.
-        options: keyword arguments of ``strategy.train``; in the place of one that no state can keep a tuple.
-        place: text that names the weights of the task; empty if all tasks share them.
+        criterion: numbers and tensors inside the criterion.
+        faults: reasons why the training is no function of these values.
+        options: keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved.
+        place: text that identifies the weights of the task; empty if all tasks share them.
     """
 
     settings: dict[str, Any]
@@ -68,7 +67,7 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Record of what each training could see, under which circumstances, and what follows for an unlearning."""
+    """Log of the visible tasks and the settings of each training, from which claims are derived."""
 
     influences: frozenset[int] = frozenset()
     tainted: frozenset[int] = frozenset()
@@ -80,13 +79,13 @@ class Claims:
     changed: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Everything noted, as a value of a saved state."""
+        """Return the whole log for a saved state."""
         trainings = {task: Apart(dict(vars(training)), (training,)) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         new = Claims(*checked(state, **get_type_hints(Claims) | {"_trainings": dict[int, dict], "_first": dict | None}))
         new._trainings = {task: made(Circumstances, held) for task, held in new._trainings.items()}
         new._first = None if new._first is None else made(Circumstances, new._first)
@@ -95,17 +94,17 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def look_before_training(self, model: nn.Module) -> None:
-        """Note what something else has written into the model since; before any plugin prepares a training."""
+        """Find tensors that were changed since the last training. Call it before any plugin prepares a training."""
         self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
-        """Note the tasks that a training which begins can see, and what its criterion and optimizer hold."""
+        """Record which tasks a new training can see, and the memory of its criterion and optimizer."""
         if self._criterion is None:
             self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
         self.influences = _seen_by_training(strategy, ledger)
 
     def first_step(self, strategy: Strategy, task: int, rehearsed: str | None, options: dict[str, Any]) -> None:
-        """Note the circumstances of a training, set up by its first step, with what its rehearsal found."""
+        """Record the settings of a training at its first step, and the result of its rehearsal."""
         faults = (*self.faults(strategy), *(() if rehearsed is None else (rehearsed,)))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
@@ -114,45 +113,45 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
-        """Drop a task that was given up."""
+        """Drop the entries of an aborted task."""
         self.influences = frozenset()
         if task is not None:
             self._trainings.pop(task, None)
         self._first = None if first else self._first
-        if self._hashes is None:  # tasks were unlearned in the middle of it, which stays
+        if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
             self._hashes = state_hashes(model.state_dict(keep_vars=True))
 
     def end(self, task: int, model: nn.Module, forgotten: Collection[int]) -> None:
-        """Enter a task whose training is over, and the state in which it left the model."""
+        """Record a finished task and the hashes of the model after it."""
         if self.influences & {*self.tainted, *forgotten}:
-            self.tainted |= {task}  # it learned from tasks that are not what the reference has
+            self.tainted |= {task}  # it learned from tasks that differ from those of the reference
         self.influences = frozenset()
         self._hashes = state_hashes(model.state_dict(keep_vars=True))
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
-        """Enter an unlearning, and the state in which it leaves the model."""
+        """Record an unlearning and the hashes of the model after it."""
         left = dict(hashes) if context.in_training is None else None
         change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
 
     def training(self, task: int) -> Circumstances:
-        """The circumstances under which a task was trained last."""
+        """Return the settings of a task's last training."""
         return self._trainings[task]
 
     # The answer -----------------------------------------------------------------------------------------------
 
     def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
-        """Names of tensors that are not as the last training or unlearning left them, or that came since."""
+        """Return the names of tensors that changed, or appeared, since the last training or unlearning."""
         left = {} if in_training or self._hashes is None else self._hashes
         names = {*left, *hashes} if left else ()
         return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
-        """Remaining tasks that were trained beside one of these tasks, or one that went before."""
+        """Return the remaining tasks that could see one of these tasks, or a task unlearned earlier."""
         remaining = (task for task in ledger.remaining if task not in tasks)
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
     def reasons(self, context: UnlearningContext, tampered: Collection[str]) -> tuple[str, ...]:
-        """Reasons why the state afterwards may differ from a run that never saw the tasks; none: it is exact."""
+        """Return the reasons why the state may differ from a run that never saw the tasks; empty if it is exact."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
         found = self.faults(strategy)
@@ -182,25 +181,25 @@ class Claims:
         return tuple(dict.fromkeys(found))
 
     def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
-        """Reasons why a task that was trained again may differ from one that never had the samples, beside the plan's.
+        """Return the reasons why a retrained task may differ from one that never had the samples.
 
-        ``first`` are the circumstances of its training before.
+        The plan's own reasons are included. ``first`` are the settings of the task's first training.
         """
         (task,), trained_again = context.tasks, copy(context)
-        trained_again.tasks = ()  # by now the task is among those that remain
+        trained_again.tasks = ()  # the task remains from here on
         found = list(self.reasons(trained_again, ()))
         if self._trainings[task].place != first.place:
             found.append(f"task {task} has other weights, or reads other tasks, than at first")
         return tuple(dict.fromkeys((*context.plan.reasons, *found)))
 
     def criterion_learned(self, strategy: Strategy) -> bool:
-        """Tell whether the criterion holds anything else by now than before the first training."""
+        """Return True if the criterion's memory differs from that before the first training."""
         return self._criterion is not None and _criterion_memory(strategy) != self._criterion
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Reasons why a training here is no function of (seed, task) and of what it can see."""
-        # A plugin says by class attributes that its part is such a function (``repeatable``), that it seeds every task
-        # (``seeds_tasks``), that it commits a task to its mask (``commits_to_mask``).
+        """Return the reasons why a training is no function of (seed, task) and its visible tasks."""
+        # Class attributes of plugins: ``repeatable`` (a function of seed and task), ``seeds_tasks`` (seeds every task),
+        # ``commits_to_mask`` (restores all entries outside the task's mask).
         found = []
         if not any(getattr(plugin, "seeds_tasks", False) for plugin in strategy.plugins):
             found.append("no SeedingPlugin makes every draw derive from the seed and the task")
@@ -218,7 +217,7 @@ class Claims:
         return found
 
     def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
-        """Trainings at other settings than the first one, and a host that is not what it was."""
+        """Return the differences in settings, plugins and criterion from those of the first training."""
         if self._first is None:
             return []
         first, found = self._first, []
@@ -243,12 +242,12 @@ def _listed(tasks: Sequence[int]) -> str:
 
 
 def _isolates(model: Any) -> bool:
-    """Tell whether a model lets no training read or write what belongs to a task that may be unlearned."""
+    """Return True if no training can read or write the weights of a task that may be unlearned."""
     return isinstance(model, MultiHeadModel) and model.isolates
 
 
 def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
-    """The remaining tasks that can leave a trace in the task in training, directly or by way of another one."""
+    """Return the remaining tasks that can influence the current training, directly or through another task."""
     remaining = frozenset(ledger.remaining)
     if _isolates(strategy.model):
         return frozenset()
@@ -263,7 +262,7 @@ def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
 
 
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
-    """Settings that a training depends on, as they are now: an optimizer's groups may differ from its defaults."""
+    """Return the current settings of a training; an optimizer's groups may differ from its defaults."""
     groups = strategy.optimizer.param_groups
     now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
@@ -272,20 +271,20 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
 
 
 def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:
-    """Names of the classes of a strategy's plugins, in alphabetical order."""
+    """Return the class names of a strategy's plugins, in alphabetical order."""
     kinds = (type(plugin) for plugin in strategy.plugins if not isinstance(plugin, OF_THE_HOST))
     return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
 
 
 def own_rules(strategy: Strategy) -> list[Any]:
-    """Adjustment rules of the user's: they may keep what outlives a task, unless they say that they are repeatable."""
+    """Return the user's adjustment rules that do not declare themselves repeatable."""
     rules: list[Any] = [plugin.rule for plugin in strategy.plugins if hasattr(getattr(plugin, "rule", None), "held")]
     foreign = [rule for rule in rules if type(rule).__module__.partition(".")[0] != "avalanche_amnesia"]
     return [rule for rule in foreign if not getattr(rule, "repeatable", False)]
 
 
 def _criterion_memory(strategy: Strategy) -> Memory:
-    """Numbers and tensors that a criterion and adjustment rules of the user's hold."""
+    """Return the numbers and tensors inside the criterion and the user's adjustment rules."""
     skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
     beside = Parts(strategy.model)
     found = [*memory_of(strategy._criterion, "criterion", skip, beside)]
@@ -297,7 +296,7 @@ def _criterion_memory(strategy: Strategy) -> Memory:
 
 
 def _optimizer_memory(strategy: Strategy) -> Memory:
-    """Numbers and tensors that an optimizer keeps beside its state, which a new task does not reset."""
+    """Return the numbers and tensors of an optimizer outside its state, which a new task does not reset."""
     optimizer = strategy.optimizer
     if traits_of(optimizer).all_in_state:
         return ()

@@ -1,4 +1,4 @@
-"""Compensation and repair of remaining tasks, which an unlearning takes something from."""
+"""Interfaces of compensation and repair for remaining tasks that an unlearning affects."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,67 +18,67 @@ from avalanche_amnesia.transaction import Transaction
 
 @runtime_checkable
 class Compensation(Protocol):
-    """Prepared while tasks are trained, applied inside an unlearning, as a part of its all or nothing.
+    """Plugin that prepares during training, and compensates remaining tasks inside an unlearning.
 
-    It purges itself of the tasks that go, and what it draws derives from (seed, task): a record may be exact beside it.
+    It drops its own data of unlearned tasks. Its draws derive from (seed, task), so a record can still be exact.
     """
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Look ahead, when a task has been trained, committed and recorded, and its data is still at hand.
+        """Prepare for later requests, after a task was trained and recorded and while its data is available.
 
         Args:
-            strategy: whose ``experience`` holds the task.
+            strategy: its ``experience`` is the task.
             task: its label.
             unlearnable: tasks that may be requested from now on.
         """
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Tell whether :meth:`compensate` helps a remaining task that uses entries which go with others."""
+        """Return True if :meth:`compensate` can help a remaining task when the tasks in ``gone`` are unlearned."""
 
     def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Compensate every task that :meth:`covers` says can be, and drop whatever is kept of the tasks that go.
+        """Compensate every task that :meth:`covers`, and drop all data of the unlearned tasks.
 
         Args:
-            model: the strategy's, from which their updates have been taken out.
-            gone: the tasks that go, together.
-            removal: what was taken out; the trajectory has it behind it.
-            change: receives every change, and its way back before it.
+            model: the strategy's model, without the tasks' updates.
+            gone: the unlearned tasks, all together.
+            removal: the removed updates; the trajectory no longer contains them.
+            change: transaction that registers the undo step of every change before it is made.
 
         Returns:
-            Lines for the record.
+            One line per change, for the record.
         """
 
 
 @runtime_checkable
 class RevisingCompensation(Compensation, Protocol):
-    """A compensation that revises what remaining tasks wrote into the backbone, while a removal is worked out."""
+    """A compensation that revises the updates of remaining tasks while a removal is planned."""
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Get ready when the training of a task begins, with its mask and its head; arguments as of :meth:`prepare`."""
+        """Set up when the training of a task begins; arguments as in :meth:`prepare`."""
 
     def revise(self, model: Any, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Revisions of the updates of remaining tasks, by the model and the trajectory as they are; changes nothing."""
+        """Return revisions of the remaining tasks' updates for the current model; change nothing."""
 
 
 @runtime_checkable
 class Repair(Protocol):
-    """Holds samples of remaining tasks, and trains on them inside an unlearning, as a part of its all or nothing.
+    """Plugin that stores samples of tasks and trains on them inside an unlearning.
 
-    What it changes it records as an update of its own, which the next request takes out before anything else.
+    It records its changes as an update of its own, which the next request removes first.
     """
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """The affected tasks that would be trained again; changes nothing.
+        """Return the affected tasks that would be trained on their samples; change nothing.
 
         Args:
-            model: the strategy's, with the tasks that go.
-            affected: remaining tasks that use entries which change, in training order.
-            tainted: remaining tasks that were trained beside one that goes, or went: of the others the removal
-                restores what they learned.
+            model: the strategy's model before the removal.
+            affected: remaining tasks that use changed entries, in training order.
+            tainted: remaining tasks that could see an unlearned task. The removal alone restores all
+                remaining tasks that are not tainted.
         """
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
-        """Drop everything of some tasks; returns a line for the record."""
+        """Drop all samples of some tasks; return a line for the record."""
 
     def carry_out(
         self,
@@ -92,38 +92,38 @@ class Repair(Protocol):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Train tasks again and record it.
+        """Train tasks on their samples and record the update.
 
         Args:
-            model: the strategy's, without the tasks that go.
-            optimizer: the strategy's.
-            trajectory: without the tasks that go; receives the repair's update.
-            tasks: what :meth:`repairable` gave.
-            compensated: those of them that a compensation has just done something for.
+            model: the strategy's model after the removal.
+            optimizer: the strategy's optimizer.
+            trajectory: the trajectory after the removal; receives the repair's update.
+            tasks: the result of :meth:`repairable`.
+            compensated: the tasks that a compensation has just changed.
             changed: parameter name → bool tensor of the entries that may move.
-            before: values before the task in training, which are repaired in place of the model's; None between tasks.
-            change: receives every change, and its way back before it.
+            before: values before the current task, which are repaired instead of the model's; None between tasks.
+            change: transaction that registers the undo step of every change before it is made.
         """
 
 
 def compensates(thing: Any) -> TypeGuard[Compensation]:
-    """Tell whether something is a :class:`Compensation`, by its class."""
-    return issubclass(type(thing), Compensation)  # isinstance looks at every member of the object, each time
+    """Return True if the object's class implements :class:`Compensation`."""
+    return issubclass(type(thing), Compensation)  # isinstance would check every member of the object on each call
 
 
 def revises(thing: Any) -> TypeGuard[RevisingCompensation]:
-    """Tell whether something is a :class:`RevisingCompensation`, by its class."""
+    """Return True if the object's class implements :class:`RevisingCompensation`."""
     return issubclass(type(thing), RevisingCompensation)
 
 
 def repairs(thing: Any) -> TypeGuard[Repair]:
-    """Tell whether something is a :class:`Repair`, by its class."""
+    """Return True if the object's class implements :class:`Repair`."""
     return issubclass(type(thing), Repair)
 
 
 @dataclass(frozen=True)
 class FittedHead:
-    """Head and statistics of a task, fitted to the model as it is, or as it would be without some other tasks."""
+    """Head and running statistics of a task, fitted to the model with or without some other tasks."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -132,7 +132,7 @@ class FittedHead:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """The model's tensors that it replaces, and their values."""
+        """Yield each model tensor that this head replaces, with its new value."""
         head = model.head(task)
         weight = head.get_parameter("weight").data
         if self.columns is None:

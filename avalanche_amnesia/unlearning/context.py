@@ -1,4 +1,4 @@
-"""An unlearning between its request and its record: the tasks that go, what is theirs, and what was worked out."""
+"""Context of one unlearning: the requested tasks, their parameters, and intermediate results."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ from avalanche_amnesia.unlearning.compensation import Compensation, Repair
 
 @dataclass(eq=False)
 class UnlearningContext:
-    """All that an unlearning looks at, works out and changes; purgers read it too.
+    """Inputs and intermediate results of one unlearning; purgers read it too.
 
     Attributes:
-        strategy: whose tasks go.
-        tasks: labels of the tasks that go.
-        event: when they were asked for, e.g. ``"after task 3"``.
+        strategy: the strategy.
+        tasks: labels of the tasks to unlearn.
+        event: the moment of the request, e.g. ``"after task 3"``.
         ledger: of the strategy's tasks.
         trajectory: of the strategy's tasks.
         counters: task → Avalanche's counter of the experience that trained it.
-        purgers: plugins of the host and of the user, the strategy and its criterion, each with what cleans it.
-        unknown: those of them that keep something learned and have no purger.
-        compensations: make up for what remaining tasks lose.
-        repair: trains remaining tasks on their samples; None: nothing does.
-        shared_state: names of tensors beside the parameters that trainings changed for all tasks together.
+        purgers: Avalanche's and the user's plugins, the strategy and its criterion, each with its purger.
+        unknown: plugins with learned state that have no purger.
+        compensations: plugins that compensate the loss of remaining tasks.
+        repair: plugin that trains remaining tasks on stored samples; None: no repair.
+        shared_state: names of buffers that trainings changed for all tasks together.
         before: parameter name → values before the task in training; None between tasks.
         in_training: the task in training; None between tasks.
-        unrecorded: tasks that the model has and the ledger does not know: it was loaded with them.
+        unrecorded: tasks that the model has and the ledger does not know (the model was loaded with them).
         started: ``time.perf_counter()`` when the request came.
         order: remaining tasks when the request came, in training order.
         writers: tasks and repairs (negative numbers) of the trajectory when the request came, in order.
-        parameters: name → parameter of the model, with the tasks that go.
-        own_parameters: names of the parameters that go with the tasks.
-        hashes: name → hash of every tensor of the model, with the tasks that go.
-        removal: what goes out of the shared parameters.
-        plan: what changes, as data.
+        parameters: name → parameter of the model before the removal.
+        own_parameters: names of the parameters that only the unlearned tasks own.
+        hashes: name → hash of every tensor of the model before the removal.
+        removal: changes of the shared parameters.
+        plan: the plan of the unlearning.
     """
 
     strategy: Strategy
@@ -77,20 +77,20 @@ class UnlearningContext:
 
     @property
     def model(self) -> nn.Module:
-        """The strategy's model."""
+        """Return the strategy's model."""
         return cast(nn.Module, self.strategy.model)
 
     @property
     def remaining(self) -> tuple[int, ...]:
-        """Tasks that remain without those that go, in training order."""
+        """Return the tasks that remain after the unlearning, in training order."""
         return tuple(task for task in self.order if task not in self.tasks)
 
 
-# Parts of a model that belong to one task only, and how to take them out ----------------------------------------------
+# Modules and parameters that belong to one task only, and their removal -----------------------------------------------
 
 
 def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
-    """Names of the parameters that belong only to these tasks (their heads, their normalisation)."""
+    """Return the names of the parameters that belong only to these tasks (heads, normalisation)."""
     return frozenset(
         f"{name}{container}.{task}.{inner}"
         for name, module in _shared_modules(model)
@@ -102,9 +102,9 @@ def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
 
 
 def _shared_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules that no task has of its own, each with the prefix of its parts' names; however many tasks there are."""
+    """Return the modules that tasks share, each with the prefix of its parameters' names."""
     found = [("", model)]
-    for prefix, module in found:  # which grows meanwhile
+    for prefix, module in found:  # the list grows during the loop
         containers = _containers(module)
         inner = [(name, part) for name, part in module._modules.items() if part is not None and name not in containers]
         found += [(f"{prefix}{name}.", part) for name, part in inner]
@@ -118,7 +118,7 @@ def _containers(module: nn.Module) -> tuple[str, ...]:
 
 
 def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
-    """Take the task's heads, masks and embeddings out of a model of this package, or one of Avalanche's."""
+    """Remove the task's heads, masks and embeddings from a model of this package or of Avalanche."""
     for _, module in _shared_modules(model):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())

@@ -1,4 +1,4 @@
-"""A linear head fitted to features in a few steps of a second-order method."""
+"""Fit a linear head to features in a few steps of L-BFGS."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 PENALTY = 10.0
-"""Of 1, 10 and 100 the best in sum on validation images of three streams: a weak one overfits few samples (20 permuted
-tasks of 2,000 images: accuracy .868, .881, .889), a strong one underfits many classes (Omniglot: .704, .696, .677)."""
+"""Best of 1, 10 and 100 on validation images of three streams. A small penalty overfits few samples (20 permuted tasks
+of 2,000 images: accuracy .868, .881, .889); a large one underfits many classes (Omniglot: .704, .696, .677)."""
 
 
 class FitError(ArithmeticError):
-    """No head can be fitted: the features are not finite, or so large that they overflow when multiplied."""
+    """No head can be fitted, because the features are not finite or their products overflow."""
 
 
 ITERATIONS = 8
-"""Steps behind the first ones: on validation images of three streams as good as 15 on all samples."""
+"""Steps after the first ones; as accurate as 15 steps on all samples, on validation images of three streams."""
 FIRST_STEPS, FEW = 5, 2500
-"""Steps on a few samples: on at least so many, and on ten times as many as there are features, which whiten them."""
+"""Number of first steps, and the least number of samples they use (at least ten per feature, for whitening)."""
 SURE = 0.05
-"""Error, ``1 - p`` of the true class, up to which a sample counts as one of which the head is sure."""
+"""A sample counts as certain if its error, ``1 - p`` of the true class, is at most this."""
 
 
 @torch.no_grad()
@@ -37,20 +37,20 @@ def fit_head(
     tolerance: float = 3e-5,
     has_bias: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Multinomial logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
-    # Whitening makes the problem round, so that a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all
-    # samples, as those of closed units are, has weight 0, and takes no part.
+    """Fit a logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
+    # Whitening conditions the problem, so a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all samples
+    # (a closed unit) gets weight 0 and is left out.
     n = len(features)
-    there = features.abs().amax(0).nonzero()[:, 0]  # a tenth of the time of counting; of NaN it is NaN
+    there = features.abs().amax(0).nonzero()[:, 0]  # ten times as fast as counting; NaN stays NaN
     rows = features.index_select(1, there)
     few = min(n, max(FEW, 10 * rows.shape[1]))
-    # Always the same draw: samples that lie in some order take part as others do.
+    # A fixed random draw, because samples may be sorted.
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:few].to(labels.device) if few < n else None
     mean = rows.mean(0) * has_bias  # without a bias nothing could undo the centring
     some = (rows if drawn is None else rows.index_select(0, drawn)) - mean
     covariance = some.T.contiguous() @ some / few
     one = torch.eye(len(covariance)).to(covariance)
-    # Matrices that lie alike, so that every device adds in the same order.
+    # Contiguous matrices, so that every device adds in the same order.
     total = covariance.diagonal().contiguous().sum()
     floor = 1e-4 * total / features.shape[1] + torch.finfo(features.dtype).tiny
     if not bool(covariance.isfinite().all()):
@@ -67,7 +67,7 @@ def fit_head(
         head = search(_Loss(problem, rows, labels), head, FIRST_STEPS + iterations)
     else:
         head = search(_Loss(problem, rows.index_select(0, drawn), labels[drawn]), head, FIRST_STEPS)
-        # From here on samples of which the head is sure pull as they do now: their slope hardly changes any more.
+        # From here on the gradient of certain samples is kept constant, because it hardly changes any more.
         whole = _Loss(problem, rows, labels)
         _, errors = whole.errors(head)
         unsure = largest(-(errors * whole.true).sum(0), SURE, n // 4)
@@ -81,16 +81,16 @@ def fit_head(
 
 
 def largest(errors: Tensor, above: float, least: int) -> Tensor:
-    """Positions of the errors above some value, and of at least so many, 1 or more, of the largest ones."""
+    """Return the positions of all errors above a value, and of at least the ``least`` largest errors."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
-    # What is not a number counts as large.
+    # NaN counts as large.
     return (~(errors < errors.kthvalue(len(errors) - least + 1).values.clamp_max(above))).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class _Problem:
-    """What a regression's samples have in common; a head is ``(classes, whitened features and the bias, if any)``."""
+    """Constants of one regression; a head is ``(classes, whitened features and the bias, if any)``."""
 
     n_classes: int
     whitening: Tensor
@@ -99,32 +99,32 @@ class _Problem:
     has_bias: bool
 
     def over_features(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Weight ``(classes, features)`` and bias ``(classes, 1)`` of a head over features that are not whitened."""
-        # Few weights are whitened in place of many samples, which comes to the same.
+        """Return weight ``(classes, features)`` and bias ``(classes, 1)`` for features without whitening."""
+        # Whitening the few weights instead of the many samples gives the same logits.
         weight = head[:, : len(self.whitening)].contiguous() @ self.whitening
         bias = head[:, -1:] if self.has_bias else head.new_zeros(len(head), 1)
         return weight, bias - (weight @ self.mean)[:, None]
 
 
 class _Loss:
-    """Loss of a head on some samples, and its slope; other samples' slope may be given, as it is somewhere."""
+    """Loss and gradient of a head on some samples, plus a constant gradient of further samples."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
         self._problem, self._rows, self._labels = problem, rows, labels
         self._counted = len(rows) if counted is None else counted
-        self._x = rows.T.contiguous()  # samples last: what is done per sample runs over whole rows
+        self._x = rows.T.contiguous()  # samples last, so that operations per sample run over whole rows
         self._back = problem.whitening.T.contiguous()
         self.true = rows.new_zeros(problem.n_classes, len(rows))
         self.true.index_put_((labels, torch.arange(len(rows)).to(labels)), rows.new_ones(()))
         self.slope_of_others: Tensor | float = 0.0
 
     def only(self, index: Tensor) -> _Loss:
-        """The loss on some of the samples, of which it counts as many as now."""
+        """Return the loss on a subset of the samples, divided by the same count as now."""
         rows, labels = self._rows.index_select(0, index), self._labels[index]
         return _Loss(self._problem, rows, labels, self._counted)
 
     def errors(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean cross-entropy, and probabilities minus the true ones ``(classes, samples)``."""
+        """Return the mean cross-entropy, and probabilities minus one-hot labels ``(classes, samples)``."""
         weight, bias = self._problem.over_features(head)
         logits = torch.addmm(bias, weight, self._x)
         logits -= logits.amax(0)
@@ -134,13 +134,13 @@ class _Loss:
         return (total.log().sum() - of_true) / self._counted, odds.div_(total).sub_(self.true)
 
     def slope(self, errors: Tensor) -> Tensor:
-        """Slope of the mean cross-entropy, from errors, which it keeps."""
+        """Return the gradient of the mean cross-entropy, computed from the errors."""
         of_bias = errors.sum(1, keepdim=True) / self._counted
         of_weight = torch.addmm(-of_bias * self._problem.mean, errors, self._rows, alpha=1 / self._counted) @ self._back
         return torch.cat([of_weight, of_bias], 1) if self._problem.has_bias else of_weight
 
     def __call__(self, head: Tensor) -> tuple[float, Tensor]:
-        """The whole loss, with its penalty, and its slope."""
+        """Return the loss with its penalty, and its gradient."""
         loss, errors = self.errors(head)
         penalised = head * self._problem.penalties
         slope = self.slope(errors) + penalised + self.slope_of_others
@@ -148,11 +148,11 @@ class _Loss:
 
 
 class _Search:
-    """Steps of L-BFGS, each halved until the loss falls; what it knows of the curvature outlives a change of the loss.
+    """L-BFGS with step halving; curvature pairs are kept when the loss changes.
 
     Args:
-        scale: length of the first step, in slopes.
-        tolerance: it ends once a step lowers the loss by no more than this.
+        scale: length of the first step, as a multiple of the gradient.
+        tolerance: stop when a step lowers the loss by no more than this.
     """
 
     def __init__(self, scale: float, tolerance: float) -> None:
@@ -160,7 +160,7 @@ class _Search:
         self._pairs: list[tuple[Tensor, Tensor, float]] = []
 
     def __call__(self, loss: Callable[[Tensor], tuple[float, Tensor]], head: Tensor, steps: int) -> Tensor:
-        """A head that is better by some steps."""
+        """Return the head after at most ``steps`` steps."""
         now, slope = loss(head)
         for _ in range(steps):
             direction = self._direction(slope)
@@ -201,9 +201,9 @@ def _check_fit(*found: Tensor) -> None:
 
 
 def fit_correction(features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2) -> Tensor:
-    """Correction of weights that others read too: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero."""
-    # The penalty is on the change itself, not on whitened features as in ``fit_head``: directions in which these
-    # samples hardly vary must not grow, as other tasks' samples vary there.
+    """Fit a correction D of shared weights: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero."""
+    # The penalty is on the change itself, not on whitened features as in ``fit_head``, because other tasks' samples
+    # may vary in directions in which these samples hardly vary.
     change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
     optimizer = torch.optim.LBFGS([change], max_iter=30, history_size=30, line_search_fn="strong_wolfe")
 

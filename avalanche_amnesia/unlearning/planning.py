@@ -1,4 +1,4 @@
-"""Working an unlearning out: what goes, who is affected by it, and what may be claimed of the rest."""
+"""Plan an unlearning: the changes, the affected tasks and the claim. Nothing is changed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -19,7 +19,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 
 
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
-    """Enter into its context what an unlearning would do; changes nothing else."""
+    """Compute the changes of an unlearning and store them in its context; change nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     state = model.state_dict(keep_vars=True)
     context.hashes = state_hashes(state)
@@ -33,7 +33,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in state}
     context.parameters = _parameters(model, context.own_parameters | repaired)
     readers = _readers(context)
-    # Revised before the removal is worked out: later updates are then replayed, and logged, behind the revised ones.
+    # Compensations come before the removal: later updates are then replayed, and logged, after the revised ones.
     revisions = _combined(c.revise(model, trajectory, tasks) for c in context.compensations if revises(c))
     shared = {name: p.detach() for name, p in context.parameters.items() if name not in context.own_parameters}
     removal = context.removal = trajectory.remove(tasks, shared, context.before, readers, revisions)
@@ -64,7 +64,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
 
 
 def _combined(several: Iterable[Revisions]) -> Revisions:
-    """The revisions of several sources as one."""
+    """Merge the revisions of several compensations; raise an error if two revise the same tensor."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():
@@ -79,29 +79,29 @@ def _combined(several: Iterable[Revisions]) -> Revisions:
 
 
 NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated": (), "repaired": (), "shared": {}}
-"""The part of a plan on what remaining tasks lose, of an unlearning that leaves it as it is."""
+"""Fields of a plan that changes no shared entry."""
 
 
 def own_modules_only(context: UnlearningContext) -> None:
-    """The control: what the tasks have of their own goes, every entry that tasks share stays as it is."""
+    """Control condition: remove only heads and norms of the tasks, and keep every shared entry."""
     gone = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
-    # Empty all through: nothing goes out of the weights, and so nothing out of old states that plugins keep (anchors).
+    # The removal is empty: the weights stay, and so do the old states that plugins keep (anchors).
     context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     reasons = ("obey='head': every entry that tasks share stays as it is",)
     context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NOTHING_SHARED)
 
 
 def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Parameters that still learn, and some of finished tasks, by name."""
+    """Return the trainable parameters, and the named ones of finished tasks."""
     learning = dict(model.named_parameters())
     with whole(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
 def _readers(context: UnlearningContext) -> Readers:
-    """Entries that remaining tasks read, of those who read any that the tasks which go had moved."""
-    # Only where what is read stays as it is, whatever task wrote it (WSN); else none.
+    """Return the entries that each remaining task reads, for tasks that read an entry of an unlearned task."""
+    # Only WSN keeps entries that remaining tasks read; for other methods the result is empty.
     model, parameters = context.model, context.parameters
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
@@ -112,7 +112,7 @@ def _readers(context: UnlearningContext) -> Readers:
 
 
 def _users(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[str, Tensor]) -> list[int]:
-    """The remaining tasks that use some entries: one without a mask, as stock strategies train, uses all."""
+    """Return the remaining tasks that use some of the entries; a task without a mask uses all entries."""
     masked = frozenset(model.masked_tasks)
     users = model.users_of(entries, [task for task in context.remaining if task in masked])
     return [task for task in context.remaining if task in users or task not in masked]
@@ -135,7 +135,7 @@ def _affected(context: UnlearningContext) -> tuple[int, ...]:
     if not isinstance(model, TaskMaskedModel):
         return remaining  # without masks every task uses every entry
     users = _users(context, model, {name: moved.where for name, moved in removal.moved.items()})
-    own = [name for name in removal.moved if not name.startswith("backbone.")]  # by a repair that is taken out
+    own = [name for name in removal.moved if not name.startswith("backbone.")]  # changed by a repair that is removed
     return tuple(
         task for task in remaining if task in users or (own and not own_parameters(model, task).isdisjoint(own))
     )
