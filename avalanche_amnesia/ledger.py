@@ -11,12 +11,12 @@ from avalanche_amnesia.saving.values import StateError, checked
 
 
 class RequestError(ValueError):
-    """A request that the rules of unlearning don't allow; nothing has changed when it is raised."""
+    """Error for a request that the rules do not allow. Nothing was changed."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Facts on one remaining task."""
+    """Data of one remaining task."""
 
     order: int
     declared: bool
@@ -26,7 +26,7 @@ class _Entry:
 class TaskLedger:
     """Ledger of tasks: remaining, unlearned and permanent ones, and the rules of a request."""
 
-    # What it holds is replaced, never written into: a plain copy of it is one to think ahead in.
+    # Values are replaced, never changed in place, so a shallow copy can be used to try requests.
 
     def __init__(self, deadline: int | None = None) -> None:
         number = checks.integer(deadline)
@@ -42,37 +42,37 @@ class TaskLedger:
 
     @property
     def deadline(self) -> int | None:
-        """Further tasks after which a task becomes permanent by itself."""
+        """Number of further tasks after which a task becomes permanent."""
         return self._deadline
 
     @property
     def remaining(self) -> tuple[int, ...]:
-        """Tasks trained and not unlearned, in training order."""
+        """Return the tasks trained and not unlearned, in training order."""
         return tuple(self._entries)
 
     @property
     def unlearned(self) -> tuple[int, ...]:
-        """Tasks unlearned and not learned again since, in the order of unlearning."""
+        """Return the unlearned tasks, in the order of unlearning."""
         return tuple(self._unlearned)
 
     @property
     def permanent(self) -> frozenset[int]:
-        """Remaining tasks that can't be requested: declared permanent, or past their deadline."""
+        """Return the remaining tasks that cannot be requested: declared permanent, or past their deadline."""
         return frozenset(task for task, entry in self._entries.items() if entry.declared or self._expired(entry))
 
     @property
     def unlearnable(self) -> tuple[int, ...]:
-        """Tasks that may be requested now, in training order."""
+        """Return the tasks that may be requested now, in training order."""
         permanent = self.permanent
         return tuple(task for task in self._entries if task not in permanent)
 
     @property
     def n_trained(self) -> int:
-        """Trainings finished so far; a task learned twice counts twice."""
+        """Return the number of finished trainings; a task learned twice counts twice."""
         return self._n_trained
 
     def saw(self, task: int) -> frozenset[int]:
-        """The other tasks that could leave a trace in a remaining task when it was learned."""
+        """Return the tasks that could influence a remaining task during its training."""
         if task not in self._entries:
             raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
         return self._entries[task].saw
@@ -109,7 +109,7 @@ class TaskLedger:
         known: Collection[int] | None = None,
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
-        """The requested tasks as a tuple, if the request is allowed now; nothing changes."""
+        """Return the requested tasks if the request is allowed; change nothing."""
         request = _labels(tasks, event, "request")
         if not request:
             raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
@@ -137,7 +137,7 @@ class TaskLedger:
         return request
 
     def state_dict(self) -> dict[str, Any]:
-        """The whole ledger in plain JSON types."""
+        """Return the ledger in JSON types."""
         rows = [{"task": task, **vars(entry), "saw": sorted(entry.saw)} for task, entry in self._entries.items()]
         facts = {"deadline": self._deadline, "n_trained": self._n_trained}
         return {**facts, "remaining": rows, "unlearned": list(self._unlearned)}

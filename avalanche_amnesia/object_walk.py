@@ -1,4 +1,4 @@
-"""Walk over everything that an object holds: through attributes, containers, closures and running generators."""
+"""Walk over all objects reachable through attributes, containers, closures and generators."""
 
 import functools
 import types
@@ -21,7 +21,7 @@ _LEAVES = (
     *(torch.dtype, torch.device, torch.Size, torch.Generator),
 )
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
-# What leads out of a strategy: into the user's benchmark, and into a logger's machinery.
+# Classes at which the walk stops: the user's benchmark and the internals of loggers.
 _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benchmark", "__weakref__"})
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
 
@@ -33,7 +33,7 @@ def reachable(
     enter: Callable[[object], bool] = lambda thing: True,
     beside: Container[object] | None = None,
 ) -> Iterator[tuple[str, object]]:
-    """Every object that can be reached from one, each once, with the path to it.
+    """Yield every object reachable from the roots once, with its path.
 
     Modules, tensors (their gradients too), arrays, mappings, sequences, sets, attributes and slots, partial
     functions, closures, bound methods and generators are followed. A benchmark's streams, to which an experience leads
@@ -75,7 +75,7 @@ def _is_foreign(kind: type) -> bool:
 
 
 def _contents(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Everything that a thing holds directly, plain values too, by place."""
+    """Yield the direct contents of an object, plain values included, with their places."""
     if isinstance(thing, Tensor):
         if thing.is_leaf and thing.grad is not None:
             yield ".grad", thing.grad
@@ -119,7 +119,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 def memory_of(
     root: object, name: str, skip: Iterable[object] = (), beside: Container[object] | None = None
 ) -> tuple[tuple[str, str], ...]:
-    """Path and value of every tensor and number that can be reached from an object; tensors as hashes.
+    """Return path and value of every reachable tensor and number; tensors as hashes.
 
     Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
     as long as nothing of it has changed.
@@ -135,7 +135,7 @@ def memory_of(
 
 
 def held(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Direct contents of an object by place, plain values too; of a function also the globals that it names."""
+    """Yield the direct contents of an object; for a function, also the globals that it uses."""
     yield from _contents(thing)
     if isinstance(thing, types.MethodType):
         yield ".__func__", thing.__func__

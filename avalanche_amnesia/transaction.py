@@ -1,4 +1,4 @@
-"""Changes that hold as a whole or not at all."""
+"""Changes that are made completely or undone."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Transaction:
-    """Changes inside a ``with`` block that are taken back, the last one first, unless :meth:`commit` was called.
+    """Changes in a ``with`` block that are undone in reverse order unless :meth:`commit` was called.
 
-    The way back is noted before each change is made, so that an interruption between the two does no harm.
+    Each undo step is registered before its change, so an interruption between the two does no harm.
     """
 
     def __init__(self) -> None:
@@ -29,11 +29,11 @@ class Transaction:
         self._way_back.__exit__(kind, error, trace)
 
     def commit(self) -> None:
-        """Let everything stay as it is now; there is no way back from here."""
+        """Keep all changes; they can no longer be undone."""
         self._way_back.pop_all()
 
     def set(self, thing: object, **attributes: Any) -> None:
-        """Set attributes of an object; those that it did not have go on the way back."""
+        """Set attributes of an object; undoing deletes attributes that were new."""
         for name, value in attributes.items():
             if hasattr(thing, name):
                 self._way_back.callback(setattr, thing, name, getattr(thing, name))
@@ -42,7 +42,7 @@ class Transaction:
             setattr(thing, name, value)
 
     def keep(self, thing: object, *names: str) -> None:
-        """Note attributes that are replaced later: the way back sets them to what they are now."""
+        """Register attributes that will be replaced; undoing restores their current values."""
         for name in names:
             self._way_back.callback(setattr, thing, name, getattr(thing, name))
 
@@ -53,7 +53,7 @@ class Transaction:
         tensor.copy_(values)
 
     def call(self, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Note the way back of a change that is made next, by hand."""
+        """Register an undo step for a change that the caller makes next."""
         self._way_back.callback(undo, *args, **kwargs)
 
 

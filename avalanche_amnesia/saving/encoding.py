@@ -1,4 +1,4 @@
-"""States as JSON and tensors: values of JSON, containers of values, and a few leaves of torch."""
+"""Encode states as JSON and tensors, and decode them."""
 
 import base64
 import json
@@ -18,24 +18,24 @@ from avalanche_amnesia.saving.values import StateError
 
 @dataclass(frozen=True)
 class Apart:
-    """A value in a file of its own, which other states share as long as it stays the same."""
+    """A value in a file of its own, which several states share while it does not change."""
 
-    value: Any  # without a further one apart; or a function that makes it
-    of: Sequence[object] = ()  # what it is made of and never changes: for the same objects it is encoded once
+    value: Any  # the value, which contains no further ``Apart``, or a function that returns it
+    of: Sequence[object] = ()  # its immutable sources: the value is encoded once for the same objects
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Dicts, or such apart, that are one dict when they are read back."""
+    """Several dicts, some in files of their own, that are decoded as one dict."""
 
     dicts: Sequence[Any]
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
-    """JSON of a state, and its tensors (the state's own, not copies).
+    """Return the JSON of a state, and its tensors (not copies).
 
-    What JSON lacks is an object with one key that begins with ``$``: ``{"$tuple": […]}``. No object is looked into, and
-    nothing that a state names is ever called. An error names all that no state can hold, each with its path.
+    A value that JSON lacks is an object with one key that begins with ``$``: ``{"$tuple": […]}``. Arbitrary objects are
+    not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.
     """
     encoder = _Encoder()
     code = encoder.encode(value, path)
@@ -50,7 +50,7 @@ class _Encoder:
         self.tensors: dict[str, Tensor] = {}
         self.parts: Parts = {}
         self.foreign: list[str] = []
-        self._inside = inside  # path of the part that is being encoded; None: of the state itself
+        self._inside = inside  # path of the part being encoded; None for the state itself
 
     def encode(self, value: Any, path: str) -> Any:
         kind = type(value)
@@ -66,7 +66,7 @@ class _Encoder:
         if kind is Joined:
             return {"$joined": [self.encode(item, f"{path}[{i}]" if i else path) for i, item in enumerate(value.dicts)]}
         if kind is Tensor:
-            name = path.removeprefix(self._inside or "")  # a part does not say where it lies
+            name = path.removeprefix(self._inside or "")  # a part does not contain its own path
             self.tensors[name] = value.detach()
             return {"$tensor": [name, value.device.type]}
         kind = np.generic if isinstance(value, np.generic) else kind
@@ -79,7 +79,9 @@ class _Encoder:
     def _part(self, apart: Apart, path: str) -> Part:
         key = tuple(map(id, apart.of))
         known, there = _PARTS.get(key, (None, ()))
-        if known is not None and all(each() is not None for each in there):  # else others may have their identities
+        if known is not None and all(
+            each() is not None for each in there
+        ):  # otherwise new objects may have reused their ids
             return known
         inner = _Encoder(path)
         code = inner.encode(apart.value() if callable(apart.value) else apart.value, path)
@@ -93,17 +95,17 @@ class _Encoder:
     def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
         if all(type(key) is str and not key.startswith("$") for key in value):
             return {key: self.encode(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
-        # JSON's keys are text, and a key with $ would read as one of the objects above.
+        # JSON keys are text, and a key with $ would be decoded as a special object.
         pairs = [[self.encode(k, f"a key of {path}"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
         return {"$dict": pairs}
 
 
 _PARTS: dict[tuple[int, ...], tuple[Part, list[weakref.ref[Any]]]] = {}
-"""Identities of the objects that a part is made of → the part, as long as they are all there."""
+"""Ids of a part's source objects → the part, while all of these objects exist."""
 
 
 def decode(code: Any, parts: Mapping[str, Part], device: torch.device | str = "cpu") -> Any:
-    """The state that :func:`encode` made JSON of; an error names the path of what no state holds."""
+    """Return the state encoded by :func:`encode`; an error names the path of an invalid value."""
     return _Decoder(parts.get("state", {}), parts, device).decode(code, "")
 
 
@@ -131,7 +133,7 @@ class _Decoder:
             pairs = [(self.decode(key, f"a key of {path}"), item) for key, item in code]
             return {key: self.decode(item, f"{path}[{key!r}]") for key, item in pairs}
         if name == "$tensor":
-            place, device = code  # what lay on one accelerator may be loaded onto another, or onto the CPU
+            place, device = code  # a tensor may be loaded onto a different device
             return self._tensors[place].to("cpu" if device == "cpu" else self._device)
         if name == "$part":
             part = self._parts[code]
@@ -143,7 +145,7 @@ class _Decoder:
 
 
 def _in_order(values: Any) -> list[Any]:
-    """Items of a set sorted, where they can be: the same state is the same text."""
+    """Return the items of a set, sorted if possible, so that equal states have equal text."""
     try:
         return sorted(values)
     except TypeError:
@@ -171,7 +173,7 @@ def _number(state: Any) -> np.generic:
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:
-    """Tell whether JSON and tensors can hold numbers of a type; neither can hold a ``longdouble``."""
+    """Return True if a tensor can hold numbers of a numpy type (``longdouble`` cannot be held)."""
     return dtype.kind in "biuf" and dtype.type is not np.longdouble
 
 
@@ -180,7 +182,7 @@ _SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     tuple: ("$tuple", list, tuple),
     set: ("$set", _in_order, set),
     frozenset: ("$frozenset", _in_order, frozenset),
-    float: ("$float", str, float),  # those that JSON lacks
+    float: ("$float", str, float),  # infinities and NaN, which JSON lacks
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), _dtype),
     torch.device: ("$device", str, torch.device),
@@ -188,5 +190,5 @@ _SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     np.generic: ("$number", lambda value: [str(value.dtype), value.item()], _number),
     np.ndarray: ("$array", lambda value: torch.from_numpy(np.asarray(value, order="C")), lambda made: made.numpy()),
 }
-"""Type → its name in JSON, how a value becomes one that is encoded, and how that becomes the value again."""
+"""Type → its name in JSON, its encoder and its decoder."""
 _MAKE = {name: make for name, _, make in _SPECIAL.values()}

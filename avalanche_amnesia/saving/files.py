@@ -1,7 +1,7 @@
-"""Files that are replaced as a whole and carry checksums; the directory of a saved state.
+"""Atomic replacement of files with checksums, and the directory of a saved state.
 
-A state is one JSON file, and the parts that it names by their content: each a safetensors file, with the JSON of the
-value whose tensors it has in its header. A part that stayed the same is not written again.
+A state is one JSON file and the parts that it names by their content hash. Each part is a safetensors file whose header
+holds the JSON of its value. An unchanged part is not written again.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 STATE = "state.json"
 HEAD = {"format": "avalanche-amnesia state", "version": 3}
 Check = Callable[[Mapping[str, Any], Any], None]
-"""Raises unless something is the signature of a content."""
+"""Function that raises an error unless a signature fits a content."""
 Sign = Callable[[Mapping[str, Any]], Mapping[str, str]]
-"""Makes the signature of a content."""
+"""Function that signs a content."""
 _CODE = "code"
 _MOST = 2**16
-"""Files that are remembered, of which each takes some hundred bytes."""
+"""Number of checked files to remember, at a few hundred bytes each."""
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class Part(dict[str, "Tensor"]):
-    """Tensors of a part of a state, by their paths in it, and the JSON of the value that has them."""
+    """Tensors of a part of a state by path, and the JSON of its value."""
 
     def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
         super().__init__(tensors)
         self.code = code  # empty for the part "state", whose JSON is the state's own
-        self.lasts = False  # whether code and tensors stay as they are, so that one look at them is enough
+        self.lasts = False  # True if code and tensors never change, so that one hash is enough
         self._digest: str | None = None
 
     @property
     def digest(self) -> str:
-        """Hash of code, names and tensors, which takes less time than to make the file."""
+        """Return a hash of code, names and tensors, which is faster than writing the file."""
         from avalanche_amnesia.bits import state_hashes
 
         if self._digest is None or not self.lasts:
@@ -59,13 +59,13 @@ class Part(dict[str, "Tensor"]):
 
 
 Parts = dict[str, Part]
-"""Path in the state → the part there; "state" → what lies in no other part."""
+"""Path in the state → its part; "state" → all values outside of parts."""
 
 
 @contextmanager
 def as_state_error(path: Path, fault: str) -> Iterator[None]:
-    """Make whatever is raised while a state is read or given one error that begins with its place."""
-    # Anybody may have written the files: they lead to errors of JSON, safetensors, torch and every plugin.
+    """Convert every error during the reading or loading of a state to a StateError with its path."""
+    # Damaged or foreign files cause errors in JSON, safetensors, torch and every plugin.
     try:
         yield
     except Exception as error:
@@ -77,7 +77,7 @@ def as_state_error(path: Path, fault: str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say of an error that comes from the disk what to do about it; safetensors wraps those in its own kind."""
+    """Add a remedy to an error of the disk; safetensors wraps these in its own class."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -91,9 +91,9 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(file: Path) -> Iterator[Path]:
-    """Path for a file's new content, which takes the file's place when the block ends: whole, and on disk.
+    """Yield a temporary path whose file replaces the given one when the block ends.
 
-    Killed at any moment, there is the old file or the new one. Nothing is written through a link that lies there.
+    If the process is killed, the old or the new file exists completely. A symbolic link is replaced, not followed.
     """
     with replacing_all([file]) as (part,):
         yield part
@@ -101,15 +101,15 @@ def replacing(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """As :func:`replacing`, of several: once all are on disk, they take their places one after the other."""
+    """Like :func:`replacing` for several files; they are moved one after the other once all are on disk."""
     parts = [file.with_name(f"{file.name}.part") for file in files]
     for part in parts:
         part.unlink(missing_ok=True)
     try:
         for part in parts:
-            part.open("xb").close()  # an error where a link was put there in between
+            part.open("xb").close()  # fails if a link was created there in between
         yield parts
-        with ThreadPoolExecutor(len(parts)) as pool:  # the disk takes as long for all at a time as for one
+        with ThreadPoolExecutor(len(parts)) as pool:  # syncing all files at once takes as long as syncing one
             list(pool.map(_to_disk, parts))
         for part, file in zip(parts, files, strict=True):
             os.replace(part, file)
@@ -125,21 +125,21 @@ def _to_disk(file: Path) -> None:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file as a whole or not at all, see :func:`replacing`."""
+    """Write a file completely or not at all; see :func:`replacing`."""
     with replacing(file) as part:
         part.write_bytes(content)
 
 
 def sealed(content: Mapping[str, Any], **head: Any) -> str:
-    """JSON of a content, with a head and a checksum, which guards against damage, not against attack."""
+    """Return the JSON of a content with a head and a checksum against damage (not against attacks)."""
     checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
 
 
 def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
-    """The content that :func:`sealed` was given, with this head; an error unless it is that to the letter.
+    """Return the content of a text made by :func:`sealed`; raise an error if head or checksum differ.
 
-    A signature may stand in the head besides; ``check`` gets the content and the signature, None where there is none.
+    The head may also contain a signature; ``check`` gets the content and the signature, or None.
     """
     try:
         found = json.loads(text)
@@ -160,9 +160,9 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
 
 @contextmanager
 def locked(path: Path, to_write: bool) -> Iterator[None]:
-    """Let nobody write into a directory meanwhile who locks it too, nor read from it where this one writes.
+    """Lock a directory for reading or writing among processes that use this function.
 
-    The lock is the open directory's: it needs no file, and ends with its process, however that ends.
+    The lock belongs to the open directory: it needs no file, and ends with the process.
     """
     if os.name == "nt" or not path.is_dir():
         yield
@@ -171,11 +171,11 @@ def locked(path: Path, to_write: bool) -> Iterator[None]:
 
     opened = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems have none
+        with suppress(OSError):  # some network file systems have no locks
             fcntl.flock(opened, fcntl.LOCK_EX if to_write else fcntl.LOCK_SH)
         yield
     finally:
-        with suppress(OSError):  # of processes that were forked meanwhile, too
+        with suppress(OSError):  # releases the lock in forked processes, too
             fcntl.flock(opened, fcntl.LOCK_UN)
         os.close(opened)
 
@@ -187,11 +187,11 @@ def write_state(
     blobs: Path | None = None,
     sign: Sign | None = None,
 ) -> None:
-    """Write a state as a whole or not at all: killed at any moment, the directory holds the old state or the new one.
+    """Write a state completely or not at all; after a kill the directory holds the old or the new state.
 
-    Of several processes that write there at a time, the last one's state stays.
-    Parts lie in files named after their content; those that are there already are not written again, and those that
-    the new state does not name are deleted. A signature covers the parts by these names.
+    If several processes write at once, the last state remains. Each part is a file named by its content hash: an
+    existing file is not written again, and files that the new state does not name are deleted. A signature covers
+    the parts through these names.
     """
     refuse_foreign(path)
     with writing(path):
@@ -199,37 +199,37 @@ def write_state(
     with writing(path), locked(path, to_write=True):
         folder, new = blobs or path, dict[Path, bytes]()
         files = {place: _file_of(part, folder, new) for place, part in parts.items()}
-        new[path / STATE] = state_text(body, files, sign).encode()  # the last to take its place
+        new[path / STATE] = state_text(body, files, sign).encode()  # the state file is replaced last
         with replacing_all([*new]) as written:
             for file, content_of in zip(written, new.values(), strict=True):
                 file.write_bytes(content_of)
-        _sync(path)  # else a power failure might leave the old state without the files that go now
+        _sync(path)  # otherwise a power failure could leave the old state without its files
         for name in {file.name for file in path.iterdir()}.difference(files.values()):
             if BLOB.fullmatch(name):
                 (path / name).unlink(missing_ok=True)
 
 
 def state_text(body: Mapping[str, Any], files: Mapping[str, str], sign: Sign | None = None) -> str:
-    """Text of a state's file, by the names of the files that its parts lie in."""
+    """Return the text of a state's JSON file, given the file names of its parts."""
     content = {"parts": files, "body": body}
     signature = {} if sign is None else {"signature": sign(content)}
     return sealed(content, **HEAD, **signature)
 
 
 def _sync(folder: Path) -> None:
-    """Wait until the names of a directory's files are on disk."""
+    """Wait until a directory's entries are on disk."""
     if os.name == "nt":
         return
     opened = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems can't
+        with suppress(OSError):  # not supported by some network file systems
             os.fsync(opened)
     finally:
         os.close(opened)
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise unless a state may be written to a directory: it holds one, or nothing, or does not exist."""
+    """Raise an error unless the directory is missing, empty or holds a state."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -241,14 +241,14 @@ def refuse_foreign(path: Path) -> None:
 
 
 def read_state(path: Path, blobs: Path | None = None, check: Check | None = None) -> tuple[dict[str, Any], Parts]:
-    """Body and parts of a state; runs no code from it."""
+    """Return body and parts of a state; run no code from its files."""
     with locked(path, to_write=False):
         body, files = read_body(path, check)
         return body, {place: read_part((blobs or path) / name) for place, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Body of a state, and the files of its parts."""
+    """Return the body of a state, and the file names of its parts."""
     file = path / STATE
     if not file.is_file():
         raise StateError(
@@ -267,7 +267,7 @@ _FILES: dict[str, str] = {}
 
 
 def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
-    """Name of a part's file in a directory; ``new`` receives its content if it is not there yet, or damaged."""
+    """Return a part's file name; add its content to ``new`` if the file is missing or damaged."""
     digest = part.digest
     name = _FILES.get(digest)
     if name is None or not _is_whole(folder / name):
@@ -282,15 +282,15 @@ def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
 
 
 def part_content(part: Part) -> bytes:
-    """Content of a part's file."""
-    from safetensors.torch import save  # and torch with it, which records are read without
+    """Return the bytes of a part's file."""
+    from safetensors.torch import save  # imported here, because records are read without torch
 
     metadata = {_CODE: part.code} if part.code else None
     return save({place: tensor.detach().cpu().contiguous().clone() for place, tensor in part.items()}, metadata)
 
 
 def _is_whole(file: Path) -> bool:
-    """Tell whether a file, which is no link, is there and holds what its name says."""
+    """Return True if a regular file exists and its content has the hash in its name."""
     try:
         found = os.lstat(file)
     except FileNotFoundError:
@@ -301,12 +301,12 @@ def _is_whole(file: Path) -> bool:
 
 @lru_cache(_MOST)
 def _fits_name(file: Path, place_and_time: tuple[int, ...]) -> bool:
-    """Look into a file, once as long as it stays where it lies and is not written again."""
+    """Compare a file's content with its name; cached until the file changes."""
     return part_name(file.read_bytes()) == file.name
 
 
 def read_part(file: Path) -> Part:
-    """A part from its file; an error where that is damaged."""
+    """Read a part from its file; raise an error if the file is damaged."""
     from safetensors.torch import load
 
     with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):
@@ -318,5 +318,5 @@ def read_part(file: Path) -> Part:
 
 
 def part_name(content: bytes) -> str:
-    """Name of a part's file, by its content."""
+    """Return the name of a part's file: the hash of its content."""
     return f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"

@@ -1,4 +1,4 @@
-"""Settings: what a script gave a strategy, its optimizer and its plugins, as values of JSON."""
+"""Settings of a strategy, its optimizer and its plugins, as JSON values."""
 
 import inspect
 from collections import Counter
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.strategy import Strategy
 
 OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
-"""Avalanche's plugins that count and report, and take no part in a training."""
+"""Avalanche's plugins that only count and report."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -33,24 +33,24 @@ _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 
 def origin_of(strategy: Strategy) -> dict[str, Any]:
-    """Method, settings and seed of a strategy, by the names that a record's provenance has for them."""
+    """Return method, settings and seed of a strategy as fields of a record's provenance."""
     seeding = next((plugin for plugin in strategy.plugins if getattr(plugin, "seeds_tasks", False)), None)
     seed = None if seeding is None else seeding.seed
     return {"method": type(strategy).__name__, "options": settings_of(strategy), "seed": seed}
 
 
 def learning_settings(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Settings but those of evaluations, with which a run may go on differently; as :func:`settings_of`."""
+    """Return :func:`settings_of` without the evaluation settings, which may change during a run."""
     learning = [p for p in (strategy.plugins if plugins is None else plugins) if not isinstance(p, OF_THE_HOST)]
     found = settings_of(strategy, learning)
     return {of: {n: value for n, value in own.items() if n not in _OF_EVALUATION} for of, own in found.items()}
 
 
 def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Settings by class: of a strategy, its optimizer, and all of its plugins or those given.
+    """Return class name → settings for a strategy, its optimizer and its plugins (or the given ones).
 
-    A setting is an attribute with the name of an argument of the class's constructor, or one that holds options (a
-    frozen data class). Functions are named, objects of this package are their class and settings.
+    A setting is an attribute named like a constructor argument, or a frozen data class of options. A function is
+    represented by its name, an object of this package by its class and settings.
     """
     optimizer, criterion = strategy.optimizer, strategy._criterion
     loss = {"class": type(criterion).__name__} | own_settings(criterion)
@@ -66,7 +66,7 @@ def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dic
 
 
 def own_settings(thing: Any) -> dict[str, Any]:
-    """Settings of one object."""
+    """Return the settings of one object."""
     kind: Any = type(thing)
     arguments = _arguments(kind)
     found = {}
@@ -92,23 +92,23 @@ def _is_simple(value: Any) -> bool:
 
 
 def _is_options(value: Any) -> bool:
-    """Tell whether a value is an object of a frozen data class, which holds no tensors."""
+    """Return True if a value is an object of a frozen data class."""
     kind: Any = type(value)
     return is_frozen(kind) and not any(isinstance(getattr(value, each.name), torch.Tensor) for each in fields(kind))
 
 
 def is_frozen(kind: type) -> bool:
-    """Tell whether a class is a data class whose attributes can't be set."""
+    """Return True if a class is a frozen data class."""
     return bool(getattr(getattr(kind, "__dataclass_params__", None), "frozen", False))
 
 
 def _is_ours(value: Any) -> bool:
-    """Tell whether an object is of a class of this package, or of one based on it, and only carries settings."""
+    """Return True if an object's class derives from this package and holds only settings."""
     return is_of(type(value), "avalanche_amnesia") and not isinstance(value, (nn.Module, BasePlugin))
 
 
 def is_of(kind: type, *packages: str) -> bool:
-    """Tell whether a class is of some packages, or based on one of theirs."""
+    """Return True if a class, or one of its bases, is defined in one of the packages."""
     return any(base.__module__.partition(".")[0] in packages for base in kind.__mro__)
 
 

@@ -1,4 +1,4 @@
-"""Values of a state, checked where they are read back."""
+"""Type checks for values read from a saved state."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -9,11 +9,11 @@ Made = TypeVar("Made")
 
 
 class StateError(ValueError):
-    """A state that can't be saved, or a file that is none, is damaged, or belongs to another strategy."""
+    """Error for a state that cannot be saved, is damaged, or belongs to a different strategy."""
 
 
 def checked(state: Any, /, **kinds: Any) -> list[Any]:
-    """Values of a state in the order of ``kinds``, which names them all, with their types (``dict[int, str]``, say)."""
+    """Return the values of a state in the order of ``kinds``; raise an error for missing names or wrong types."""
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
@@ -24,14 +24,14 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
 
 
 def made(kind: type[Made], state: Any) -> Made:
-    """A data class from its attributes (``vars(value)``), checked against their annotations."""
+    """Make a data class from its attributes (``vars(value)``), checked against its annotations."""
     hints = get_type_hints(kind)  # those of class variables among them
     names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
     return kind(*checked(state, **{name: hints[name] for name in names}))
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Tell whether a value is of a type, and everything in a container is of the types that it names."""
+    """Return True if a value, and every item of a container, has the annotated type."""
     if kind is Any:
         return True
     inner = get_args(kind)

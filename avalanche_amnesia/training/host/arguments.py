@@ -1,4 +1,4 @@
-"""Checks of arguments that the host lets pass and fails at later."""
+"""Checks of constructor and ``train`` arguments that Avalanche does not check."""
 
 import difflib
 import functools
@@ -17,15 +17,15 @@ from avalanche_amnesia import checks
 PeriodicMode = Literal["experience", "epoch", "iteration"]
 
 
-# ``**options`` of an ``__init__`` stands for what the base class takes, but for what only a strategy chooses
-# (``composed``). The host's own check of arguments knows no such names: it is taken off.
+# ``**options`` of an ``__init__`` stands for the arguments of the base class, except those that only a strategy
+# chooses (``composed``). Avalanche's own check of arguments does not know these names, so it is removed.
 class OwnArguments:
-    """Mixin of strategies whose signature names every argument, and suggests one for a name that is none."""
+    """Mixin that lists every argument in the signature and suggests a name for an unknown argument."""
 
     composed: ClassVar[Collection[str]] = ()
-    """Arguments by which a strategy composes its plugins: whoever passes ``**options`` on passes none of these."""
+    """Arguments that only a strategy itself passes, to compose its plugins."""
     settings: ClassVar[Mapping[str, type]] = {}
-    """Argument → kind of object that it takes, whose own settings an error names the argument for."""
+    """Argument → class of its value; an error names the argument for a misplaced setting of that class."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,7 +60,7 @@ def _refuse_unless_known(name: str, known: Sequence[str], strategy: type[OwnArgu
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
-    """Check that a strategy's model is of the kind that it, or a plugin of it, needs."""
+    """Raise an error unless the model is of the class that a strategy or plugin needs."""
     if not isinstance(model, kind):
         raise TypeError(
             f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
@@ -71,7 +71,7 @@ def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
 def checked_options(
     train_mb_size: object, train_epochs: object, eval_mb_size: object, eval_every: object, peval_mode: object
 ) -> dict[str, Any]:
-    """Avalanche's options of a strategy, with whole numbers as Python's own."""
+    """Return Avalanche's options of a strategy, with whole numbers converted to int."""
     checks.one_of("peval_mode", peval_mode, PeriodicMode)
     return {
         "train_mb_size": checks.whole_number("train_mb_size", train_mb_size),
@@ -83,7 +83,7 @@ def checked_options(
 
 
 def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
-    """A strategy's further plugins as a list."""
+    """Return a strategy's further plugins as a list."""
     if plugins is None:
         return []
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
@@ -96,7 +96,7 @@ def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
 
 
 def checked_device(device: Any) -> torch.device:
-    """A strategy's device, which is there."""
+    """Return a strategy's device; raise an error if this machine does not have it."""
     try:
         found = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError):
@@ -108,7 +108,7 @@ def checked_device(device: Any) -> torch.device:
 
 
 def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
-    """Check what is given to ``train`` for loaders; the host ignores options that are a strategy's."""
+    """Check the loader options given to ``train``, because Avalanche ignores unknown ones."""
     own = inspect.signature(strategy).parameters
     for name in options:
         meant = _MEANT.get(name, name)
@@ -128,20 +128,20 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
 
 
 _LOADERS = ("drop_last", "num_workers", "persistent_workers", "pin_memory", "shuffle")
-"""Options of the host's loaders."""
+"""Options of Avalanche's data loaders."""
 _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "train_mb_size"}
-"""Names of other libraries for options of a strategy."""
+"""Names that further libraries use for a strategy's options."""
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """A strategy's evaluator, made where a function that makes one was given."""
+    """Return a strategy's evaluator; call it first if it is a factory."""
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made
 
 
 def checked_criterion(criterion: Any) -> Callable[..., Any]:
-    """A strategy's loss."""
+    """Return a strategy's loss function, checked."""
     if isinstance(criterion, type) or not callable(criterion):
         raise TypeError(
             f"criterion must be a loss of logits and labels, got {criterion!r}: criterion=torch.nn.CrossEntropyLoss()"
@@ -151,7 +151,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
 
 
 def listed(experiences: Any, call: str) -> list[Any]:
-    """One experience, or several, as a list."""
+    """Return one or several experiences as a list."""
     if _is_experience(experiences):
         return [experiences]
     way_out = "give an experience, or a stream or list of them, such as benchmark.train_stream"

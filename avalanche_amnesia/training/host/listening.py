@@ -1,7 +1,7 @@
-"""Dispatch of per-iteration events to the plugins that listen to them, and to no others.
+"""Dispatch of per-iteration events to the plugins that handle them.
 
-The host calls every plugin at each of the eight events of a training iteration, and its EvaluationPlugin copies the
-experience each time, whether or not a metric or a logger cares. For small networks that is a fifth of a step.
+Avalanche calls every plugin at each of the eight events of a training iteration, and its EvaluationPlugin copies the
+experience each time, even if no metric or logger handles the event. For small networks this is a fifth of a step.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ EVENTS_OF_ITERATIONS = (
 
 
 def _overrides(listener: object, event: str, silent: type) -> bool:
-    """Tell whether an object handles an event by something else than its base class's empty method."""
+    """Return True if an object overrides the empty event handler of its base class."""
     handler = getattr(listener, event, None)
     return handler is not None and getattr(handler, "__func__", handler) is not getattr(silent, event, None)
 
 
 def listens(plugin: object, event: str) -> bool:
-    """Tell whether calling a plugin at an event can have any effect."""
+    """Return True if calling a plugin at an event can have an effect."""
     if isinstance(plugin, EvaluationPlugin):
         own = getattr(type(plugin), event, None) is not getattr(EvaluationPlugin, event, None)  # a subclass's handler
         return (
@@ -39,14 +39,14 @@ def listens(plugin: object, event: str) -> bool:
 
 
 def listens_to_training(plugin: object) -> bool:
-    """Tell whether calling a plugin at any event of a training iteration can have an effect."""
+    """Return True if a plugin handles any event of a training iteration."""
     return any(listens(plugin, event) for event in EVENTS_OF_ITERATIONS if "eval" not in event)
 
 
 def sees_final_gradients(strategy: Strategy, plugin: object) -> bool:
-    """Tell whether nothing changes gradients between a plugin's ``before_update`` and the optimizer's step.
+    """Return True if no code changes gradients between a plugin's ``before_update`` and the optimizer's step.
 
-    The host's loop does not, nor do handlers of this package behind the plugin; of any others nothing is known.
+    Avalanche's loop and this package's later plugins do not; a user's later plugin may.
     """
     place = next((i for i, other in enumerate(strategy.plugins) if other is plugin), len(strategy.plugins))
     behind = [other for other in strategy.plugins[place + 1 :] if listens(other, "before_update")]
@@ -75,12 +75,12 @@ def _announcer(event: str) -> Callable[..., None]:
 
 
 def dispatch_to(strategy: Strategy, plugins: Sequence[object]) -> None:
-    """Let the events of a strategy reach other plugins than its own, from the next one on."""
+    """Replace the plugins that receive a strategy's events, from the next event on."""
     vars(strategy).update(plugins=list(plugins), _listeners={})
 
 
 class ListenerDispatch:
-    """Mixin for a strategy, in front of Avalanche's template: listeners are looked up once per experience."""
+    """Mixin for a strategy, before Avalanche's template, that looks up event handlers once per experience."""
 
     _listeners: dict[str, list[Any]]
 
@@ -92,7 +92,7 @@ class ListenerDispatch:
 def _forgetting(method: str) -> Callable[..., None]:
     def announce(self: Any, **kwargs: Any) -> None:
         getattr(super(ListenerDispatch, self), method)(**kwargs)
-        self._listeners = {}  # what the host's evaluator gives for a handler can't be pickled
+        self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
 
     announce.__name__, announce.__doc__ = method, "As the host's; then listeners are looked up again."
     return announce

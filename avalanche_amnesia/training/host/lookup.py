@@ -1,4 +1,4 @@
-"""A strategy's plugins, the tasks that it has, and whether it has been given a state by half."""
+"""Look up a strategy's plugins and tasks, and detect a strategy whose loading was interrupted."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,18 +14,18 @@ P = TypeVar("P")
 
 
 def find_plugin(strategy: Strategy, kind: type[P]) -> P | None:
-    """The strategy's first plugin of a class, None if it has none."""
+    """Return the strategy's first plugin of a class, or None."""
     return next((plugin for plugin in strategy.plugins if isinstance(plugin, kind)), None)
 
 
 def unlearning_of(strategy: Strategy) -> Any:
-    """The strategy's plugin that answers requests, by its class attribute ``answers_requests``; None if it has none."""
-    plugins = getattr(strategy, "plugins", ())  # a host that is only logged may have none
+    """Return the plugin that answers requests (class attribute ``answers_requests``), or None."""
+    plugins = getattr(strategy, "plugins", ())  # a strategy that is only logged may have no plugins
     return next((plugin for plugin in plugins if getattr(plugin, "answers_requests", False)), None)
 
 
 def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
-    """Raise if a strategy has two plugins of a class that keeps records of its tasks."""
+    """Raise an error if a strategy has two plugins of this class."""
     n = sum(isinstance(plugin, kind) for plugin in strategy.plugins)
     if n > 1:
         raise ValueError(
@@ -36,14 +36,14 @@ def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
 
 
 def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> list[Any]:
-    """Those experiences whose tasks the strategy has: neither future nor unlearned ones.
+    """Return the experiences whose tasks were trained and not unlearned.
 
     Args:
-        strategy: any strategy; without an :class:`UnlearningPlugin` what its model has heads for decides.
+        strategy: any strategy; without an :class:`UnlearningPlugin` the heads of its model decide.
         experiences: a stream, or a list of experiences with task labels.
 
     Raises:
-        TypeError: for what are no experiences, a benchmark say.
+        TypeError: if an item is not an experience.
     """
     given = listed(experiences, "remaining_experiences(strategy, …)")
     plugin = unlearning_of(strategy)
@@ -55,15 +55,15 @@ def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> lis
 
 
 class UnfinishedLoad(SupervisedPlugin):
-    """Mark of a strategy whose loading has not finished: the first of its plugins, which refuses."""
+    """First plugin of a strategy whose loading did not finish; it refuses every use."""
 
-    # A plugin, so that the host's own loops meet it before any other plugin does something.
+    # A plugin, so that Avalanche's loops call it before any other plugin.
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
     def refuse(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Refuse what a strategy is asked for."""
+        """Raise an error, because the strategy is loaded only in part."""
         raise StateError(
             f"loading {self._path} into this {type(strategy).__name__} did not finish: load that state again, or "
             "another one, with load_state(strategy, path); or build the strategy again"
@@ -73,7 +73,7 @@ class UnfinishedLoad(SupervisedPlugin):
 
 
 def refuse_unfinished(strategy: Strategy) -> None:
-    """Raise if the loading of a strategy did not finish."""
+    """Raise an error if the loading of a strategy did not finish."""
     mark = find_plugin(strategy, UnfinishedLoad)
     if mark is not None:
         mark.refuse(strategy)

@@ -1,4 +1,4 @@
-"""Requests for parts of a task: the samples that go, those that went before, and the training again without them."""
+"""Requests for samples or classes of a task: check them, remember them, and retrain the task without them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from avalanche_amnesia.unlearning.context import UnlearningContext
 
 @dataclass
 class ForgottenSamples:
-    """Salted hashes of samples that remaining tasks were trained again without; no position can be read off a record.
+    """Salted hashes of the samples that remaining tasks were retrained without.
 
     Attributes:
-        salt: drawn with the first of them, and in no record.
+        salt: drawn at the first request; no record contains it.
         hashes: task → hashes of positions in its data.
     """
 
@@ -43,45 +43,45 @@ class ForgottenSamples:
     hashes: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def hashes_of(self, task: int, positions: Collection[int]) -> list[str]:
-        """Hashes of positions in a task's data."""
+        """Return the hashes of positions in a task's data."""
         return [blake3(f"{self.salt}/{task}/{position}".encode()).hexdigest() for position in positions]
 
     def positions(self, task: int, n: int) -> list[int]:
-        """Positions of a task's forgotten samples, of so many that it had."""
+        """Return the positions of a task's forgotten samples, given the number of its samples."""
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
     def left_out(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
-        """Task → :meth:`positions`, of tasks with so many samples each."""
+        """Return :meth:`positions` of each task, given the number of samples of each."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
     def salted(self) -> Self:
-        """The same with a salt."""
+        """Return a copy that has a salt."""
         return self if self.salt else type(self)(secrets.token_hex(16), self.hashes)
 
     def having(self, task: int, hashes: Collection[str]) -> Self:
-        """These, and further ones of a task."""
+        """Return a copy with further hashes of a task."""
         return type(self)(self.salt, {**self.hashes, task: self.hashes.get(task, frozenset()) | set(hashes)})
 
     def without(self, tasks: Collection[int]) -> Self:
-        """These without those of some tasks."""
+        """Return a copy without the hashes of some tasks."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
 
     def state(self) -> dict[str, Any]:
-        """All of it, as a value of a saved state."""
+        """Return hashes and salt for a saved state."""
         return {"salt": self.salt, "hashes": dict(self.hashes)}
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """Hashes and salt that :meth:`state` returned."""
+        """Make the object from a value that :meth:`state` returned."""
         return cls(*checked(state, salt=str, hashes=dict[int, frozenset[str]]))
 
 
 class LeftOut:
-    """A request for a part of a task, checked against the task's data as it was given at first.
+    """A request for samples or classes of a task, checked against the task's original data.
 
-    It has ``hashes`` of the samples that go now, labels that are ``closed`` by that, and what is ``forgotten``, and the
-    ``experience`` that is left, afterwards.
+    Attributes: ``hashes`` of the requested samples, ``closed`` labels without samples left, all samples ``forgotten``
+    afterwards, and the remaining ``experience``.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class LeftOut:
 
 
 class StreamInUse:
-    """The stream of the last training, as long as somebody else holds it; in no copy that is pickled."""
+    """Weak reference to the stream of the last training; pickled copies do not contain it."""
 
     def __init__(self) -> None:
         self._held: Any = lambda: None
@@ -118,11 +118,11 @@ class StreamInUse:
         return twin
 
     def note(self, experience: Any) -> None:
-        """Remember an experience's stream."""
+        """Store a weak reference to an experience's stream."""
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """The experience with a task's data: the one that is given, else that of the stream; a RequestError if none."""
+        """Return the given experience of a task, or that of the stream; raise RequestError without one."""
         last = self._held()
         found = [given] if given is not None else getattr(last, "origin_stream", None) or [last]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
@@ -143,9 +143,9 @@ class StreamInUse:
 def retraining(
     plugin: Any, strategy: Strategy, request: Iterable[int] | UnlearningRequest, context: UnlearningContext, data: Any
 ) -> TrainAgain | None:
-    """Check a request for a part of a task, and enter it into the plan; None: the request names whole tasks.
+    """Check a request for samples or classes and enter it into the plan; return None if it names whole tasks.
 
-    Returns how the task is trained again inside the unlearning, on ``data`` or, without it, on that of the stream.
+    Otherwise return the function that retrains the task inside the unlearning, on ``data`` or on the stream's data.
     """
     if not isinstance(request, UnlearningRequest) or not request.is_partial:
         return None
@@ -185,9 +185,9 @@ def retraining(
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:
-    """Train one task with the host's own loop, as in a training of its own; metrics and loggers hear nothing of it.
+    """Retrain one task with Avalanche's own loop, without metrics and loggers.
 
-    May happen inside the training of another experience, between its end and the next one.
+    It may run between the end of one experience's training and the start of the next.
     """
     host: Any = strategy
     model, optimizer, clock = strategy.model, strategy.optimizer, strategy.clock

@@ -1,4 +1,4 @@
-"""State of a strategy between tasks, saved and given back to one that was built alike."""
+"""Save a strategy between tasks, and load it into a strategy built with the same arguments."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -35,14 +35,14 @@ from avalanche_amnesia.unlearning.purging.purgers import OF_EVERY_STRATEGY
 
 
 def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
-    """Save a strategy between tasks: model, masks, heads, trajectory, ledger, what its plugins keep, the optimizer.
+    """Save a strategy between tasks: model, masks, heads, trajectory, ledger, plugins and optimizer.
 
-    As safetensors and JSON: loading runs no code. Written as a whole or not at all; saving into the same directory
-    again replaces the old state, and deletes what only it held.
+    The files are safetensors and JSON, so loading runs no code. The state is written completely or not at all. Saving
+    into the same directory again replaces the old state and deletes its files.
 
     Args:
-        strategy: this package's, or any of Avalanche's whose plugins are known or hold plain values.
-        path: as of :meth:`TaskStrategy.save`; what is returned and raised, too.
+        strategy: a strategy of this package, or of Avalanche if its plugins are known or hold plain values.
+        path: as in :meth:`TaskStrategy.save`, which also lists the result and the errors.
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
     place, sign = checks.path("path", path), None if key is None else partial(signature_of, private_key=private(key))
@@ -51,7 +51,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """State of a strategy between tasks: JSON, and parts with tensors, which are its own."""
+    """Return a strategy's state between tasks: JSON, and parts with copies of its tensors."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     body, parts = encode(
@@ -71,11 +71,11 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
 
 
 def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
-    """Give a strategy the state that :func:`save_state` saved.
+    """Load a state that :func:`save_state` saved into a strategy.
 
     Args:
-        strategy: built as the saved one was, with the same model, optimizer, plugins and settings; what it has learned
-            since is lost, and what a script gives (functions, loggers, an evaluator's references) stays its own.
+        strategy: built with the same model, optimizer, plugins and settings. Its own training is lost. Functions,
+            loggers and references that the script gave it are kept.
         path: the directory.
         key: public key of the state's signer, as of :func:`~avalanche_amnesia.audit.verify`; None: signatures are not
             looked at.
@@ -93,7 +93,7 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
 
 
 def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
-    """Give a strategy a state that ``read`` returns; as :func:`load_state`."""
+    """Load the state that ``read`` returns; see :func:`load_state`."""
     _refuse_in_training(strategy, "load")
     before, mark = strategy.plugins, UnfinishedLoad(path)
     plugins = [plugin for plugin in before if not isinstance(plugin, UnfinishedLoad)]
@@ -116,14 +116,14 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
                 with as_state_error(path, f"{fault}, in {part}"):
                     give()
             trigger_plugins(strategy, "after_loading")
-        except BaseException:  # the mark stays: what asked for this state must not go on with another one
+        except BaseException:  # the mark stays, because the strategy must not be used with a partial state
             go_back()
             raise
     strategy.plugins = plugins
 
 
 def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Names of a strategy's parts, and functions that give them their states."""
+    """Yield the name of each part of a strategy and a function that loads its state."""
     yield "its model", partial(load_model_state, strategy.model, state["model"])
     yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
     yield "the strategy", partial(load_state_of, strategy, state["host"], strategy, _not_kept(strategy))
@@ -131,7 +131,7 @@ def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, 
     for plugin, (_, held) in zip(_plugins(strategy), state["plugins"], strict=True):
         yield type(plugin).__name__, partial(load_state_of, plugin, held, strategy)
     for metric, (name, held) in zip(_metrics(strategy), state["metrics"], strict=False):
-        if _name(metric) == name:  # others may be looked at by now
+        if _name(metric) == name:  # the evaluator may have further metrics now
             yield type(metric).__name__, partial(load_state_of, metric, held, strategy)
 
 
@@ -184,7 +184,7 @@ def _name(thing: Any) -> str:
 
 
 def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings by their paths."""
+    """Yield nested settings with their paths."""
     if not isinstance(settings, dict):
         yield name, settings
         return
@@ -193,17 +193,17 @@ def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plugins(strategy: Strategy) -> list[Any]:
-    """Plugins but the evaluator (its loggers are the script's, its metrics are saved by themselves) and the mark."""
+    """Return all plugins except the evaluator, whose metrics are saved separately, and the mark of a partial load."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
 def _metrics(strategy: Strategy) -> list[Any]:
-    """Metrics with a ``state()``; the others begin again with every evaluation, or hold the run's own numbers."""
+    """Return the metrics that have a ``state()``; all further metrics start again with every evaluation."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
 
 
 def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:
-    """Plugins in the order of the saved ones; the evaluator, which is none of them, keeps its place."""
+    """Return the plugins in the order of the saved state; the evaluator keeps its position."""
     mine = _plugins(strategy)
     ordered = [mine.pop([*map(_name, mine)].index(name)) for name in names]
     return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
@@ -213,11 +213,11 @@ _NOT_KEPT = OF_EVERY_STRATEGY | {
     *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
     *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
 }
-"""Attributes of a strategy that its state has elsewhere, or that belong to one training or evaluation."""
+"""Attributes that are saved elsewhere, or that belong to one training or evaluation."""
 
 
 def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Attributes of a strategy that are no state of its own; plugins that it refers to are saved as plugins."""
+    """Return the attributes of a strategy that are not saved as its own state."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 
@@ -225,8 +225,8 @@ def _not_kept(strategy: Strategy) -> frozenset[str]:
 
 
 def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
-    """The optimizer's own ``state_dict``, and the names of the parameters that it numbers."""
-    # Parameters that the model has no longer (the head of a task that was given up) are left out.
+    """Return the optimizer's ``state_dict`` and the names of its parameters."""
+    # Parameters that the model no longer has (the head of an aborted task) are left out.
     names = {id(parameter): name for name, parameter in strategy.model.named_parameters()}
     state, of_groups = strategy.optimizer.state_dict(), []
     for group, saved in zip(strategy.optimizer.param_groups, state["param_groups"], strict=True):
@@ -249,5 +249,5 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     optimizer.state.clear()
     given = dict(optimizer.defaults)
     optimizer.load_state_dict(held)
-    optimizer.defaults = given  # torch adds one to those of some classes, which would be another setting
+    optimizer.defaults = given  # some torch optimizers add a default, which would count as a changed setting
     strategy.optimized_param_id = None if followed is None else {name: parameters[name] for name in followed}

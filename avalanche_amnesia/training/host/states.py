@@ -1,4 +1,4 @@
-"""States of a strategy's parts, its model and its plugins, as values that a saved state can hold."""
+"""Convert the model and the plugins of a strategy to values of a saved state, and back."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ from avalanche_amnesia.training.host.rollback import CONTAINERS, Contents
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Tensors of a model, numbers that its modules hold (a counter beside the buffers is state too), and classes."""
+    """Return a model's tensors, the numbers in attributes of its modules, and its classes."""
     tensors = {name: value.detach() for name, value in model.state_dict().items()}
     with whole(model):
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -25,7 +25,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> Joined:
-    """A model's tensors, those of each task apart: of finished ones they stay the same."""
+    """Return a model's tensors, with a separate part per task, because those of finished tasks do not change."""
     stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
     of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
     for name, tensor in tensors.items():
@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def unlike(model: nn.Module, state: Any) -> str | None:
-    """Reason why a state is another model's; None where nothing speaks against it."""
+    """Return why a state does not fit a model, or None."""
     tensors, _, _, there = checked(state, **_KINDS)
     here = dict(_classes(model))
     for path in sorted({*here, *there}):
@@ -61,7 +61,7 @@ def unlike(model: nn.Module, state: Any) -> str | None:
 
 
 def load_model_state(model: nn.Module, state: Any) -> None:
-    """Give a model of the same kind the state of another one; of another kind, an error in the middle of it."""
+    """Load a state into a model of the same classes and shapes."""
     tensors, numbers, frozen, _ = checked(state, **_KINDS)
     model.load_state_dict(tensors)
     with whole(model):
@@ -85,7 +85,7 @@ def _numbers(model: nn.Module) -> Iterator[tuple[str, bool | int | float]]:
 
 
 def _classes(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Classes of the model and of the modules in its backbone, by path; tasks' own modules are made as they come."""
+    """Yield path and class of the model and of each backbone module; tasks' own modules are left out."""
     for path, module in model.named_modules():
         if path.split(".")[0] in ("", "backbone"):
             yield path, f"{type(module).__module__}.{type(module).__qualname__}"
@@ -93,11 +93,11 @@ def _classes(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Way of an attribute's value into a state, and back.
+    """Conversion of an attribute to a value of a saved state, and back.
 
     Args:
-        take: value → JSON types, tensors, and containers of these.
-        give: what ``take`` returned, the value that the attribute has, and the strategy → its new value.
+        take: function from the value to JSON types, tensors, and containers of these.
+        give: function from the saved value, the attribute's current value and the strategy to the new value.
     """
 
     take: Callable[[Any], Any]
@@ -108,25 +108,25 @@ _CONVERSIONS: dict[type, dict[str, Conversion | None]] = {}
 
 
 def register_state(kind: type, **attributes: Conversion | None) -> None:
-    """Say how attributes of somebody else's plugin or strategy get into a saved state and back.
+    """Register how attributes of a third-party plugin or strategy are saved and loaded.
 
-    Its settings (attributes with the names of its constructor's arguments) are compared, not saved; all others are
-    saved as they are, if they are of JSON types and tensors, unless they are named here.
+    Settings (attributes named like constructor arguments) are compared, not saved. All further attributes that hold
+    JSON types and tensors are saved unchanged, unless they are named here.
 
     Args:
-        kind: the class; subclasses are treated alike.
-        attributes: name → how it is saved; None: it is left out, and stays as it is where a state is loaded.
+        kind: the class; its subclasses are included.
+        attributes: name → its conversion; None: the attribute is neither saved nor loaded.
     """
     _CONVERSIONS[kind] = attributes
 
 
 def takes_part(thing: Any) -> bool:
-    """Tell whether an object says itself what its state is, or somebody has said it."""
+    """Return True if an object has ``state()``, or a conversion is registered for its class."""
     return hasattr(type(thing), "load_state") or any(kind in _CONVERSIONS for kind in type(thing).__mro__)
 
 
 def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
-    """State of a plugin, a strategy or a criterion: its ``state()``, else its attributes."""
+    """Return the state of a plugin, strategy or criterion: its ``state()``, or else its attributes."""
     name, conversions = type(thing).__name__, _conversions(thing)
     if hasattr(type(thing), "load_state"):
         state, path = thing.state(), f"{name}.state()"
@@ -148,7 +148,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
 
 
 def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
-    """Give an object the state that :func:`state_of` returned of one like it; of another one, change nothing."""
+    """Load a value of :func:`state_of` into an object; change nothing if it does not fit."""
     if hasattr(type(thing), "load_state"):
         thing.load_state(state)
         return
@@ -156,7 +156,7 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
     tensors = new.pop("state_dict") if isinstance(thing, nn.Module) else {}
     hidden = left_out | _left_out(thing)
     for name in new:
-        # A user's plugin may have got an attribute in a training only; the host has all of its own from the beginning.
+        # A user's plugin may create an attribute during training; Avalanche creates its attributes in constructors.
         held = vars(thing).get(name, getattr(type(thing), name, None))
         alike = held is None or name in conversions or type(held) in (type(new[name]), defaultdict)
         of_host = name in vars(thing) and alike
@@ -177,7 +177,7 @@ def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozense
 
 
 def _is_state(value: Any) -> bool:
-    """Tell whether a saved state could hold a value; methods, properties and objects are none."""
+    """Return True if a saved state can hold the value."""
     try:
         encode(dict(value) if isinstance(value, dict) else value)
     except StateError:
@@ -186,7 +186,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _conversions(thing: Any) -> dict[str, Conversion | None]:
-    """Those of an object's class and the classes that it is based on."""
+    """Return the conversions registered for an object's class and its bases."""
     found: dict[str, Conversion | None] = {}
     for kind in reversed(type(thing).__mro__):
         found |= _CONVERSIONS.get(kind, {})
@@ -194,14 +194,14 @@ def _conversions(thing: Any) -> dict[str, Conversion | None]:
 
 
 def _left_out(thing: Any) -> frozenset[str]:
-    """Settings, and what was said to be left out; of a module, what torch keeps itself too."""
+    """Return attributes that are not saved: settings, registered exceptions and, for modules, torch's private ones."""
     inside = [name for name in vars(thing) if name.startswith("_")] if isinstance(thing, nn.Module) else ()
     unsaved = (name for name, conversion in _conversions(thing).items() if conversion is None)
     return frozenset((*own_settings(thing), *unsaved, *inside))
 
 
 def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
-    """A dict of the class of one that is there (a ``defaultdict``, say), with other items."""
+    """Return a dict of the same class as ``held`` (for example ``defaultdict``) with new items."""
     new = held.copy()
     new.clear()
     new.update(items)
@@ -209,7 +209,7 @@ def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def before_loading(strategy: Strategy, given: Sequence[Any]) -> Callable[[], None]:
-    """Make a function that takes a state away again: from a strategy, its network and other things that change."""
+    """Return a function that undoes the loading of a state into a strategy, its network and further objects."""
     networks = [network for network in (strategy.model, *given) if isinstance(network, nn.Module)]
     with whole(strategy.model):
         modules = [module for network in networks for module in network.modules()]

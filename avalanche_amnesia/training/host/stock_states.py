@@ -1,4 +1,4 @@
-"""States of Avalanche's own plugins and strategies: attributes that are no plain values, and those that don't count."""
+"""Registered conversions for attributes of Avalanche's own plugins and strategies."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from avalanche_amnesia.unlearning.purging.samples import sequence
 
 
 def _taken(data: AvalancheDataset) -> dict[str, Any]:
-    """Samples of a data set and what it says of each: tensors and lists."""
+    """Return the samples of a data set and its attributes per sample, as tensors and lists."""
     nested = list(_nested(data._flat_data))
     others = sorted({type(inner).__name__ for inner in nested if not isinstance(inner, (FlatData, TensorTask))})
     groups = [found for inner in nested if (found := getattr(inner, "_transform_groups", None)) is not None]
@@ -58,7 +58,7 @@ def _taken(data: AvalancheDataset) -> dict[str, Any]:
 
 
 def _made(values: dict[str, Any]) -> AvalancheDataset:
-    """A data set of the same samples in the same order."""
+    """Return a data set with the same samples in the same order."""
     if values["x"] is None:
         return AvalancheDataset([])
     samples = TensorTask(values["x"], torch.arange(len(values["y"])), values["y"])
@@ -71,14 +71,14 @@ def _made(values: dict[str, Any]) -> AvalancheDataset:
 
 
 def _nested(data: Any) -> Iterator[Any]:
-    """A data set and those inside it."""
+    """Yield a data set and all data sets inside it."""
     yield data
     for inner in data._datasets if isinstance(data, FlatData) else ():
         yield from _nested(inner)
 
 
 def _tensors(held: Any) -> Any:
-    """Tensors of the host's ``ParamData``, in dicts and tuples of any depth."""
+    """Return the tensors of Avalanche's ``ParamData``, in nested dicts and tuples."""
     if isinstance(held, dict):
         return {key: _tensors(value) for key, value in held.items()}
     if isinstance(held, tuple):
@@ -122,7 +122,7 @@ def _load_lwf(state: Any, method: Any, strategy: Strategy) -> Any:
 
 
 def _policy(policy: Any) -> dict[str, Any]:
-    """Samples of a storage policy and of those inside it; numbers and sets of what it has seen."""
+    """Return the samples, numbers and sets of a storage policy and of the policies inside it."""
     state = {name: value for name, value in vars(policy).items() if type(value) in (bool, int, str, set, Tensor)}
     if hasattr(policy, "buffer_groups"):
         return {**state, "groups": {key: _policy(group) for key, group in policy.buffer_groups.items()}}

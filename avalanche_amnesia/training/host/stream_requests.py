@@ -1,4 +1,4 @@
-"""The unlearning requests that come with a stream's experiences: which are due, and whether they can be obeyed."""
+"""Unlearning requests of a stream: find the due ones and check them in advance."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -13,21 +13,21 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """Unlearning requests of streams, and those of them that were obeyed already."""
+    """Unlearning requests of streams, with a list of those already obeyed."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()  # tasks of the streams
         self._fired: set[tuple[int, Any]] = set()
-        self.waiting: list[tuple[int, Any]] = []  # that come after a finished task, in order, each with that task
+        self.waiting: list[tuple[int, Any]] = []  # requests after a finished task, in order, each with that task
 
     def state(self) -> dict[str, Any]:
-        """The requests that were obeyed or still wait, as a value of a saved state."""
+        """Return obeyed and waiting requests for a saved state."""
         fired, overdue = sorted(self._fired, key=repr), self.waiting
         written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
         return {"known": self.known, "fired": written[0], "overdue": written[1]}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         known, fired, overdue = checked(
             state, known=set[int], fired=list[tuple[int, dict[str, Any]]], overdue=list[tuple[int, dict[str, Any]]]
         )
@@ -35,7 +35,7 @@ class StreamRequests:
         self.known, self._fired, self.waiting = known, set(read[0]), read[1]
 
     def rehearse(self, experience: Any, ledger: TaskLedger) -> None:
-        """Try a task's requests on a copy of the ledger: one that can't be obeyed is an error before the training."""
+        """Check a task's requests on a copy of the ledger, so that an impossible request fails before the training."""
         self.known |= {single_task(other) for other in stream_of(experience) or [experience]}
         coming = [
             *self.still_due(experience, "before", ledger.unlearned),
@@ -46,7 +46,7 @@ class StreamRequests:
         rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Requests of a task's training, without those that an interrupted training of it has obeyed already."""
+        """Return the requests of a task's training, except those that an interrupted training already obeyed."""
         task, gone = single_task(experience), set(unlearned)
         return [
             request
@@ -55,32 +55,32 @@ class StreamRequests:
         ]
 
     def fires(self, task: int, request: Any) -> None:
-        """Remember a request in a task's training that is about to be obeyed: once its tasks are gone, it was."""
+        """Store a request that is about to be obeyed; it counts as obeyed once its tasks are unlearned."""
         self._fired.add((task, request))
 
     def trained(self, task: int, then: Sequence[Any]) -> None:
-        """Forget the requests in the training of a task that is finished, and remember those that come after it."""
+        """Drop the requests during a finished training, and store those after it."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 
     def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
-        """Requests that come after a finished task and were not answered yet, in order, each with that task."""
+        """Return the unanswered requests after finished tasks, in order, each with its task."""
         gone = set(unlearned)
         self.waiting = [(task, request) for task, request in self.waiting if not gone.issuperset(request.tasks)]
         return self.waiting
 
     def answered(self, request: Any) -> None:
-        """Forget one of the requests that wait: it was obeyed, or refused."""
+        """Drop a waiting request that was obeyed or refused."""
         self.waiting = [(task, other) for task, other in self.waiting if other is not request]
 
 
 def due(experience: Any, when: str) -> list[Any]:
-    """The requests of an experience for one moment, in order; none where the stream has none."""
+    """Return the requests of an experience for one moment, in order."""
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 
 def check_iterations(strategy: Strategy) -> None:
-    """Check the iterations that a stream's requests name, from a strategy's experience on."""
+    """Check the iterations named by a stream's requests, from the current experience on."""
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)
     epochs = checks.whole_number("train_epochs", strategy.train_epochs)
@@ -93,7 +93,7 @@ def check_iterations(strategy: Strategy) -> None:
 
 
 def check_iteration(request: Any, task: int | None, iterations: int) -> None:
-    """Check the iteration that one request names against the number of a task's iterations."""
+    """Check the iteration of one request against the number of a task's iterations."""
     if request.iteration >= iterations:
         raise RequestError(
             f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
