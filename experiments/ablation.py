@@ -54,12 +54,10 @@ HAT_ROWS = {
     "backup-before": {"compensation": lambda seed: BackupPlugin(seed=seed)},
     "backup-delete": {"compensation": lambda seed: BackupPlugin(start="delete")},
     "counterfactual": {"compensation": "counterfactual"},
-    "repair-joint": {"repair": lambda seed: RepairPlugin("joint", seed=seed)},
-    "repair-sequential": {"repair": lambda seed: RepairPlugin("sequential", seed=seed)},
-    "repair-sequential_adahat": {"repair": lambda seed: RepairPlugin("sequential_adahat", seed=seed)},
+    "repair-joint": {"repair": lambda seed: RepairPlugin(seed=seed)},
     "counterfactual+repair-joint": {
         "compensation": "counterfactual",
-        "repair": lambda seed: RepairPlugin("joint", seed=seed),
+        "repair": lambda seed: RepairPlugin(seed=seed),
     },
 }
 ADAHAT_ROWS = [
@@ -72,7 +70,7 @@ ADAHAT_ROWS = [
     "counterfactual",
     "repair-joint",
 ]
-ADAHAT_ROWS += ["repair-sequential_adahat", "counterfactual+repair-joint"]
+ADAHAT_ROWS += ["counterfactual+repair-joint"]
 ROWS = HAT_ROWS | {f"adahat-{name}": HAT_ROWS[name] | {"adjustment": "adahat"} for name in ADAHAT_ROWS}
 COLUMNS = {
     "accuracy": "mean of the remaining tasks, in per cent",

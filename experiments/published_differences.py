@@ -131,7 +131,7 @@ class AuthorsRepair(RepairPlugin):
     """
 
     def __init__(self, memory: TaskMemory, seed: int, steps: int, *, momentum: bool) -> None:
-        super().__init__("joint", steps=steps, batch_size=64, labels=0.0, seed=seed)
+        super().__init__(steps=steps, batch_size=64, labels=0.0, seed=seed)
         self.memory, self.momentum = memory, momentum
         self._used: dict[int, dict[str, Tensor]] = {}
         self._state: dict[str, dict[str, Tensor]] = {}

@@ -145,13 +145,11 @@ class RepairSummary:
     """Samples, steps and changed entries of a repair.
 
     Attributes:
-        mode: ``joint``, ``sequential`` or ``sequential_adahat``.
         samples: repaired task → samples of it that the steps saw, in training order.
         steps: of the repair's own optimizers.
         entries: parameter → number of entries that the repair moved.
     """
 
-    mode: str
     samples: Mapping[int, int]
     steps: int
     entries: Mapping[str, int]

@@ -88,7 +88,7 @@ class AmnesiacHAT(TaskStrategy):
         if repair is not None and not repairs(repair):
             raise TypeError(
                 f"repair must be a plugin that repairs, or None, got {repair!r}: "
-                "avalanche_amnesia.contrib.repair.RepairPlugin('joint')"
+                "avalanche_amnesia.contrib.repair.RepairPlugin()"
             )
         recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
         chosen = [compensation if compensation != "none" else None, repair]

@@ -81,7 +81,7 @@ KINDS = {
     "norms": ours(AmnesiacHAT, net=NormNet),
     "exclusive": ours(AmnesiacHAT, unlearning=lambda path: UnlearningPlugin(deletion="exclusive"), compensation="none"),
     "backup": ours(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
-    "repair": ours(AmnesiacHAT, repair=lambda path: RepairPlugin("sequential")),
+    "repair": ours(AmnesiacHAT, repair=lambda path: RepairPlugin()),
     "disk": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
     "merging": ours(
         AmnesiacHAT,

@@ -1,7 +1,5 @@
 """Whole numbers reach the model as they are, for an embedding: grey levels of digits as tokens."""
 
-from functools import partial
-
 import pytest
 import torch
 from support.strategies import make
@@ -64,7 +62,7 @@ def test_a_transform_gets_them_as_they_are():
     ("kind", "model", "options"),
     [
         (AmnesiacHAT, masked, {}),
-        (AmnesiacHAT, masked, {"repair": partial(RepairPlugin, "joint"), "compensation": BackupPlugin}),
+        (AmnesiacHAT, masked, {"repair": RepairPlugin, "compensation": BackupPlugin}),
         (DisjointSubnets, lambda: DisjointModel(net(), n_features=16), {}),
         (WSN, lambda: SubnetModel(net(), n_features=16), {}),
         (PALL, lambda: SubnetModel(net(), n_features=16), {}),

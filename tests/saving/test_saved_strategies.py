@@ -65,7 +65,7 @@ STRATEGIES = {
     "AmnesiacHAT": ours(AmnesiacHAT),
     "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
-    "repair": ours(AmnesiacHAT, repair=partial(RepairPlugin, "sequential_adahat")),
+    "repair": ours(AmnesiacHAT, repair=RepairPlugin),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
     "merging": ours(
         AmnesiacHAT,

@@ -11,12 +11,11 @@ from support.strategy_state import values
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 TEST = PERMUTED.test_stream
-MODES = ["joint", "sequential", "sequential_adahat"]
 
 
 @functools.cache
 def _trained(repair, **options):
-    plugin = RepairPlugin(repair) if isinstance(repair, str) else repair
+    plugin = RepairPlugin() if repair == "joint" else repair
     strategy = amnesiac(**{"train_epochs": 4, "compensation": "none", "repair": plugin, **options})
     return learn(strategy, PERMUTED.train_stream)
 

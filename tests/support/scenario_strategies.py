@@ -103,7 +103,7 @@ def hat(**options: Any) -> Callable[..., Any]:
 
 
 def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
-    return amnesiac_hat(trajectory, repair=RepairPlugin("sequential", steps=3, samples_per_task=8), **options)
+    return amnesiac_hat(trajectory, repair=RepairPlugin(steps=3, samples_per_task=8), **options)
 
 
 KINDS = {

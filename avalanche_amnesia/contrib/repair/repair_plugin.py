@@ -1,8 +1,8 @@
-"""Repair of what an unlearning took from remaining tasks, by a few steps on their samples."""
+"""Repair of remaining tasks after an unlearning, by a few steps on stored samples."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,56 +21,49 @@ from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
-from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 from avalanche_amnesia.trajectory.removal import moved_along
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.context import own_parameters
 
-RepairMode = Literal["joint", "sequential", "sequential_adahat"]
-
 
 class RepairPlugin(MemoryPlugin):
-    """Trains affected tasks again inside an unlearning, on a few of their samples that were held for it.
+    """Trains affected tasks on a few stored samples inside an unlearning.
 
-    Repaired are the remaining tasks that were trained beside a task that is gone, and read what its deletion changed.
-    What moves is their own head and norms, and of the backbone the entries that the deletion changed and that no other
-    task reads; adjusted in update space, so that nothing else moves by a bit under any optimizer. The network runs in
-    evaluation mode (no dropout). Logits of a model that knew a task that is gone would bring some of it back: they
-    are dropped and stored again, from the model without that task. Where no compensation has just replaced the
-    head, running statistics of its norms are taken again on the samples first, and logits are stored only of those that
-    the model still has right: the others' labels get the logits' weight too.
+    Affected are the remaining tasks that were trained after an unlearned task and read entries that its deletion
+    changed. Only their own heads and norms move, and those backbone entries that the deletion changed and no other task
+    reads. All other entries are restored after each step, so they keep their bits under any optimizer. The network
+    runs in evaluation mode (no dropout).
 
-    A repair stands until the next request, which takes it out bit for bit before anything else; then all that is
-    affected is repaired again from the same samples. Counterfactual heads refer to the backbone without any repair,
-    and so stay right.
+    Stored logits come from a model that knew the unlearned task, so they are dropped and computed again from the model
+    without it. If no compensation has replaced the head, the running statistics of its norms are estimated again on the
+    samples first, and logits are kept only for correctly classified samples. The labels of the further samples get the
+    logits' weight, too.
 
-    Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it, and a masked model.
+    The next request first removes the repair, bit for bit; then all affected tasks are repaired again from the same
+    samples. Counterfactual heads refer to the backbone without any repair, so they stay valid.
+
+    Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin`, and a masked model.
 
     Args:
-        mode: ``joint``: all tasks in every step; ``sequential``: one after the other, the oldest first, each holding
-            what the former read; ``sequential_adahat``: these entries move at AdaHAT's rate ``r / (n + r)``,
-            ``r = alpha / epsilon``, for the n of them that read an entry.
-        steps: steps, of each task where it is sequential; at least 1.
+        steps: number of steps, each on samples of all repaired tasks; at least 1.
         batch_size: samples of each task in a step, at least 1.
-        samples_per_task: samples held of each remaining task, at least 1.
-        size: samples held of all tasks together, in equal parts, instead; at least 1.
-        logits: weight of the squared distance to the logits that were stored with the samples (DER++), at least 0.
+        samples_per_task: samples stored of each task, at least 1.
+        size: samples stored of all tasks together, in equal parts, instead; at least 1.
+        logits: weight of the squared distance to the stored logits (DER++), at least 0.
         labels: weight of the cross-entropy, at least 0.
-        optimizer: makes the repair's optimizer from a list of parameters; by default one of the class and settings of
-            the strategy's.
-        alpha: of ``sequential_adahat``, > 0.
-        epsilon: of ``sequential_adahat``, > 0.
+        optimizer: function from a list of parameters to the repair's optimizer; by default one of the class and
+            settings of the strategy's optimizer.
         seed: every draw derives from it and the task.
 
     Attributes:
-        memory: the samples.
+        memory: the stored samples.
 
     Raises:
         ValueError: for a value that is not allowed.
         TypeError: before a training, if the model has no masks.
-        DivergedError: from an unlearning, if the steps lead to values that are not finite; nothing changed.
+        DivergedError: from an unlearning, if the steps lead to values that are not finite; nothing was changed.
 
     Reference: DER++: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
     """
@@ -79,7 +72,6 @@ class RepairPlugin(MemoryPlugin):
 
     def __init__(
         self,
-        mode: RepairMode = "joint",
         *,
         steps: int = 50,
         batch_size: int = 32,
@@ -88,23 +80,18 @@ class RepairPlugin(MemoryPlugin):
         logits: float = 0.5,
         labels: float = 0.5,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
-        alpha: float = 1e-2,
-        epsilon: float = 0.1,
         seed: int = 0,
     ) -> None:
-        checks.one_of("mode", mode, RepairMode)
         samples_per_task = checks.whole_number("samples_per_task", samples_per_task)
         super().__init__(TaskMemory(samples_per_task, seed, size), DarkLoss(logits, labels))
-        self.mode: str = mode
         self.steps, self.batch_size = checks.whole_number("steps", steps), checks.whole_number("batch_size", batch_size)
         self.seed = checks.whole_number("seed", seed, None)
         self.optimizer = optimizer
-        self.rule = AdaHATRule(alpha, epsilon, sparsity=False) if mode == "sequential_adahat" else AdjustmentRule()
 
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model, before anything of the task is made."""
+        """Check the model before the task begins."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"a repair needs a model with masks, got {type(strategy.model).__name__}: without them every task "
@@ -112,13 +99,13 @@ class RepairPlugin(MemoryPlugin):
             )
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Hold samples of the task that has just been trained and recorded."""
+        """Store samples of the task that has just been trained and recorded."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     # Inside an unlearning -------------------------------------------------------------------------------------
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """The affected tasks with samples: deletion has restored exactly what untainted ones learned."""
+        """Return the affected tasks with samples; the deletion restores tasks that are not tainted."""
         if not isinstance(model, TaskMaskedModel):
             return ()
         samples = self.memory.samples
@@ -141,10 +128,9 @@ class RepairPlugin(MemoryPlugin):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Repair tasks and record it; in the middle of a task, repair the values before that task.
+        """Repair tasks and record the update; during a training, repair the values before the current task.
 
-        The task in training, if any, moved on from ``before``: the repair is made there, and its moves are then added
-        to the values of now.
+        If a task is in training, the repair is made on ``before`` and its changes are added to the current values.
         """
         own = own_parameters(model, *tasks)
         parameters = dict(model.backbone.named_parameters(prefix="backbone"))
@@ -172,7 +158,6 @@ class RepairPlugin(MemoryPlugin):
                 parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
             before.update(moved)
         return RepairSummary(
-            mode=self.mode,
             samples={task: len(self.memory.samples[task]) for task in tasks},
             steps=steps,
             entries={name: int((~same_bits(value, committed[name])).sum()) for name, value in sorted(moved.items())},
@@ -186,8 +171,7 @@ class RepairPlugin(MemoryPlugin):
         compensated: Collection[int],
         free: Mapping[str, Tensor],
     ) -> int:
-        """Train the tasks' own parameters and the free entries; returns the number of steps."""
-        stages = [tuple(tasks)] if self.mode == "joint" else [(task,) for task in tasks]
+        """Train the tasks' own parameters and the free entries; return the number of steps."""
         with preserved_rng(), evaluating(model):
             for task in tasks:
                 if task in compensated:  # its head and statistics were fitted to far more samples: stay close to them
@@ -197,10 +181,12 @@ class RepairPlugin(MemoryPlugin):
                 held = self.memory.samples[task]
                 if not bool(held.has_logits.any()):  # stay close to what is left: few labels lead astray
                     self.memory.renew(model, task, only_right=True)
-            for position, stage in enumerate(stages):
-                former = tuple(task for done in stages[:position] for task in done)
-                self._train(model, optimizer, stage, self._shares(model, stage, former, free))
-        return len(stages) * self.steps
+            use = model.graph.parameter_use(*(model.masks[task] for task in tasks))
+            parameters = dict(model.backbone.named_parameters())
+            movable = {name: entries & (use[name] > 0) for name, entries in free.items()}
+            kept = {parameters[name]: entries for name, entries in movable.items() if bool(entries.any())}
+            self._train(model, optimizer, tasks, kept)
+        return self.steps
 
     def _retake_statistics(self, model: TaskMaskedModel, task: int) -> None:
         norms, x = running_norms(model.task_parts(task)), self.memory.samples[task].x
@@ -209,52 +195,39 @@ class RepairPlugin(MemoryPlugin):
             batches = [part.to(device) for part in x.split(512) if len(part) > 1]
             retake(norms, batches, lambda part: model.features(part, task))
 
-    def _shares(
-        self, model: TaskMaskedModel, stage: Sequence[int], former: Collection[int], free: Mapping[str, Tensor]
-    ) -> dict[nn.Parameter, Tensor]:
-        """Parameter of the backbone → share of each update that stays, of its shape; without those that stand still."""
-        use = model.graph.parameter_use(*(model.masks[task] for task in stage))
-        of_former = TaskUse(model, former)
-        parameters = dict(model.backbone.named_parameters())
-        shares = {
-            name: torch.where(entries & (use[name] > 0), 1 - self.rule.held(of_former, name, 0.0), 0.0)
-            for name, entries in free.items()
-        }
-        return {parameters[name]: share for name, share in shares.items() if bool((share > 0).any())}
-
     def _train(
         self,
         model: TaskMaskedModel,
         optimizer: Optimizer,
-        stage: Sequence[int],
-        shares: Mapping[nn.Parameter, Tensor],
+        tasks: Sequence[int],
+        movable: Mapping[nn.Parameter, Tensor],
     ) -> None:
-        own = [p for task in stage for module in model.task_modules(task) for p in module.parameters()]
-        working = [*shares, *own]
-        batches = {task: self._batches(task, self.memory.samples[task]) for task in stage}
+        """Take the steps; ``movable`` are the entries of backbone parameters that may move, bool of their shapes."""
+        own = [p for task in tasks for module in model.task_modules(task) for p in module.parameters()]
+        working = [*movable, *own]
+        batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
         stepped = sibling_optimizer(optimizer, working) if self.optimizer is None else self.optimizer(working)
         with _learning(model, working):
             for _ in range(self.steps):
                 with torch.enable_grad():
-                    losses = [self.loss(model, {task: next(batches[task])}) for task in stage]
+                    losses = [self.loss(model, {task: next(batches[task])}) for task in tasks]
                     torch.stack(losses).sum().backward()
                 start = [parameter.detach().clone() for parameter in working]
-                # What has no gradient (a head's columns outside the mask) no decay and no momentum may move either.
-                reached = [torch.zeros_like(p) if p.grad is None else (p.grad != 0).to(p.dtype) for p in own]
+                # Entries without a gradient (a head's columns outside the mask) must not move by decay or momentum.
+                reached = [torch.zeros_like(p, dtype=torch.bool) if p.grad is None else p.grad != 0 for p in own]
                 stepped.step()
-                for parameter, old, share in zip(working, start, [*shares.values(), *reached], strict=True):
-                    moved = torch.where(share == 1, parameter, torch.lerp(old, parameter, share))
-                    parameter.data.copy_(torch.where(share == 0, old, moved))
+                for parameter, old, moves in zip(working, start, [*movable.values(), *reached], strict=True):
+                    parameter.data.copy_(torch.where(moves, parameter, old))
                 stepped.zero_grad()
         if not all(bool(parameter.isfinite().all()) for parameter in working):
             raise DivergedError(
-                f"the repair of tasks {list(stage)} diverged: some weights are infinite or NaN. Nothing was unlearned "
+                f"the repair of tasks {list(tasks)} diverged: some weights are infinite or NaN. Nothing was unlearned "
                 "or changed; give the repair an optimizer with a smaller learning rate, "
                 "RepairPlugin(optimizer=lambda parameters: …)"
             )
 
     def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:
-        """Batches without end: one draw without replacement after the other, from (seed, task)."""
+        """Yield mini-batches without end: epochs without replacement, drawn from (seed, task)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
@@ -262,7 +235,7 @@ class RepairPlugin(MemoryPlugin):
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Entries of the backbone that the deletion changed, and that these tasks, and no others, read."""
+    """Return the backbone entries that the deletion changed and that only these tasks read."""
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
     if not set(others) <= set(model.masked_tasks):
         return {}  # a task without a mask reads every entry
@@ -280,7 +253,7 @@ def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping
 
 @contextmanager
 def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let only these parameters receive gradients; afterwards as it was, without gradients."""
+    """Let only these parameters receive gradients; restore the flags and drop the gradients afterwards."""
     was = {parameter: parameter.requires_grad for parameter in (*model.parameters(), *parameters)}
     try:
         for parameter in was:

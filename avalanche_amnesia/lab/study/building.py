@@ -3,7 +3,6 @@
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -291,7 +290,8 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
             )
         return _called(named(which, f"options.{name}", RULES), given, {}, f"options.{name}")
     if name == "repair":
-        return _called(partial(RepairPlugin, which), given, {"seed": seed}, f"options.{name}")
+        checks.one_of("options.repair", which, Literal["joint"])
+        return _called(RepairPlugin, given, {"seed": seed}, f"options.{name}")
     if which == "backup":
         return _called(BackupPlugin, given, {"seed": seed}, f"options.{name}")
     if given:

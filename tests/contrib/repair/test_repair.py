@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.repaired_strategies import MODES, PERMUTED, TEST, own_names, plugin_of, trained
+from support.repaired_strategies import PERMUTED, TEST, own_names, plugin_of, trained
 from support.strategies import PRICED, accuracy, amnesiac, batch_normed, logits, stock
 from support.strategy_state import bits, fingerprint, unchanged, unlearning_plugin, values
 
@@ -20,9 +20,8 @@ NORMED = partial(batch_normed, 2)
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw"])
-@pytest.mark.parametrize("mode", MODES)
-def test_nothing_outside_the_overlap_moves_by_a_bit(optimizer, mode):
-    plain, ours = trained(optimizer=optimizer), trained(mode, optimizer=optimizer)
+def test_nothing_outside_the_overlap_moves_by_a_bit(optimizer):
+    plain, ours = trained(optimizer=optimizer), trained("joint", optimizer=optimizer)
     before = values(plain.model)
     assert all(same_bits(before[name], value).all() for name, value in values(ours.model).items())
     plain.unlearn([1])
@@ -47,9 +46,8 @@ def test_nothing_outside_the_overlap_moves_by_a_bit(optimizer, mode):
     assert record.claim == "approximate"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_earlier_tasks_that_got_their_entries_back_keep_them(mode):
-    plain, ours = trained(adjustment="adahat"), trained(mode, adjustment="adahat")
+def test_earlier_tasks_that_got_their_entries_back_keep_them():
+    plain, ours = trained(adjustment="adahat"), trained("joint", adjustment="adahat")
     assert plain.unlearn([1]).affected == (0, 2, 3)  # task 1 had moved what task 0 reads
     record = ours.unlearn([1])
     assert record.plan.repaired == (2, 3)
@@ -74,13 +72,12 @@ def test_norms_of_affected_tasks_are_repaired_and_those_of_others_are_left():
     assert same_bits(a["heads.3.weight"][:, closed], b["heads.3.weight"][:, closed]).all()
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_affected_tasks_gain_on_data_that_the_repair_never_saw(mode):
-    plain, ours = trained(), trained(mode)
+def test_affected_tasks_gain_on_data_that_the_repair_never_saw():
+    plain, ours = trained(), trained("joint")
     affected = plain.unlearn([1]).affected
     record = ours.unlearn([1])
     assert record.repair.samples == {2: 50, 3: 50}
-    assert record.repair.steps == (50 if mode == "joint" else 100)
+    assert record.repair.steps == 50
     assert '"repair": {' in record.to_json()
     assert sum(accuracy(ours, TEST[t]) for t in affected) > sum(accuracy(plain, TEST[t]) for t in affected) + 0.1
 
@@ -103,21 +100,6 @@ def test_beside_counterfactual_heads_it_keeps_what_they_gained():
     assert distances[0] < distances[1] / 4
 
 
-def test_sequentially_each_task_holds_what_the_former_read(monkeypatch):
-    for mode, holds in (("sequential", True), ("sequential_adahat", False)):
-        strategy = trained(RepairPlugin(mode, alpha=1.0))
-        seen, train = [], RepairPlugin._train
-
-        def watch(self, model, *args, train=train, seen=seen, strategy=strategy):
-            train(self, model, *args)
-            seen.append(logits(strategy, TEST[1]))
-
-        with monkeypatch.context() as patch:
-            patch.setattr(RepairPlugin, "_train", watch)
-            assert strategy.unlearn([0]).plan.repaired == (1, 2, 3)
-        assert [bool(same_bits(later, seen[0]).all()) for later in seen[1:]] == [holds, holds]
-
-
 def test_what_nothing_was_built_on_goes_exactly_and_needs_no_repair():
     for adjustment in ("hat", "adahat"):  # adahat: earlier tasks read what the last one moved, and get it back
         strategy = trained("joint", adjustment=adjustment)
@@ -131,7 +113,7 @@ def test_what_nothing_was_built_on_goes_exactly_and_needs_no_repair():
 @pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize("where", ["step", "behind"])
 def test_an_error_in_the_middle_leaves_everything(monkeypatch, error, standing, where):
-    strategy = trained("sequential", net=NORMED, compensation="counterfactual", train_epochs=1)
+    strategy = trained("joint", net=NORMED, compensation="counterfactual", train_epochs=1)
     if standing:
         strategy.unlearn([0])
     plugin, loss = plugin_of(strategy), DarkLoss.__call__
@@ -195,8 +177,6 @@ def test_options_that_are_not_allowed_are_refused():
             RepairPlugin(**options)
     with pytest.raises(ValueError, match="weights of at least 0"):
         RepairPlugin(logits=0.0, labels=0.0)
-    with pytest.raises(ValueError, match="mode must be one of"):
-        RepairPlugin("all")
     with pytest.raises(TypeError, match="repair must be a plugin that repairs, or None, got 'joint'"):
         amnesiac(repair=lambda: "joint")
     with pytest.raises(TypeError, match="model with masks"):

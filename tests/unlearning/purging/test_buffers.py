@@ -40,7 +40,7 @@ STRATEGIES = {
     ),
     "DER++": lambda: stock(plugins=[DarkReplayPlugin(memory_per_task=10)], epochs=1),
     "masks": lambda: amnesiac(train_epochs=1, plugins=[ReplayPlugin(mem_size=30)]),
-    "repair": lambda: amnesiac(train_epochs=1, repair=RepairPlugin("joint")),
+    "repair": lambda: amnesiac(train_epochs=1, repair=RepairPlugin()),
 }
 
 
