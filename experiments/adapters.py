@@ -18,13 +18,12 @@ from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 from torch.optim import Adam
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets, MaskedModel, with_unlearning
+from avalanche_amnesia import DisjointModel, DisjointSubnets, with_unlearning
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.benchmarks.data import Chain
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.training import AmnesiacHAT
 from experiments.streams import STREAMS, accuracy_on, held_out
 from experiments.trials import FitHead, arguments, rows_tested, run_trials
 
@@ -95,21 +94,13 @@ def adapted(network, seed):
 METHODS = {
     "heads alone": lambda net, seed: (DisjointSubnets, DisjointModel(deepcopy(net).requires_grad_(False))),
     "weight pools over adapters": lambda net, seed: (DisjointSubnets, DisjointModel(adapted(net, seed))),
-    "unit pools over adapters": lambda net, seed: (
-        AmnesiacHAT,
-        MaskedModel(adapted(net, seed), input_shape=(3, 32, 32)),
-    ),
     "a copy of the network per task": lambda net, seed: (Independent, NetworkPerTask(deepcopy(net))),
 }
 
 
 def own_bytes(model, task):
-    """Bytes that only a task has: its modules, and its share of what pools deal out in a common network."""
-    own = sum(t.nbytes for module in model.task_modules(task) for t in module.state_dict().values())
-    if isinstance(model, MaskedModel):
-        parameters = dict(model.backbone.named_parameters())
-        own += sum(int(where.expand_as(parameters[name[9:]]).sum()) * 4 for name, where in model.entries_of(task))
-    return own
+    """Bytes that only a task has: its head and its share of the weights, or its network."""
+    return sum(t.nbytes for module in model.task_modules(task) for t in module.state_dict().values())
 
 
 def run(network, method, seed, rate, root, validation):

@@ -1,6 +1,6 @@
 """The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
 
-With it the units that it may open, as an isolation allocates them, and those that are computed.
+With it the units that are computed.
 """
 
 from __future__ import annotations
@@ -57,13 +57,11 @@ class ComputedUnits:
     A mask that no longer changes leaves out exactly what it closes.
     """
 
-    def __init__(self, allowed: Tensor | None, entries_of: EntriesOf) -> None:
+    def __init__(self, entries_of: EntriesOf) -> None:
         self.entries: Mapping[str, OpenEntries] = {}
         self._entries_of = entries_of
         self._left_out: Tensor | None = None
         self._looks = 0
-        if allowed is not None:
-            self.leave_out(~allowed)
 
     def leave_out(self, units: Tensor) -> None:
         """Compute all but some units, bool ``(n_units,)``, from here on."""
@@ -97,11 +95,10 @@ class Gate:
     def __init__(
         self,
         embedding: nn.Parameter,
-        allowed: Tensor | None,
         by_layer: Callable[[Tensor], Mapping[str, Tensor]],
         entries_of: EntriesOf,
     ) -> None:
-        self.embedding, self.allowed = embedding, allowed
+        self.embedding = embedding
         self.value, self._read, self._exponent = (torch.empty_like(embedding) for _ in range(3))
         self.leaves = LayerMasks({name: part.requires_grad_() for name, part in by_layer(self._read).items()})
         self._entries_of = entries_of
@@ -113,10 +110,7 @@ class Gate:
         """Set the gate ``a``, ``(n_units,)``, to a scale ``s``; where it ``learns`` its leaves collect gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
-        if self._barred is None:
-            torch.mul(self.embedding, scale, out=self._exponent)
-        else:
-            torch.add(self._barred, self.embedding, alpha=scale, out=self._exponent)
+        torch.mul(self.embedding, scale, out=self._exponent)
         if learns:
             self._computed.look(self._exponent)
         torch.sigmoid(self._exponent, out=self.value)
@@ -130,10 +124,8 @@ class Gate:
         return self.value
 
     def reread(self) -> None:
-        """Let the next :meth:`open` read embedding and allowed units again: values were loaded, or units have moved."""
-        allowed = self.allowed
-        self._barred = None if allowed is None else torch.where(allowed, 0.0, -torch.inf).to(self.embedding.dtype)
-        self._computed = ComputedUnits(allowed, self._entries_of)
+        """Let the next :meth:`open` read the embedding again: values were loaded."""
+        self._computed = ComputedUnits(self._entries_of)
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
@@ -142,5 +134,4 @@ class Gate:
 
     def open_units(self) -> Tensor:
         """``a > 0.5``, bool ``(n_units,)``."""
-        is_open = self.embedding.detach() > 0  # σ(s·e) > ½ at every scale
-        return is_open if self.allowed is None else is_open & self.allowed
+        return self.embedding.detach() > 0  # σ(s·e) > ½ at every scale

@@ -188,21 +188,18 @@ class MaskedModel(TaskMaskedModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def start_task(self, task: int, embedding: Tensor, allowed: Tensor | None = None) -> nn.Parameter:
+    def start_task(self, task: int, embedding: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
 
         Args:
             task: its label; it must have no mask yet.
             embedding: initial values, ``(n_units,)``.
-            allowed: the units that the task may open, bool ``(n_units,)``; every other one's gate is exactly 0, in
-                training too. None: all of them.
 
         Returns:
             The embedding, to be stepped by an optimizer of its own.
         """
         learned = self._begin(task, embedding)
-        may = None if allowed is None else allowed.to(self._device)
-        self._opened = Gate(learned, may, self.by_layer, self.graph.open_entries)
+        self._opened = Gate(learned, self.by_layer, self.graph.open_entries)
         return learned
 
     def finish_task(self) -> None:

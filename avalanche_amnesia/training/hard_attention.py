@@ -26,19 +26,18 @@ class HardAttention:
     Args:
         budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
             further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
-            under the regulariser, as published; so does a task with units of its own.
+            under the regulariser, as published.
         reuse: share of the units in use that a task may read too, in [0, 1]; only with a budget, None: 0.5. The more
             it reads, the more it gains from earlier tasks and loses when one of them is unlearned, and the fewer units
             that gives back.
         warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; only with a budget, None: 0.5.
-        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 for a task with units of its own or a
-            budget.
+        sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 with a budget.
         sparsity: ``original``, ``cross`` or ``quota``.
         s_max: largest scale of the gate, > 1.
         annealing: ``linear`` or ``cosine``, over the mini-batches of each epoch, or of the warm-up.
         embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones``, ``open`` or ``sparse``
-            (a unit begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, ``positive``
-            for a task with units of its own, and ``open`` with a budget.
+            (a unit begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``open``
+            with a budget.
         embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
             strategy's optimizer's class and settings, without weight decay.
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.

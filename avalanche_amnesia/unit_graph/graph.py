@@ -178,15 +178,6 @@ class UnitGraph:
         # By torch, which keeps to its number of threads: numpy starts its own for any product.
         return (((reads @ table.T).numpy() > 0) & in_use[:, units]).any(1)
 
-    def entries_within(self, units: Tensor) -> dict[str, Tensor]:
-        """Entries that nobody reads without some of these units, ``(n_units,)``; as of :meth:`reads`."""
-        outside, everything = self.sets.use(torch.stack([~units, torch.ones_like(units)]).float())
-        within = ((outside == 0) & (everything > 0)).float()
-        return {
-            name: reduce(torch.maximum, (within[factor.to(within.device)] for factor in factors)) > 0
-            for name, factors in self.factors.items()
-        }
-
     def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
         """Entries of some units, ``(n_units,)``, themselves: rows of their weights, and biases; as :meth:`reads`."""
         of_sets = self.sets.use(units.float())
