@@ -10,10 +10,10 @@ import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC
-from support.strategies import DIGITS, amnesiac, learn, stock, trained
+from support.strategies import DIGITS, amnesiac, learn, make, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 
-from avalanche_amnesia import UnlearningPlugin
+from avalanche_amnesia import DisjointSubnets, HardAttention, Pools, UnlearningPlugin, with_unlearning
 from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
 
 
@@ -55,6 +55,21 @@ def test_it_says_where_the_model_comes_from(unlearned):
     assert origin.data["2"] == hashlib.sha256(f"{len(labels)}:".encode() + labels.tobytes()).hexdigest()
     assert list(origin.data) == ["0", "1", "2"]
     assert timedelta() <= datetime.now(UTC) - datetime.fromisoformat(record.time) < timedelta(hours=1)
+
+
+def test_it_says_how_masks_were_learned_and_weights_dealt():
+    benchmark, masks = with_unlearning(DIGITS, {1: [0]}), HardAttention(s_max=50.0)
+    planned = make(DisjointSubnets, train_epochs=1, isolation=Pools.planned(benchmark))
+    found = []
+    for strategy in (amnesiac(train_epochs=1, masks=masks), planned):
+        learn(strategy, benchmark, 2)
+        (record,) = unlearning_plugin(strategy).records
+        found.append(UnlearningRecord.from_json(record.to_json()).provenance.options)
+        assert found[-1] == record.provenance.options
+    of_units, of_weights = found
+    assert of_units["HATPlugin"]["masks"] == {"class": "HardAttention", **dataclasses.asdict(masks)}
+    assert of_weights["DisjointPlugin"]["isolation"]["slots"] == {"0": 0, "1": 1, "2": 0, "3": 2, "4": 3}
+    assert of_weights["Adam"]["betas"] == [0.9, 0.999]
 
 
 def test_settings_of_a_users_plugin_of_any_type_are_values_of_json():

@@ -1,8 +1,8 @@
 """Promises hold under the options of ablations: exact unlearning to the bit, protection, nothing stray."""
 
 import pytest
-from support.strategies import DIGITS, amnesiac
-from support.strategy_state import assert_nothing_stray
+from support.strategies import DIGITS, amnesiac, trained
+from support.strategy_state import assert_nothing_stray, bits
 
 from avalanche_amnesia.training import AdaHATRule, AdjustmentRule, ConstantRule, RandomRule
 
@@ -15,6 +15,15 @@ RULES = {
     "no sum": AdaHATRule(0.5, importance="number"),
     "no sum, no reg": AdaHATRule(0.5, importance="number", sparsity=False),
 }
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_called_exact_equals_the_retrained_model(rule):
+    strategy, plain = trained(3, adjustment=RULES[rule], train_epochs=1), trained(3, train_epochs=1)
+    assert bits(strategy.model) != bits(plain.model)
+    record = strategy.unlearn([2])
+    assert record.claim == "exact", record.reasons
+    assert bits(strategy.model) == bits(trained(2, adjustment=RULES[rule], train_epochs=1).model)
 
 
 @pytest.mark.parametrize("rule", RULES)

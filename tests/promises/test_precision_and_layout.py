@@ -1,12 +1,25 @@
 """Autocast around the forward, and weights whose channels lie last: every promise holds as in plain float32."""
 
+from functools import partial
+
 import pytest
 import torch
 from support.strategies import DIGITS, learn, make
-from support.strategy_state import bits
+from support.strategy_state import bits, unlearning_plugin
 from torch import nn
 
-from avalanche_amnesia import HAT, WSN, AmnesiacHAT, MaskedModel, SubnetModel, TrajectoryPlugin, load_state
+from avalanche_amnesia import (
+    HAT,
+    WSN,
+    AmnesiacHAT,
+    DisjointModel,
+    DisjointSubnets,
+    MaskedModel,
+    References,
+    SubnetModel,
+    TrajectoryPlugin,
+    load_state,
+)
 
 
 class Net(nn.Module):
@@ -36,7 +49,7 @@ def in_bfloat16(kind):
 
 def made(kind, how, **options):
     torch.manual_seed(0)
-    model = (SubnetModel if kind is WSN else MaskedModel)(Net())
+    model = {WSN: SubnetModel, DisjointSubnets: DisjointModel}.get(kind, MaskedModel)(Net())
     if how == "channels last":
         model = model.to(memory_format=torch.channels_last)
     return make(in_bfloat16(kind) if how == "bfloat16" else kind, model=model, **options)
@@ -57,6 +70,17 @@ def test_earlier_tasks_keep_their_bits(kind, how):
     assert torch.equal(logits[0], logits[1])
     assert torch.equal(logits[0], logits[2])
     assert strategy.model.backbone.second.weight.is_contiguous() == (how != "channels last")
+
+
+@pytest.mark.parametrize("how", ["float32", *HOWS])
+def test_weight_pools_unlearn_to_the_bit(how):
+    factory = partial(made, DisjointSubnets, how)
+    strategy = learn(factory(), DIGITS, 4)
+    assert strategy.unlearn([1]).claim == "exact"
+    strategy.train(DIGITS.train_stream[4])
+    assert strategy.unlearn([2, 3]).claim == "exact"
+    reference = References(factory, DIGITS).reference(unlearning_plugin(strategy).ledger.remaining)
+    assert bits(strategy.model) == bits(reference)
 
 
 @pytest.mark.parametrize("how", ["float32", *HOWS])

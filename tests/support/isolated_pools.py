@@ -13,6 +13,8 @@ N_TASKS, ITERATIONS = 5, 4  # of one task: 80 digits, batches of 40, two epochs
 class NormNet(nn.Module):
     """Convolutions with BatchNorm and dropout."""
 
+    features = 12
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)

@@ -1,5 +1,6 @@
 """Claims: whatever could make the state another one than the reference's is a reason, in words."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -7,13 +8,15 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.fault_injection import FailsAtEvent
-from support.strategies import DIGITS, learn, make, trained
+from support.strategies import DIGITS, brief, learn, make, trained
 from support.strategy_state import unlearning_plugin
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia import DisjointSubnets, UnlearningRequest, with_unlearning
+from avalanche_amnesia.training import EVEN_BUDGET
+from avalanche_amnesia.unlearning.claims import TamperedError
 
 pools = partial(make, DisjointSubnets, train_epochs=1)
 
@@ -49,8 +52,7 @@ def change_one_weight(strategy):
 
 
 def load_another_state(strategy):
-    other = learned(3, seed=1)
-    strategy.model.load_state_dict(other.model.state_dict())
+    strategy.model.load_state_dict(trained(3, maker=brief, seed=1).model.state_dict())
 
 
 def step_by_hand(strategy):
@@ -70,6 +72,30 @@ def add_a_buffer(strategy):
     strategy.model.backbone.register_buffer("seen", torch.ones(3))
 
 
+TAMPERINGS = [
+    *((brief, tamper) for tamper in (change_one_weight, load_another_state, step_by_hand, change_a_mask, add_a_buffer)),
+    *((pools, tamper) for tamper in (change_one_weight, add_a_buffer)),
+]
+
+
+@pytest.mark.parametrize(("maker", "tamper"), TAMPERINGS)
+@pytest.mark.parametrize("later", [False, True])
+def test_a_model_that_somebody_wrote_into_is_never_exact(maker, tamper, later):
+    """Without the writing, AmnesiacHAT unlearns the last task exactly, and DisjointSubnets any."""
+    strategy = trained(3, maker=maker)
+    tamper(strategy)
+    if later:  # a training in between does not make it good
+        strategy.train(DIGITS.train_stream[3])
+    task = 1 if maker is pools else strategy.model.tasks[-1]
+    before = {name: value.clone() for name, value in strategy.model.state_dict().items()}
+    with pytest.raises(TamperedError, match=r"changed by something else.*put them back"):
+        strategy.unlearn([task], strict=True)
+    assert all(torch.equal(value, before[name]) for name, value in strategy.model.state_dict().items())
+    record = strategy.unlearn([task])
+    assert record.claim == "approximate"
+    assert any("changed by something else" in reason for reason in record.reasons)
+
+
 def test_put_back_it_is_exact_again():
     strategy = learned(3)
     held = {name: value.clone() for name, value in strategy.model.state_dict().items()}
@@ -77,6 +103,16 @@ def test_put_back_it_is_exact_again():
     assert strategy.plan_unlearning([1]).claim == "approximate"
     strategy.model.load_state_dict(held)
     assert strategy.unlearn([1], strict=True).claim == "exact"
+
+
+@pytest.mark.parametrize(
+    ("maker", "kind"), [(brief, "SeedingPlugin"), (brief, "CounterfactualPlugin"), (pools, "SeedingPlugin")]
+)
+def test_a_plugin_that_was_taken_away_is_a_reason(maker, kind):
+    strategy = trained(3, maker=maker)
+    strategy.plugins = [plugin for plugin in strategy.plugins if type(plugin).__name__ != kind]
+    reasons = strategy.unlearn([2]).reasons
+    assert "the strategy has other plugins by now than when the first task was trained" in reasons
 
 
 def test_a_plugin_that_was_there_for_one_task_is_a_reason():
@@ -161,6 +197,16 @@ class Lion(torch.optim.Optimizer):
                     m = state.setdefault("m", torch.zeros_like(p))
                     m.lerp_(p.grad, 0.1)
                     p.sub_(m.sign() * group["lr"] / (1 + self.steps / 100))
+
+
+@pytest.mark.parametrize("kind", [brief, pools])
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_optimizer_with_a_memory_of_its_own_is_a_reason(kind, counts):
+    masks = replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
+    options = {"masks": masks} if kind is brief else {}
+    strategy = trained(2, maker=kind, optimizer=lambda p: Lion(p, counts=counts), **options)
+    remembers = "Lion keeps state of its own, which no new task resets"
+    assert (remembers in strategy.unlearn([1]).reasons) is counts
 
 
 def counted_loss():

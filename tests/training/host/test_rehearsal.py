@@ -9,12 +9,21 @@ from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
-from support.strategies import DIGITS, NoMetric, amnesiac, make
+from support.isolated_pools import NETS, pools
+from support.strategies import DIGITS, NoMetric, amnesiac, learn, make
 from support.strategy_state import bits, unchanged, unlearning_plugin
 from torch import nn
 from torch.utils.data import Dataset
 
-from avalanche_amnesia import WSN, AmnesiacHAT, TaskError, UnlearningPlugin, task_benchmark, with_unlearning
+from avalanche_amnesia import (
+    WSN,
+    AmnesiacHAT,
+    DisjointSubnets,
+    TaskError,
+    UnlearningPlugin,
+    task_benchmark,
+    with_unlearning,
+)
 from avalanche_amnesia.training.host.rehearsal import look_at_task, rehearse_task
 
 X, Y = DIGITS.train_stream[0].tensors
@@ -169,7 +178,25 @@ HOOKS = [
 ]
 
 
-class CountsItsLosses(AmnesiacHAT):
+@pytest.mark.parametrize("method", [AmnesiacHAT, DisjointSubnets])
+@pytest.mark.parametrize("data", DATA)
+def test_data_with_a_memory_of_its_own_is_told(data, method):
+    strategy = learn(make(method), DATA[data]().train_stream)
+    (reason,) = strategy.plan_unlearning([1]).reasons
+    assert reason.startswith("the training is not repeatable: its data")
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_whatever_remembers_in_a_step_is_told(hook):
+    strategy = amnesiac()
+    hook(strategy)
+    learn(strategy, DIGITS.train_stream[:2])
+    reasons = strategy.plan_unlearning([1]).reasons
+    assert [reason for reason in reasons if reason.startswith("the training is not repeatable: ")], reasons
+    assert [reason for reason in reasons if " differed after step 1" in reason], reasons
+
+
+class CountsItsLosses(DisjointSubnets):
     """A user's strategy whose loss depends on how often it was asked for."""
 
     calls = 0
@@ -177,6 +204,18 @@ class CountsItsLosses(AmnesiacHAT):
     def criterion(self):
         self.calls += 1
         return super().criterion() * self.calls
+
+
+def test_what_a_strategy_of_the_user_s_remembers_is_told_and_sees_one_training():
+    found = []
+    for trial in (True, False):
+        strategy = pools(unlearning=UnlearningPlugin(trial=trial))
+        strategy.__class__ = CountsItsLosses
+        learn(strategy, DIGITS.train_stream[:2])
+        found.append((bits(strategy.model), strategy.calls))
+        (reason,) = strategy.plan_unlearning([1]).reasons
+        assert reason.startswith("the training is not repeatable: the loss" if trial else "trial=False")
+    assert found[0] == found[1]
 
 
 class Clips(SupervisedPlugin):
@@ -194,6 +233,26 @@ CLEAN = {
         Items(), Items(), 2, True, seed=0, class_ids_from_zero_in_each_exp=True
     ),
 }
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("data", CLEAN)
+def test_of_a_clean_training_nothing_is_told(net, data):
+    strategy = pools(net, plugins=[Clips()], train_epochs=1)
+    learn(strategy, CLEAN[data]().train_stream[:2])
+    assert strategy.unlearn([0]).claim == "exact"
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}], ids=["an epoch", "a task"])
+def test_workers_draw_as_they_would_without_a_rehearsal(options):
+    found = []
+    for trial in (True, False):
+        strategy = pools(unlearning=UnlearningPlugin(trial=trial))
+        strategy.train(CLEAN["global noise"]().train_stream[0], num_workers=1, **options)
+        found.append(bits(strategy.model))
+        strategy.train(CLEAN["global noise"]().train_stream[1], num_workers=1, **options)
+        assert (strategy.plan_unlearning([0]).claim == "exact") == trial
+    assert found[0] == found[1]
 
 
 class Sees(SupervisedPlugin):
@@ -228,13 +287,13 @@ class SeesLogs(BaseLogger):
         self.steps += 1
 
 
-def lived(trial, optimizer="adam", data=lambda: DIGITS, method=None, **options):
+def lived(trial, optimizer="adam", data=lambda: DIGITS, method=AmnesiacHAT, **options):
     """What two tasks leave, and all that a user saw of them."""
     sees, metric, logger = Sees(), SeesSteps(), SeesLogs()
     evaluator = EvaluationPlugin(metric, loggers=[logger])
     options |= {"plugins": [sees], "evaluator": evaluator, "unlearning": UnlearningPlugin(trial=trial)}
     torch.manual_seed(5), np.random.seed(5), random.seed(5)  # noqa: NPY002
-    strategy = make(AmnesiacHAT if method is None else WSN, optimizer=optimizer, **options)
+    strategy = make(method, optimizer=optimizer, **options)
     benchmark = data()
     for experience in benchmark.train_stream[:2]:
         if trial:  # outside of a training too
@@ -245,6 +304,20 @@ def lived(trial, optimizer="adam", data=lambda: DIGITS, method=None, **options):
     drawn = [torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
     samples = benchmark.train_stream[0].dataset._datasets[0] if data is not CLEAN["tensors"] else None
     return bits(strategy.model), seen, drawn, strategy, samples
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"method": DisjointSubnets}, {"adjustment": "random"}, {"net": NETS["norms"]}, {"method": WSN}],
+    ids=["shared", "pools", "random rule", "norms", "WSN"],
+)
+def test_a_rehearsed_training_is_the_same_to_the_bit_and_seen_once(optimizer, options, capsys):
+    rehearsed = lived(True, optimizer, **options)
+    printed = capsys.readouterr().out
+    plain = lived(False, optimizer, **options)
+    assert rehearsed[:3] == plain[:3]
+    assert printed == capsys.readouterr().out
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -264,6 +337,13 @@ def test_what_remembers_in_a_step_sees_one_training(hook):
         strategy.train(DIGITS.train_stream[0])
         found.append(bits(strategy.model))
     assert found[0] == found[1]
+
+
+def test_without_a_rehearsal_nothing_is_called_exact():
+    strategy = learn(pools(unlearning=UnlearningPlugin(trial=False)), DIGITS, 2)
+    (reason,) = strategy.plan_unlearning([0]).reasons
+    assert "trial=False" in reason
+    assert strategy.unlearn([0]).claim == "approximate"
 
 
 @pytest.mark.parametrize(("given", "steps"), [(True, 3), (False, 0), (5, 5), (0, 0)])
@@ -297,3 +377,21 @@ def test_a_fault_that_shows_in_the_rehearsal_is_the_fault_of_the_task():
         strategy.train(benchmark.train_stream[0])
     strategy.train(DIGITS.train_stream[0])
     assert unlearning_plugin(strategy).ledger.remaining == (0,)
+
+
+def test_a_training_that_needs_a_user_s_plugin_is_not_claimed_and_trains():
+    class Weighs(SupervisedPlugin):
+        repeatable, weight = True, None
+
+        def before_forward(self, strategy, **kwargs):
+            self.weight = 2.0
+
+        def after_update(self, strategy, **kwargs):
+            self.weight = None
+
+    weighs = Weighs()
+    strategy = pools(plugins=[weighs], train_epochs=1)
+    strategy._criterion = lambda logits, y: weighs.weight * nn.functional.cross_entropy(logits, y)
+    learn(strategy, DIGITS.train_stream[:2])
+    (reason,) = strategy.plan_unlearning([1]).reasons
+    assert reason.startswith("the training could not be rehearsed without plugins of others: TypeError")
