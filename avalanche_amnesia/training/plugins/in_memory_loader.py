@@ -1,20 +1,43 @@
-"""Whole mini-batches by indexing, for tasks whose data is in memory: the same batches as the default loader, faster."""
+"""Data loader for tasks whose data is in memory: the mini-batches of Avalanche's loader, made by indexing."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from avalanche.benchmarks.utils.data_loader import SingleDatasetDataLoader, TaskBalancedDataLoader
 from avalanche.core import SupervisedPlugin
+from avalanche.training.templates.base_sgd import BaseSGDTemplate
 from torch import Tensor
 
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.strategy import Strategy
 
+_TRAINING = ("train_dataset_adaptation", "make_train_dataloader", "_obtain_common_dataloader_parameters")
+_EVALUATION = ("eval_dataset_adaptation", "make_eval_dataloader", "_obtain_common_dataloader_parameters")
 
-# Draws from the global random stream what a ``DataLoader`` with a ``RandomSampler`` draws, in the same order, so
-# that both give the same batches and leave the stream in the same state.
+
+def has_default_loader(strategy: Strategy, training: bool) -> bool:
+    """Return True if the strategy's loader was made by Avalanche's own methods, and no plugin has replaced it."""
+    for name in _TRAINING if training else _EVALUATION:
+        if getattr(getattr(strategy, name), "__func__", None) is not getattr(BaseSGDTemplate, name):
+            return False
+    kind, size = TaskBalancedDataLoader, strategy.train_mb_size
+    if not training:
+        kind, size = SingleDatasetDataLoader, strategy.eval_mb_size
+    loader = strategy.dataloader
+    if type(loader) is not kind or loader.batch_sizes != [size]:
+        return False
+    return sum(map(len, loader.datasets)) == len(strategy.adapted_dataset)
+
+
+# Draws the same random numbers as a ``DataLoader`` with a ``RandomSampler``, in the same order. So both give the same
+# mini-batches and leave the global random stream in the same state.
 class TensorBatches:
-    """Mini-batches ``[x, y, task labels]`` of tensors, all those of ``experience`` where that is not None."""
+    """Mini-batches ``[x, y, task labels]`` of tensors.
+
+    Attributes:
+        experience: the experience if the tensors are all of its samples, otherwise None.
+    """
 
     experience: Any = None
 
@@ -27,26 +50,27 @@ class TensorBatches:
         return whole + (rest > 0 and not self.drop_last)
 
     def samples_of(self, experience: Any) -> tuple[Tensor, Tensor] | None:
-        """Inputs and labels, if they are all those of an experience: they need not be made again."""
+        """Return inputs and labels if they are all samples of the experience, otherwise None."""
         return (self.x, self.y) if experience is self.experience else None
 
     def __iter__(self) -> Iterator[list[Tensor]]:
-        torch.empty((), dtype=torch.int64).random_()  # the loader's seed for its workers
+        torch.empty((), dtype=torch.int64).random_()  # DataLoader draws the seed of its workers
         order = torch.arange(len(self.x))
         if self.shuffle:
             sampler_seed = int(torch.empty((), dtype=torch.int64).random_())
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
         order = order.to(self.x.device)
         for begin in range(0, self.batch_size * len(self), self.batch_size):
-            batch = order[begin : begin + self.batch_size]  # one by one: a few mini-batches are soon there
+            batch = order[begin : begin + self.batch_size]  # one at a time, so that the first mini-batch comes at once
             yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
 
 
 class InMemoryLoaderPlugin(SupervisedPlugin):
-    """Replaces the data loader where an experience offers its data as tensors; otherwise does nothing.
+    """Plugin that replaces Avalanche's data loader by a faster one, for experiences whose data are tensors in memory.
 
-    Experiences of :mod:`avalanche_amnesia.benchmarks` do. Put it in front of plugins that set a loader themselves
-    (Replay).
+    Experiences of :mod:`avalanche_amnesia.benchmarks` offer their tensors. The mini-batches stay the same. A loader
+    that a strategy's own methods or another plugin made is kept, and so is one with workers. Place this plugin before
+    plugins that set a loader (Replay).
     """
 
     repeatable = True
@@ -54,20 +78,24 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """Set the training loader, unless a loader with workers was asked for."""
-        self._replace(strategy, strategy.train_mb_size, shuffle, drop_last, kwargs)
+        """Replace the training loader if it is Avalanche's own."""
+        self._replace(strategy, True, shuffle, drop_last, kwargs)
 
     def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Set the evaluation loader."""
-        self._replace(strategy, strategy.eval_mb_size, False, False, kwargs)
+        """Replace the evaluation loader if it is Avalanche's own."""
+        self._replace(strategy, False, False, False, kwargs)
 
     def _replace(
-        self, strategy: Strategy, batch_size: int, shuffle: bool, drop_last: bool, options: dict[str, Any]
+        self, strategy: Strategy, training: bool, shuffle: bool, drop_last: bool, options: dict[str, Any]
     ) -> None:
-        tensors = getattr(strategy.experience, "tensors", None)
-        if tensors is None or len(strategy.adapted_dataset) != len(tensors[0]) or options.get("num_workers", 0):
+        experience = strategy.experience
+        tensors = getattr(experience, "tensors", None)
+        if tensors is None or options.get("num_workers", 0) or not has_default_loader(strategy, training):
+            return
+        if strategy.adapted_dataset.targets is not experience.dataset.targets:  # a plugin adapted the data
             return
         x, y = (tensor.to(strategy.device) for tensor in tensors)
-        task = int(strategy.experience.task_label)
-        strategy.dataloader = TensorBatches(x, y, task, batch_size, shuffle=shuffle, drop_last=drop_last)
-        strategy.dataloader.experience = strategy.experience
+        size = strategy.train_mb_size if training else strategy.eval_mb_size
+        batches = TensorBatches(x, y, int(experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
+        batches.experience = experience
+        strategy.dataloader = batches

@@ -18,7 +18,7 @@ from avalanche_amnesia.optimizers import BareStep, flush_denormals
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches, has_default_loader
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
@@ -98,7 +98,7 @@ class Holdout:
     def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
         """Let the strategy train on whole mini-batches of the rest by indexing, where the data is in memory."""
         tensors = getattr(strategy.experience, "tensors_at", lambda where: None)(self.rest)
-        if tensors is not None:
+        if tensors is not None and has_default_loader(strategy, training=True):
             x, y = (tensor.to(strategy.device) for tensor in tensors)
             strategy.dataloader = TensorBatches(
                 x, y, int(strategy.experience.task_label), strategy.train_mb_size, shuffle=shuffle, drop_last=drop_last
