@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from support.export_networks import HALF, NETWORKS, SPARSE, batch, trained
+from support.feature_networks import HALF, NETWORKS, SPARSE, batch, trained
 from support.strategy_state import bits
 
 from avalanche_amnesia.training import head_fit
