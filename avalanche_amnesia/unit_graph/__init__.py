@@ -1,4 +1,4 @@
-"""The units behind every entry of every value of a backbone, read off torch.export with a rule per operation."""
+"""The unit graph: the units that each entry of each value in a backbone depends on, read from torch.export."""
 
 from avalanche_amnesia.faces import face
 

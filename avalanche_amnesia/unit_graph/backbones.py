@@ -1,4 +1,4 @@
-"""A backbone as it is given: checks, the inputs that it takes, and runs that leave nothing behind in it."""
+"""Checks of a backbone, the inputs it takes, and ways to run it without changing it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _OTHER_SIDES = {
     (nn.Conv1d, nn.ConvTranspose1d): (1, (64, 128, 32, 256, 100, 16, 1024)),
     (nn.Conv3d, nn.ConvTranspose3d): (3, (16, 32, 8)),
 }
-"""First layers → axes that their inputs have besides channels, and sizes of these."""
+"""Types of first layers → number of input axes besides channels, and their sizes."""
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_backbone(backbone: nn.Module) -> None:
-    """Check that a module can be a backbone: it has weights by now, and no heads of this package."""
+    """Check that a module can be a backbone: its weights are initialised, and it has no heads of this package."""
     checks.instance("backbone", backbone, nn.Module, "a feature extractor, such as MLP(784)")
     kind = type(backbone).__name__
     for name, module in backbone.named_modules():
@@ -68,10 +68,10 @@ def check_backbone(backbone: nn.Module) -> None:
 
 @contextmanager
 def undisturbed(backbone: nn.Module) -> Iterator[None]:
-    """Attributes and modes of a backbone's modules, and the state of torch's random numbers, afterwards as before.
+    """Restore the attributes and modes of a backbone's modules, and torch's random state, after the block.
 
-    Torch's own warnings and logs are kept back: what fails is said in our own errors. What is written into tensors
-    stays written: inside, tensors are to be fake.
+    Torch's own warnings and logs are suppressed, because failures are reported in our own errors. Writes into
+    tensors are not undone: use fake tensors inside the block.
     """
     fast, logs = torch.backends.mha.get_fastpath_enabled(), logging.root.manager.disable
     parts = ((vars(m), m._parameters, m._buffers, m._modules) for m in backbone.modules())
@@ -92,7 +92,7 @@ def undisturbed(backbone: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; every module's own mode again afterwards."""
+    """Run the block in evaluation mode without gradients, then restore the mode of every module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -105,7 +105,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_draws(module: nn.Module) -> Iterator[None]:
-    """The state of torch's random numbers afterwards as before, on every device that a module lies on."""
+    """Restore torch's random state after the block, on every device that the module uses."""
     with torch.random.fork_rng(devices=sorted({p.device.index for p in module.parameters() if p.is_cuda})):
         yield
 
@@ -114,7 +114,7 @@ def same_draws(module: nn.Module) -> Iterator[None]:
 
 
 class NamedTensors(Mapping[Any, Any]):
-    """A batch of samples that consist of several tensors, by name: what is asked of one tensor, it answers for all.
+    """A batch of samples that each consist of several named tensors; it has the methods of a tensor.
 
     Args:
         tensors: name → ``(batch, …)``.
@@ -124,7 +124,7 @@ class NamedTensors(Mapping[Any, Any]):
         self._tensors = dict(tensors)
 
     def __getitem__(self, key: Any) -> Any:
-        """A tensor by its name; samples by their positions."""
+        """Return the tensor with this name, or the samples at these positions."""
         if isinstance(key, str):
             return self._tensors[key]
         return NamedTensors({name: tensor[key] for name, tensor in self._tensors.items()})
@@ -133,24 +133,24 @@ class NamedTensors(Mapping[Any, Any]):
         return iter(self._tensors)
 
     def __len__(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return len(next(iter(self._tensors.values())))
 
     @property
     def device(self) -> torch.device:
-        """As a tensor's."""
+        """Return the device, as a tensor does."""
         return next(iter(self._tensors.values())).device
 
     def numel(self) -> int:
-        """As a tensor's."""
+        """Return the number of entries, as a tensor does."""
         return sum(tensor.numel() for tensor in self._tensors.values())
 
     def to(self, *args: Any, **kwargs: Any) -> NamedTensors:
-        """As a tensor's."""
+        """Move or convert all tensors, as ``Tensor.to`` does."""
         return NamedTensors({name: tensor.to(*args, **kwargs) for name, tensor in self._tensors.items()})
 
     def split(self, size: int) -> list[NamedTensors]:
-        """As a tensor's."""
+        """Split along the samples, as ``Tensor.split`` does."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
 
@@ -162,7 +162,7 @@ register_pytree_node(NamedTensors, _parts, lambda tensors, names: NamedTensors(d
 
 
 def as_batch(x: Any) -> Any:
-    """A batch as models take it: a tensor, or a mapping of tensors as one batch."""
+    """Return a batch in the form that models take: a tensor, or a mapping of tensors as one batch."""
     tensors = list(x.values()) if isinstance(x, Mapping) else [x]
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
         inside = f" of {[type(each).__name__ for each in tensors]}" if isinstance(x, Mapping) else ""
@@ -174,7 +174,7 @@ def as_batch(x: Any) -> Any:
 
 
 def run_on(backbone: nn.Module, x: Any) -> Any:
-    """A backbone's forward on a batch: a tensor, or tensors by the names of its arguments."""
+    """Run a backbone's forward on a batch: a tensor, or tensors named after its arguments."""
     return backbone(**x) if isinstance(x, Mapping) else backbone(x)
 
 
@@ -191,7 +191,7 @@ class Inputs:
 
     @classmethod
     def like(cls, example: Any) -> Inputs:
-        """Inputs like those of an example batch."""
+        """Return the inputs that describe an example batch."""
         named = isinstance(example, Mapping)
         several = isinstance(example, (tuple, list))
         tensors = tuple(example.values()) if named else tuple(example) if several else (example,)
@@ -218,16 +218,16 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample's first tensor."""
+        """Return the shape of one sample's first tensor."""
         return self.shapes[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the first tensor."""
+        """Return the type of the first tensor."""
         return self.dtypes[0]
 
     def batch(self, size: int, draw: torch.Generator | None = None, like: Tensor | None = None) -> Any:
-        """A batch as the backbone takes it: the example's samples again and again, or numbers that are drawn."""
+        """Return a batch for the backbone: the example's samples repeated, or random numbers."""
         draw = torch.Generator().manual_seed(0) if draw is None else draw
         tensors = []
         for number, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
@@ -246,21 +246,21 @@ class Inputs:
         return tuple(tensors) if self.several else tensors[0]
 
     def tensors(self, batch: Any) -> list[Any]:
-        """The tensors of a batch, in order."""
+        """Return the tensors of a batch, in order."""
         if self.names:
             return [batch[name] for name in self.names]
         return list(batch) if self.several else [batch]
 
     def arguments(self, backbone: nn.Module, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments of the backbone's forward."""
-        label = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()  # a backbone has no use for it
+        """Return the arguments of the backbone's forward."""
+        label = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()  # a backbone does not read it
         if self.names:
             return label, dict(zip(self.names, tensors, strict=True))
         return (*tensors, *label), {}
 
 
 def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
-    """Inputs that a backbone takes: those given, or found by trying."""
+    """Return the inputs that a backbone takes: the given ones, or inputs found by trying."""
     if example is not None:
         if given is not None:
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
@@ -274,18 +274,18 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
         shape = tuple(given)
         try:
             _runs_on(backbone, shape, dtype)
-        except Exception as error:  # whatever the user's module raises
+        except Exception as error:  # the user's module may raise any exception
             raise ModelError(f"{type(backbone).__name__} does not run on an input of shape {shape}: {error}") from error
     return Inputs((shape,), (dtype,))
 
 
 def first_real(module: nn.Module) -> Tensor:
-    """A tensor of the type and on the device of a module's real numbers."""
+    """Return a tensor with the type and device of the module's floating-point numbers."""
     return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Run a backbone on two inputs, as shapes and types only; on zeros where it looks at values."""
+    """Run a backbone on two inputs, with shapes and types only, or on zeros if it reads values."""
     inputs = Inputs((shape,), (dtype,))
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:
@@ -293,15 +293,15 @@ def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 
     try:
         return run(lambda t: torch.empty_like(t, device="meta"), torch.empty((2, *shape), dtype=dtype, device="meta"))
-    except Exception as error:  # whatever the backbone raises
+    except Exception as error:  # the backbone may raise any exception
         if "meta" not in str(error).lower():
             raise
     return run(torch.clone, torch.zeros((2, *shape), dtype=dtype, device=first_real(backbone).device))
 
 
 def run_copied(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> Any:
-    """Run a module with copies in the places of its parameters and buffers."""
-    # Each module under one name: functional_call would take its second name's stand-in for the original, and leave it.
+    """Run a module with copies of its parameters and buffers."""
+    # List each module under one name: functional_call would take the copy for the original under a second name.
     state = {
         f"{prefix}.{name}".lstrip("."): made(value)
         for prefix, inner in backbone.named_modules()
@@ -319,10 +319,10 @@ def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]
     for shape in _candidates(backbone):
         try:
             result = _runs_on(backbone, shape, dtype)
-        except Exception as error:  # the next candidate may do
+        except Exception as error:  # the next candidate may work
             first_error = first_error or str(error)
             continue
-        if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:  # no features; try the next one
+        if not isinstance(result, Tensor) or result.dim() != 2 or len(result) != 2:  # not features: try the next one
             unlike = unlike or shape
             continue
         if found is not None and found[1] != result.shape:
@@ -338,7 +338,7 @@ def _found_by_trying(backbone: nn.Module, dtype: torch.dtype) -> tuple[int, ...]
     if found is not None:
         return found[0]
     if unlike is not None:
-        return unlike  # what is wrong with its result is said where it is examined
+        return unlike  # the caller examines the result and reports the error
     raise ModelError(f"no input was found on which {type(backbone).__name__} runs ({first_error}); {_FIX}")
 
 

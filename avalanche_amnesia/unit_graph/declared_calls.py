@@ -1,4 +1,4 @@
-"""Calls of modules that the user declared frozen or task-owned: each is one node of the graph, whatever is inside."""
+"""Calls of modules declared frozen or task-owned: each call is one graph node, whatever the module computes."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 _LIBRARY = torch.library.Library("amnesia", "FRAGMENT")
 _LIBRARY.define("declared(Tensor[] tensors, SymInt[] sizes, Tensor[] like, int number) -> Tensor[]")
-# register_fake() looks through all modules for its caller, while importing
+# register_fake() searches all modules for its caller at import
 _LIBRARY.impl("declared", lambda tensors, sizes, like, number: [torch.empty_like(each) for each in like], "Meta")
 DECLARED = torch.ops.amnesia.declared.default
 _BATCHES = (2, 3)
 
 
 class DeclaredCalls:
-    """Stand-ins for declared modules during an export.
+    """Placeholders for declared modules during an export.
 
-    What a module returns is found by running the backbone on numbers, once for each of two sizes of batch: what is
-    inside may be anything, control flow on values too.
+    The results of a module are found by running the backbone on real numbers, for two batch sizes. A declared
+    module may therefore contain anything, including control flow that depends on values.
     """
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
-        """Name and arguments of each call."""
+        """Record the name and arguments of each call."""
         self._results: dict[str, list[list[Any]]] = {}
 
     def begin(self, tensors: Sequence[Tensor]) -> None:
-        """Note the inputs of a forward that starts: torch.export may run more than one."""
+        """Record the inputs of a new forward, because torch.export may run several."""
         self.seen, self._first = [], tensors[0]
 
     def stand_in(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
-        """Put stand-ins into the places of the modules' forwards; who restores the modules takes them out again."""
+        """Replace the forwards of the modules by placeholders; the caller restores the modules."""
         if modules:
             self._results = _observed(root, modules, inputs)
         for name, module in modules.items():
@@ -59,13 +59,13 @@ class DeclaredCalls:
         return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, few)
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
-        """A tensor of the shape that a result has for the batch at hand."""
+        """Return a tensor with the shape of a result, for the current batch size."""
         shape = [_size(a, b, self._first.shape[0]) for a, b in zip(of_two.shape, of_three.shape, strict=True)]
         return self._first.new_empty(shape, dtype=of_two.dtype)
 
 
 def filled_in(arguments: Any, tensors: Iterator[fx.Node], sizes: Iterator[fx.Node]) -> Any:
-    """Arguments of a call with nodes in the places of its tensors and sizes."""
+    """Return the arguments of a call with nodes in place of its tensors and sizes."""
 
     def filled(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -86,7 +86,7 @@ def _size(of_two: int, of_three: int, batch: Any) -> Any:
 
 @torch.no_grad()
 def _observed(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, list[list[Any]]]:
-    """Results of the modules, call by call, for either size of batch."""
+    """Return the results of the modules, call by call, for both batch sizes."""
     results: dict[str, list[list[Any]]] = {name: [] for name in modules}
     inside: list[str] = []
 
@@ -96,7 +96,7 @@ def _observed(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs)
             result = forward(*args, **kwargs)
         finally:
             inside.pop()
-        if not inside:  # a declared module inside of another one is no call of its own
+        if not inside:  # a declared module inside another one is no separate call
             results[name][-1].append(result)
         return result
 

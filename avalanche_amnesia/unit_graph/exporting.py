@@ -1,6 +1,6 @@
 """Export of a backbone in one mode to a functional graph of ATen operations: :func:`export`.
 
-Attributes of the graph go by their own names in the backbone, and nothing in it writes into its arguments.
+Attributes of the graph keep their names in the backbone. No operation writes into its arguments.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 ATEN: Any = torch.ops.aten
 PLAIN_AVERAGE = -1.0
-"""Momentum that stands for None while a norm is exported: its own code would divide by a count that is not known."""
-# torch.export takes the sizes 0 and 1 for constants; a batch of them would fix the number of samples.
+"""Momentum used in place of None while a norm is exported: otherwise it would divide by an unknown count."""
+# torch.export treats the sizes 0 and 1 as constants, so such a batch would fix the number of samples.
 EXPORTED_BATCH = 3
-_one_at_a_time = threading.RLock()  # torch.export changes nn.Module itself while it traces, for all threads
+_one_at_a_time = threading.RLock()  # torch.export patches nn.Module for all threads while it traces
 
 
 @dataclass
 class Exported:
-    """One mode's graph: placeholders are the inputs, parameters, buffers and constants are attributes."""
+    """Graph of one mode: placeholders are the inputs; parameters, buffers and constants are attributes."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -51,11 +51,11 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """The same with a graph of its own, for a walk to rewrite."""
+        """Return the same export with a copy of its graph, which a walk may rewrite."""
         return replace(self, graph=_renamed(self.graph))
 
     def size(self, value: Any, batch: int) -> int:
-        """A size, or another number, for some number of samples."""
+        """Return a size, or another number, for a given number of samples."""
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return value
         known = self.sizes | dict.fromkeys(self.batch, batch)
@@ -67,7 +67,7 @@ class Exported:
 
 
 class _Root(nn.Module):
-    """The backbone under one signature: a list of tensors in, features out."""
+    """The backbone with a uniform signature: a list of tensors in, features out."""
 
     def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls) -> None:
         super().__init__()
@@ -99,12 +99,12 @@ class _NoStrangers(TorchFunctionMode):
 
 
 def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) -> Tensor:
-    """The features that a backbone returns: a tensor, or the one tensor with two axes in a tuple or mapping."""
+    """Return the features in a backbone's result: a tensor, or the only two-axis tensor in a tuple or mapping."""
     args, kwargs = inputs.arguments(backbone, tensors)
     result = backbone(*args, **kwargs)
     if isinstance(result, Tensor):
         return result
-    leaves = {id(t): t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)}  # several heads pass on the same
+    leaves = {id(t): t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)}  # heads may share one
     found = [t for t in leaves.values() if t.is_floating_point() and t.dim() == 2]
     if len(found) == 1:
         return found[0]
@@ -121,10 +121,10 @@ def export(
     calls = DeclaredCalls()
     root = _Root(backbone, inputs, calls)
     modules = dict(backbone.named_modules())
-    whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}  # the others are parameters
+    whole = {name: modules[name] for name in (*frozen, *task_owned) if name in modules}  # the rest are parameters
     with _one_at_a_time, undisturbed(backbone):
         root.train(training)
-        # Frozen modules run in evaluation mode in both graphs: their running statistics would move with every task.
+        # Frozen modules run in evaluation mode in both graphs: every task would change their running statistics.
         for name in set(frozen) & whole.keys():
             whole[name].eval()
         calls.stand_in(root, whole, inputs)
@@ -132,18 +132,18 @@ def export(
             program = _functional_program(root, inputs)
         except ModelError:
             raise
-        except Exception as error:  # torch.export raises whatever the backbone's own code raises
+        except Exception as error:  # the backbone's own code may raise any exception
             raise _failure(backbone, error) from error
     return as_attributes(backbone, program, calls.seen)
 
 
 def _functional_program(root: _Root, inputs: Inputs) -> Any:
-    """Exported program of a root, in which nothing is written."""
+    """Return the exported program of a root, without operations that write into their arguments."""
     for module in root.modules():
         if isinstance(module, _NormBase) and module.momentum is None:
             module.momentum = PLAIN_AVERAGE
     tensors = inputs.tensors(inputs.batch(EXPORTED_BATCH, like=first_real(root)))
-    tokens = not inputs.dtype.is_floating_point  # as many as the longest sample of a batch has
+    tokens = not inputs.dtype.is_floating_point  # their number is the length of the longest sample in a batch
     program = _program(root, tensors, any_size=inputs.guessed or tokens)
     inline_regions(program.graph_module)
     signature = program.graph_signature
@@ -157,20 +157,20 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
         for node in program.graph.nodes
         if signature.inputs_to_buffers.get(node.name, "").endswith("num_batches_tracked")
     )
-    # torch's own functionalisation takes any graph, but goes through all of it again: only where it must be.
+    # torch's functionalisation takes any graph but processes all of it again: use it only if needed.
     simple = write_nothing(program.graph, counters) and all(map(_is_plain, program.graph.nodes))
     return program if simple else program.run_decompositions({})
 
 
 def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
-    """Exported program for batches of any size; of inputs too where that is asked, which takes longer, and works."""
+    """Return the exported program for batches of any size, and optionally for inputs of any size (slower)."""
     free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
-        with _copied_sizes(), redirect_stderr(io.StringIO()):  # it prints the graph that it gives up
+        with _copied_sizes(), redirect_stderr(io.StringIO()):  # torch prints the graph if it fails
             return torch.export.export(root, (tensors,), dynamic_shapes=(free,), strict=False)
     except ModelError:
         raise
-    except Exception:  # its solver of inequalities gives up in many ways; what else it fails on, it fails on again
+    except Exception:  # its solver fails in many ways; any other error occurs again below
         if not any_size:
             raise
         return _program(root, tensors, any_size=False)
@@ -178,7 +178,7 @@ def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
 
 @contextmanager
 def _copied_sizes() -> Iterator[None]:
-    """Let a forward copy a symbolic size as it copies a whole number, which is its own copy."""
+    """Let a forward deep-copy a symbolic size: the copy is the size itself, as for an integer."""
     torch.SymInt.__deepcopy__ = lambda size, memo: size  # type: ignore[attr-defined]
     try:
         yield
@@ -187,19 +187,19 @@ def _copied_sizes() -> Iterator[None]:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Tell whether a node is an operation, or works on sizes: torch.vmap leaves calls of its own."""
+    """Return True if a node is an operation or computes sizes; torch.vmap leaves other calls."""
     target = node.target
     return node.op != "call_function" or "_functorch" not in (getattr(target, "__module__", None) or "")
 
 
-# Attributes by their own names ------------------------------------------------------------------------------------
+# Attribute names --------------------------------------------------------------------------------------------------
 
 
 def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]]) -> Exported:
-    """The graph of an exported program, with the backbone's parameters and buffers under their own names."""
+    """Return the graph of an exported program, with the backbone's names for parameters and buffers."""
     graph, signature = program.graph, program.graph_signature
-    graph.owning_module = None  # its attributes are the backbone's, not those of what torch.export made
-    # Tied tensors go by one name: under two, each would count only the units that read it there as its users.
+    graph.owning_module = None  # its attributes belong to the backbone, not to the exported module
+    # Tied tensors get one name: with two names, each would miss the units that read the other.
     first_name = {id(value): name for name, value in (*backbone.named_parameters(), *backbone.named_buffers())}
     exported = Exported(graph, {}, [], calls)
     _take_sizes(exported, program)
@@ -209,7 +209,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
     constants = signature.inputs_to_lifted_tensor_constants
     for node in list(graph.nodes):
         if node.op == "placeholder" and not node.users:
-            # Inputs stay even if unread: they are the signature.
+            # Keep unread inputs because they are part of the signature.
             if node.name in attributes or node.name in constants:
                 graph.erase_node(node)
         elif node.op == "placeholder" and node.name in attributes:
@@ -226,7 +226,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
 
 
 def _renamed(graph: fx.Graph) -> fx.Graph:
-    """The same graph with names that are the same in both modes, whatever was taken out of it."""
+    """Return the graph with node names that are equal in both modes, even after removals."""
     found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -268,14 +268,14 @@ def _is_free(size: Any) -> bool:
 
 
 def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
-    """Tell whether a condition compares sizes of inputs with each other or with a number."""
-    # Those on sizes of inner values are nearly all torch's own, about how memory lies, and decide nothing.
+    """Return True if a condition compares input sizes with each other or with a number."""
+    # Conditions on sizes of inner values nearly all come from torch, concern memory layout and decide nothing.
     names = set(map(str, condition.free_symbols))
     return bool(names) and names <= set(free) and all(part.is_symbol or part.is_Integer for part in condition.args)
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace exported norms by plain calls, without the statistics that they leave in their buffers."""
+    """Replace exported norms by plain calls that do not write running statistics into buffers."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -283,8 +283,8 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
     for result, kind in zip(results, signature.output_specs, strict=True):
         if kind.kind.name == "USER_OUTPUT":
             features.append(result)
-        # torch.export returns changed buffers as further results. A norm's statistics are left to the tasks' own
-        # copies; any other change would be shared by all tasks, and is reported.
+        # torch.export returns changed buffers as extra results. Running statistics belong to the copies of each task.
+        # All tasks would share any other change, so it is reported.
         elif kind.kind.name == "BUFFER_MUTATION" and not _is_statistic(result, buffer_of[kind.target], kind.target):
             written.add(kind.target)
     output.args = tuple(features)
@@ -301,7 +301,7 @@ def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
 
 def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
     if name.endswith("num_batches_tracked"):
-        # One is added per call: a norm that is called twice counts twice.
+        # Each call adds one, so a norm called twice counts two.
         while result.target is ATEN.add.Tensor and result.args[1] == 1:
             result = result.args[0]  # type: ignore[assignment]
         return result is buffer
@@ -309,7 +309,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """The buffer that a norm's statistic was before the norm changed it, and other calls of it before."""
+    """Return the buffer of a norm's statistic before the update, and earlier calls of the same norm."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
@@ -323,11 +323,11 @@ _NORMS_OF_EXPORT: dict[Any, Callable[..., tuple[Any, ...]]] = {
     ATEN._native_batch_norm_legit_no_training.default: lambda *args: (*args[:5], False, *args[5:]),
     ATEN._native_batch_norm_legit.no_stats: lambda *args: (*args[:3], None, None, *args[3:]),
 }
-"""Norms as torch's functionalisation leaves them → arguments of a plain norm, but for its last."""
+"""Norms as written by torch's functionalisation → arguments of a plain norm, without the last one."""
 
 
 def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> None:
-    """Replace an operation that returns several tensors, of which only the first is read."""
+    """Replace an operation that returns several tensors if only the first is read."""
     first = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
     with graph.inserting_before(node):
         made = graph.call_function(target, tuple(args))
@@ -337,7 +337,7 @@ def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> No
 
 
 def _drop_idle(graph: fx.Graph) -> None:
-    # From the end, so that what only an erased node read goes in the same pass.
+    # Erase from the end, so that one pass also removes nodes read only by erased nodes.
     for node in reversed(list(graph.nodes)):
         name = str(node.target)
         checks = name.startswith(("aten._assert", "aten.sym_constrain")) or node.target is torch._check
@@ -348,11 +348,11 @@ def _drop_idle(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-# Nothing is written ------------------------------------------------------------------------------------------------
+# Removing in-place operations --------------------------------------------------------------------------------------
 
 
 def inline_regions(module: fx.GraphModule) -> None:
-    """Put the nodes of regions (``torch.no_grad``, autocast) into the graph around them."""
+    """Inline the nodes of regions (``torch.no_grad``, autocast) into the surrounding graph."""
     graph = module.graph
     while True:
         regions = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
@@ -405,7 +405,7 @@ def _detached(graph: fx.Graph, result: Any) -> Any:
 
 
 def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace operations that write over a value which only they read by ones that return a new value."""
+    """Replace in-place operations by ones that return a new value, if no other node reads the old value."""
     left = False
     for node in list(graph.nodes):
         if not _writes(node):
@@ -419,7 +419,7 @@ def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
         if functional is None or not isinstance(written, fx.Node) or list(written.users) != [node]:
             left = True
         elif node.target is ATEN.detach_.default or _is_fresh(written):
-            # An operation may have defaults where the one that returns a new value has none (bernoulli_).
+            # The in-place form may have defaults that the other form lacks (bernoulli_).
             places = [place for place in node.target._schema.arguments if not place.kwarg_only]
             missing = (p.default_value for p in places[len(node.args) :] if p.name not in node.kwargs)
             node.target, node.args = functional, (*node.args, *missing)
@@ -443,7 +443,7 @@ def _functional(target: Any) -> Any:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Tell whether a value lies in memory that nothing else refers to."""
+    """Return True if no other value shares a value's memory."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
     if node.op != "call_function" or schema is None or any(result.alias_info for result in schema.returns):
@@ -452,7 +452,7 @@ def _is_fresh(node: fx.Node) -> bool:
     return not composite or schema.name in _FRESH_COMPOSITES
 
 
-# Composite operations that always return memory of their own; of all others their schema tells.
+# These composite operations always return new memory; the schema answers for all other operations.
 _FRESH_COMPOSITES = frozenset(
     f"aten::{name}"
     for name in (
@@ -463,7 +463,7 @@ _FRESH_COMPOSITES = frozenset(
 _OTHER_NAMES = {"bernoulli_.float": ATEN.bernoulli.p, "bernoulli_.Tensor": None}
 
 
-# What it failed on -----------------------------------------------------------------------------------------------
+# Errors of torch.export ------------------------------------------------------------------------------------------
 
 
 def _failure(backbone: nn.Module, error: Exception) -> ModelError:
@@ -484,11 +484,11 @@ _IN_WORDS = {
     ),
     ".numpy()": ("a tensor becomes an array of numpy, which no gradient passes", "Compute with torch"),
 }
-"""What torch says of common failures → the reason and a way out in our words."""
+"""Common error messages of torch → our reason and remedy."""
 
 
 def _where_it_failed(backbone: nn.Module, error: Exception) -> tuple[str, str]:
-    """The innermost module whose forward was running, and the line of the user's own code."""
+    """Return the innermost module whose forward was running, and the line of the user's code."""
     names = {id(module): name for name, module in backbone.named_modules()}
     name, line = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -504,7 +504,7 @@ _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 
 def declaring(name: str, *options: str) -> str:
-    """Advice to declare a module, for error messages; the backbone itself can't be declared."""
+    """Return advice to declare a module, for error messages; the backbone itself cannot be declared."""
     meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     if name:
@@ -520,22 +520,22 @@ _NOTHING_TRACED = (
 )
 
 
-# Where a node comes from ------------------------------------------------------------------------------------------
+# Origin of a node -------------------------------------------------------------------------------------------------
 
 
 def name_of(node: fx.Node) -> str:
-    """The operation of a node."""
+    """Return the name of a node's operation."""
     return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 def module_of(node: fx.Node) -> str:
-    """Path of the module in whose forward an operation stands."""
+    """Return the path of the module whose forward contains an operation."""
     paths = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return (paths[-1] if paths else "").removeprefix("backbone").removeprefix(".")
 
 
 def where(node: fx.Node) -> str:
-    """The operation, the module and the line of code of a node."""
+    """Describe a node by its operation, module and line of code."""
     name = module_of(node)
     inside = f" in module {name!r}" if name else ""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]

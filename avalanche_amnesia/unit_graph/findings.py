@@ -1,4 +1,4 @@
-"""Reasons why a backbone can't be masked, and the errors that say so."""
+"""Reasons why a backbone can't be masked, and the errors that report them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ Fix = Callable[[nn.Module], None]
 
 
 class ModelError(ValueError):
-    """A backbone can't be masked; the message names the module or operation, the reason, and a way out."""
+    """Error: a backbone can't be masked. The message names the module or operation, the reason and a remedy."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Finding:
         where: the module, parameter or operation.
         reason: why it can't be masked.
         fix: what the user can do.
-        change: the change by which :func:`~avalanche_amnesia.unit_graph.fix` fixes a model; None where it can't.
+        change: the change that :func:`~avalanche_amnesia.unit_graph.fix` makes; None if it can't fix it.
     """
 
     where: str
@@ -33,7 +33,7 @@ class Finding:
 
 
 class Unsupported(Exception):
-    """Raised by a rule for something that it can't mask.
+    """Error that a rule raises for an operation it can't mask.
 
     Args:
         reason: why it can't.
@@ -46,16 +46,16 @@ class Unsupported(Exception):
 
 
 def bake_in(name: str) -> Fix:
-    """Take the parametrisations of a module out; its weights keep the values that they compute now."""
+    """Remove the parametrisations of a module; its weights keep their present values."""
 
     def change(model: nn.Module) -> None:
         module = model.get_submodule(name)
-        # torch takes the parametrisation out of the module's class, which copies of the module share.
+        # torch edits the module's class, which copies of the module share.
         kind = type(module)
         own = {key: value for key, value in vars(kind).items() if key not in ("__dict__", "__weakref__")}
         module.__class__ = type(kind.__name__, kind.__bases__, own)
         training = module.training
-        module.eval()  # in training they would take a step of their own first
+        module.eval()  # in training mode, a parametrisation would first update its state
         for parameter in list(module.parametrizations):  # type: ignore[arg-type]
             nn.utils.parametrize.remove_parametrizations(module, str(parameter))
         module.train(training)
@@ -64,13 +64,13 @@ def bake_in(name: str) -> Fix:
 
 
 def drop(names: Sequence[str]) -> Fix:
-    """Remove parameters that nothing reads, and modules of which nothing is left."""
+    """Remove parameters that no operation reads, and modules that are then empty."""
 
     def change(model: nn.Module) -> None:
         for name in names:
             owner, _, last = name.rpartition(".")
             delattr(model.get_submodule(owner), last)
-        for name, module in reversed(list(model.named_modules())):  # modules of which nothing is left
+        for name, module in reversed(list(model.named_modules())):  # remove modules that are now empty
             gone = any(dropped.startswith(f"{name}.") for dropped in names)
             if name and gone and not list(module.parameters()) and not list(module.children()):
                 owner, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""The unit graph: the units behind each weight of a backbone, and the use that masks make of it."""
+"""The unit graph: the units that each weight of a backbone depends on, and the parameters that a mask uses."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Between = Literal["min", "max"]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 LayerKey = tuple[tuple[tuple[str, int | None], ...], str, int]
-"""Parameters that make a layer's weight, and hashes of which of their entries (None: all); its kind and units."""
+"""Parameters of a layer's weight with hashes of the used entries (None: all), the layer's kind and its units."""
 _MUCH_LESS = 0.6
-"""Share of a weight up to which picking its open entries is the faster way: ``benchmarks/open_entries.py``."""
+"""Share of a weight below which it is faster to select its open entries: ``benchmarks/open_entries.py``."""
 _ROW_BY_ROW = 2**13
-"""Entries per mask from which on looking at a mask's own rows is faster than a product of matrices for all masks."""
+"""Entries per mask above which checking the mask's own rows is faster than one matrix product for all masks."""
 
 
 class Computed(Mapping[Key, Item]):
-    """Values that are computed each time: a tensor for every weight of a network would be as large as the network."""
+    """A mapping that computes its values at each access, because stored tensors would be as large as the network."""
 
     def __init__(self, keys: Collection[Key], compute: Callable[[Key], Item]) -> None:
         self._keys, self._compute = keys, compute
@@ -51,7 +51,7 @@ class Computed(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer of the backbone, whose outputs are units that every task masks: their numbers in the graph's ``sets``."""
+    """A layer of the backbone whose outputs are masked units: the numbers of its units in the graph's ``sets``."""
 
     name: str
     units: int
@@ -61,7 +61,7 @@ class WeightedLayer:
 
 @dataclass(frozen=True)
 class UnitGraph:
-    """The weighted layers of a backbone in the order they run, and the units behind each of its parameters.
+    """The weighted layers of a backbone in execution order, and the units that use each of its parameters.
 
     Attributes:
         layers: by name.
@@ -69,9 +69,9 @@ class UnitGraph:
         factors: parameter name → tensors of set numbers that broadcast over the parameter; an entry is in use if all
             of them are (its unit, and the units that feed it).
         output: set numbers behind the features, ``(features,)``.
-        owned: names of parameters of which every task has its own.
+        owned: names of task-owned parameters.
         frozen: names of parameters declared to be trained only by the first task.
-        inputs: what the backbone is given.
+        inputs: the backbone's inputs.
     """
 
     layers: Mapping[str, WeightedLayer]
@@ -88,24 +88,24 @@ class UnitGraph:
         return self.inputs.shape
 
     def __deepcopy__(self, memo: object) -> UnitGraph:
-        return self  # nothing in it ever changes, and a copy of all sets would be the larger part of a model's copy
+        return self  # immutable; a copy of all sets would be the largest part of a model's copy
 
     def parameter_use(self, *masks: Mapping[str, Tensor], between: Between = "min") -> Mapping[str, Tensor]:
-        """Use of every masked parameter: ``min`` of its unit's and its source's use.
+        """Return the use of every masked parameter: ``min`` of its unit's and its source's use.
 
         Of weight ``ij`` in layer ``l``: ``min(a_{l,i}, a_{l−1,j})``; of bias ``i``: ``a_{l,i}``. With HAT's cumulative
-        mask (Serrà et al., ICML 2018) it is the share of the update that is held back, with AdaHAT's summative mask
+        mask (Serrà et al., ICML 2018) it is the share of the update that is blocked, with AdaHAT's summative mask
         (Wang et al., ECML-PKDD 2024) the importance.
 
         Args:
             masks: one mapping per task, layer name → mask of shape ``(units,)``, bool or float. Uses of several tasks
                 add up (AdaHAT's summative mask); one mapping gives the parameters that one mask covers.
-            between: ``min``, or ``max``: ``max(a_{l,i}, a_{l−1,j})``, where what no mask covers (the network's input)
-                counts as no source. It is never below ``min``.
+            between: ``min``, or ``max``: ``max(a_{l,i}, a_{l−1,j})``, where an unmasked source (the network's input)
+                is ignored. The result is never below ``min``.
 
         Returns:
-            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter, computed whenever
-            it is asked for.
+            Parameter name (inside the backbone) → float32 tensor that broadcasts over the parameter, computed at each
+            access.
         """
         vectors = [torch.cat([mask[name].float() for name in self.layers]) for mask in masks]
         of_sets = self.sets.use(torch.stack(vectors)).sum(0)
@@ -121,7 +121,7 @@ class UnitGraph:
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Entries that one mask covers, by parameter: where :meth:`parameter_use` is positive.
+        """Yield the entries of each parameter that one mask covers: where :meth:`parameter_use` is positive.
 
         Args:
             mask: layer name → ``(units,)``, bool.
@@ -132,8 +132,8 @@ class UnitGraph:
         yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Rows and columns of weights that some units, bool ``(n_units,)``, read, where it is much less than all."""
-        of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy's are the quicker ones for so few numbers
+        """Return weight rows and columns read by some units, bool ``(n_units,)``, where they are a small share."""
+        of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
             others = (size for axis, factor in enumerate(factors) for at, size in enumerate(factor.shape) if at != axis)
@@ -148,10 +148,10 @@ class UnitGraph:
         return found
 
     def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
-        """Masks, bool ``(k, n_units)``, that cover any of some entries, bool ``(k,)``: all of them asked at once."""
+        """Return which masks, bool ``(k, n_units)``, cover any of the given entries, as bool ``(k,)``."""
         in_use = self.sets.use(masks.float()).cpu().numpy() > 0
         found = np.zeros(len(masks), dtype=bool)
-        # Small parameters first: mostly they decide about every mask before a large one is looked at.
+        # Small parameters first: they usually decide every mask before a large parameter is checked.
         for name in sorted(entries.keys() & self.factors.keys(), key=lambda name: entries[name].numel()):
             where, asked = entries[name].cpu().numpy(), np.flatnonzero(~found)
             if where.size and len(asked):
@@ -161,36 +161,36 @@ class UnitGraph:
 
     @staticmethod
     def _any_in_use(factors: Sequence[np.ndarray], in_use: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Rows of ``in_use`` ``(k, sets)`` under which any chosen entry of a parameter is in use: bool ``(k,)``."""
+        """Return the rows of ``in_use`` ``(k, sets)`` that use any chosen entry of a parameter, as bool ``(k,)``."""
         shaped = [factor.reshape(*(1,) * (where.ndim - factor.ndim), *factor.shape) for factor in factors]
         if len(shaped) == 1:
             shaped.append(np.full((1,) * where.ndim, ALWAYS))
         along = [[axis for axis, size in enumerate(factor.shape) if size > 1] for factor in shaped]
         if len(shaped) > 2 or set(along[0]) & set(along[1]):
             return np.array([(reduce(np.logical_and, (use[f] for f in shaped)) & where).any() for use in in_use])
-        # Units and what feeds them lie along axes of their own (Linear, Conv).
+        # The units and their sources vary along separate axes (Linear, Conv).
         others = [axis for axis in range(where.ndim) if axis not in (*along[0], *along[1])]
         units, sources = (factor.reshape(-1) for factor in shaped)
         rows = where.transpose(*along[0], *along[1], *others).reshape(len(units), len(sources), -1)
         if rows.size > _ROW_BY_ROW * len(in_use):
             return np.array([(rows[use[units]].any(0) & use[sources, None]).any() for use in in_use])
         table, reads = (torch.from_numpy(part.astype(np.float32)) for part in (rows.any(-1), in_use[:, sources]))
-        # By torch, which keeps to its number of threads: numpy starts its own for any product.
+        # Use torch because it respects its thread limit: numpy starts threads of its own.
         return (((reads @ table.T).numpy() > 0) & in_use[:, units]).any(1)
 
     def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
-        """Entries of some units, ``(n_units,)``, themselves: rows of their weights, and biases; as :meth:`reads`."""
+        """Return a mask per parameter of the weight rows and biases of these units, ``(n_units,)``."""
         of_sets = self.sets.use(units.float())
         of_sets[ALWAYS] = 0
         return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
 
     def sources(self, layer: str) -> Tensor | None:
-        """Set numbers that feed a layer, one per input; None where it has no weight of two factors (only a bias)."""
+        """Return the set numbers of a layer's inputs, or None if it has no weight with two factors (only a bias)."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)
         return None if factors is None else compact(factors[1]).reshape(-1)
 
     def layer_of(self, parameter: str) -> int:
-        """Index of the layer whose sparsity decides about a parameter: that of its (first) unit."""
+        """Return the index of the layer whose sparsity applies to a parameter: the layer of its (first) unit."""
         return self._layer_of[parameter]
 
     @cached_property
@@ -203,11 +203,11 @@ class UnitGraph:
 
 @dataclass
 class Draft:
-    """Draft of a unit graph; the walks in training and in evaluation mode write into one."""
+    """A unit graph under construction; the walks in training and in evaluation mode both write to it."""
 
     ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see needless()
     biases: set[str] = field(default_factory=set)  # of layers with gates
-    loose: set[str] = field(default_factory=set)  # biases that no gate covers: each task is to have its own
+    loose: set[str] = field(default_factory=set)  # biases without a gate: each task needs its own
     sets: UnitSets = field(default_factory=UnitSets)
     layers: dict[str, WeightedLayer] = field(default_factory=dict)
     factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """The layer that a weight makes: the same at every call, and in both modes."""
+        """Return the layer of a weight: the same one at every call and in both modes."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -238,37 +238,37 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Note that parameters are used: an entry of what they make is in use where all the sets of the factors are."""
+        """Record that parameters are used: an entry is in use if the sets of all factors are."""
         for part in parameter.parts:
             if part.owned:
                 continue
             new = (torch.full((1,) * len(part.size), ALWAYS),) if part.frozen else self._of_entries(part, factors)
             if len(new) > 1 and bool((new[0] == ALWAYS).all()):
-                new = new[1:]  # outputs without a gate: an entry belongs to what feeds it
+                new = new[1:]  # outputs without a gate: an entry belongs to its source
             known = self.factors.get(part.name)
             if known is not None:
-                # An entry is in use by either: all factors of the one, or all of the other. Taken factor by factor
-                # that counts more as in use, never less; and a factor more that repeats one changes nothing.
+                # An entry is in use if all factors of either use are. Taking the union of each factor
+                # may overestimate the use, but never underestimates it. Repeated factors change nothing.
                 count = max(len(known), len(new))
                 known, new = ((*held, *held[-1:] * (count - len(held))) for held in (known, new))
                 new = tuple(self.sets.union(a, b) for a, b in zip(known, new, strict=True))
             self.factors[part.name] = tuple(map(compact, new))
 
     def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Layers whose gates decide about nothing but their own weights, which gates in front of them do as well.
+        """Return the layers whose gates control only their own weights, which the gates of their inputs already do.
 
-        Such are the outputs of a low-rank adapter: what they are added to is read by every task. Without a gate a
-        weight belongs to the unit that feeds it (a rank), and reaches every output. With the layers come the names of
-        their biases, which without a gate would belong to all tasks at once.
+        An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
+        weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
+        returned as well, because without a gate they would belong to all tasks at once.
         """
-        told = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors in which each unit stands
+        told = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors that contain each unit
         for factor in (*(f for factors in self.factors.values() for f in factors), output):
             told[sorted({unit for number in factor.unique().tolist() for unit in self.sets.members(number)})] += 1
         keys, biases = set(), set[str]()
         for key, weight in self._plain.items():
             factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
             if len(factors) != 2 or any(len(self.sets.members(n)) != 1 for n in factors[1].unique().tolist()):
-                continue  # an input hangs on no unit, or on those of several tasks, of which none would own the weight
+                continue  # an input depends on no unit, or on units of several tasks, and then no task owns the weight
             own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
             first = self.sets.members(int(sets[0]))[0]
             if _are(factors[0], sets) and bool((told[first : first + len(sets)] == 1 + len(own)).all()):
@@ -277,7 +277,7 @@ class Draft:
         return frozenset(keys), biases
 
     def _of_entries(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Factors over what is computed as factors over the parameter."""
+        """Convert factors over a computed tensor to factors over the parameter."""
         if part.whole:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1
@@ -289,5 +289,5 @@ class Draft:
 
 
 def _are(factor: Tensor, sets: Tensor) -> bool:
-    """Tell whether a factor names the units of a layer, one after the other."""
+    """Return True if a factor lists the units of a layer in order."""
     return torch.equal(factor.reshape(-1), sets)

@@ -1,4 +1,4 @@
-"""The masked backbone: the user's modules, run by a graph that masks them, on inputs for which the graph holds."""
+"""The masked backbone: the user's modules, run by a rewritten graph with masks, after a check of the inputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Program:
         self.samples = {node: _moving_axes(node, batch) for node in self.values}
 
     def __deepcopy__(self, memo: object) -> Program:
-        return self  # nothing in it ever changes
+        return self  # immutable
 
     def __getstate__(self) -> dict[str, Any]:
         number: dict[fx.Node, Any] = {node: operator.itemgetter(i) for i, node in enumerate(self.graph.nodes)}
@@ -66,7 +66,7 @@ class Program:
                 self.values[node], self.samples[node] = value, samples
 
     def compiled(self, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
-        """The graph as a function of the module, inputs, own modules and masks."""
+        """Return the graph as a function of the module, inputs, task-owned modules and masks."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self.graph, copies))
@@ -83,7 +83,7 @@ class Program:
 
 
 def _moving_axes(node: fx.Node, batch: Collection[Any]) -> frozenset[int]:
-    """Axes of a node's value whose size follows the number of samples."""
+    """Return the axes of a node's value whose size depends on the number of samples."""
     value = node.meta.get("val")
     sizes = list(enumerate(value.shape)) if isinstance(value, Tensor) else []
     moving: list[tuple[int, Any]] = [(axis, size) for axis, size in sizes if isinstance(size, torch.SymInt)]
@@ -91,19 +91,19 @@ def _moving_axes(node: fx.Node, batch: Collection[Any]) -> frozenset[int]:
 
 
 def _picklable(target: Any) -> Any:
-    """A node's target; operations, which can't be pickled, by their names in ``torch.ops``."""
+    """Return a node's target in picklable form: operations become their names in ``torch.ops``."""
     return operator.attrgetter(str(target)) if isinstance(target, torch._ops.OpOverload) else target
 
 
 class Sizes:
-    """Sizes of inputs for which a graph holds."""
+    """Input sizes for which a graph is valid."""
 
     def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
         self._shapes, self._guards = tuple(shapes), tuple(guards)
         self._known: set[tuple[torch.Size, ...]] = set()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse inputs for which the forward would take another path than the one that was read."""
+        """Refuse inputs for which the original forward would take a different path than the traced one."""
         given = tuple(tensor.shape for tensor in tensors)
         if given in self._known:
             return
@@ -123,7 +123,7 @@ class Sizes:
     def _hold(self, given: tuple[torch.Size, ...]) -> bool:
         pairs = list(zip(given, self._shapes, strict=True))
         if any(len(shape) != len(known) for shape, known in pairs):
-            return True  # left to the operations: what is flattened first takes any number of axes
+            return True  # the operations check it: a flattened input may have any number of axes
         sizes: dict[str, int] = {}
         for size, expected in (pair for shape, known in pairs for pair in zip(shape, known, strict=True)):
             if (expected if isinstance(expected, int) else sizes.setdefault(expected, size)) != size:
@@ -133,7 +133,7 @@ class Sizes:
 
 @dataclass
 class Trace:
-    """Masked graphs and unit graph of a backbone, without its parameters: for every backbone that is built alike."""
+    """Masked graphs and unit graph of a backbone without its parameters, shared by backbones of the same structure."""
 
     programs: dict[bool, Program]
     sizes: dict[bool, Sizes]
@@ -146,7 +146,7 @@ class Trace:
 
 
 class MaskedBackbone(nn.Module):
-    """A backbone with masks, under its own module and parameter names, of which it uses the objects as they are."""
+    """A backbone with masks that keeps the user's module and parameter names, and uses the user's objects directly."""
 
     def __init__(self, backbone: nn.Module, found: Trace) -> None:
         super().__init__()
@@ -165,10 +165,10 @@ class MaskedBackbone(nn.Module):
         self._programs, self._sizes = found.programs, found.sizes
         self._frozen, self.tried = found.frozen_modules, found.tried
         self._compile()
-        self._settle_frozen()  # the modes of all others are the user's
+        self._settle_frozen()  # only frozen modules: the user sets the modes of all other modules
 
     def _replace(self, classifier: str) -> None:
-        """Leave a module out, without touching the user's own object."""
+        """Replace a module in this backbone without changing the user's own object."""
         owner: nn.Module = self
         *path, last = classifier.split(".")
         for part in path:
@@ -181,14 +181,14 @@ class MaskedBackbone(nn.Module):
         self._forwards = {mode: program.compiled(self.owned) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
-        """Features ``(batch, features)`` through a task's own modules and masks, by layer."""
+        """Return features ``(batch, features)``, computed with a task's own modules and its masks, by layer."""
         tensors = [x] if isinstance(x, Tensor) else self.inputs.tensors(x)
         self._sizes[self.training].check(tensors)
         result: Tensor = self._forwards[self.training](self, *tensors, own, masks)
         return result
 
     def train(self, mode: bool = True) -> MaskedBackbone:
-        """As usual; modules declared frozen stay in evaluation mode: running statistics would move with every task."""
+        """Set the mode, except for frozen modules: every task would change their running statistics."""
         super().train(mode)
         self._settle_frozen()
         return self
@@ -198,15 +198,15 @@ class MaskedBackbone(nn.Module):
             self.get_submodule(name).eval()
 
     def fresh_parts(self) -> OwnModules:
-        """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
+        """Return copies of all task-owned parts except the head, with the backbone's values."""
         return OwnModules({name: spec.make(self) for name, spec in self.owned.items()})
 
     def program(self, training: bool = False) -> Program:
-        """The graph of one mode, with what is known of its values."""
+        """Return the graph of one mode, with the knowledge about its values."""
         return self._programs[training]
 
     def code(self, training: bool = False) -> str:
-        """The forward's source, for people."""
+        """Return readable source code of the forward."""
         return self._programs[training].graph.python_code("self").src
 
     def __getstate__(self) -> dict[str, Any]:
@@ -224,11 +224,11 @@ def _shallow(module: nn.Module) -> nn.Module:
     return twin
 
 
-# From operations to functions ------------------------------------------------------------------------------------
+# Replacing operations by functions -------------------------------------------------------------------------------
 
 
 def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> None:
-    """Let what the forward makes lie on the device that its input lies on, and be of the parameters' type."""
+    """Create tensors on the device of the input and with the type of the parameters."""
     places = [node for node in graph.nodes if node.op == "placeholder"]
     made = [
         node for node in graph.nodes if any(isinstance(leaf, torch.device) for leaf in leaves((node.args, node.kwargs)))
@@ -255,7 +255,7 @@ def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> Non
 
 
 def as_function(node: fx.Node) -> None:
-    """Call torch's function instead of the operator: it is the same, and quicker from Python."""
+    """Replace an operator by torch's function with the same result, which is faster to call from Python."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return
@@ -287,7 +287,7 @@ def _as_index(node: fx.Node) -> None:
 
 
 def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
-    """Let a ReLU write over what was made only for it."""
+    """Let a ReLU run in place if no other node reads its input."""
     for node in graph.nodes:
         source = node.args[0] if node.target is torch.relu else None
         if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):

@@ -1,8 +1,8 @@
-"""Masks in a rewritten backbone: the functions that it calls, and the nodes that make its masks.
+"""Masks in a rewritten backbone: the functions it calls, and the nodes that compute its masks.
 
-Where a unit's mask is 0, features depend on no entry of its weights, whatever these hold: that is what protects tasks
-from each other, and it saves work as well. Rows of units that are closed are not computed, nor columns behind units
-that are closed: both are 0.
+Where a unit's mask is 0, features do not depend on its weights, whatever their values. This protects tasks
+from each other. It also saves work: rows of closed units and columns that read closed units are skipped,
+because their results are 0.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from avalanche_amnesia.unit_graph.graph import Draft
 
 WORTH_IT = 3_000_000
-"""Products of an entry and an input from which on it pays to leave them out: ``benchmarks/open_entries.py``."""
+"""Number of products (entry times input) above which skipping them saves time: ``benchmarks/open_entries.py``."""
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:
-    """``values · mask``, +0 where the mask is 0; no mask: all units are open.
+    """Return ``values · mask``, with +0 where the mask is 0. Without a mask all units are open.
 
-    A product leaves −0 of a negative value: the sign of what nobody protects, which ``copysign``, ``signbit``,
-    ``atan2`` or a division read as well as any value. Adding +0 takes the sign away, and moves nothing else.
+    A product turns negative values into −0, so an unprotected sign would remain visible to ``copysign``,
+    ``signbit``, ``atan2`` or a division. Adding +0 removes that sign and changes no other value.
     """
     return values if mask is None else (values * mask.to(values.dtype)).add_(0.0)
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
-    """Use of sets of units, ``(sets,)``: the maximum over their members."""
+    """Return the use of sets of units, ``(sets,)``: the maximum over their members."""
     known = torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])
     return known[members].amax(0)
 
@@ -51,7 +51,7 @@ def owned_parameter(own: Mapping[str, nn.Module], name: str) -> Tensor:
 
 
 def tensor_in(result: Any, number: int) -> Tensor:
-    """One of the tensors in what a declared module returned: a tensor, a tuple, a mapping or the like."""
+    """Return one of the tensors in a declared module's result: a tensor, a tuple, a mapping or a similar container."""
     found: Tensor = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)][number]
     return found
 
@@ -68,7 +68,7 @@ class OpenEntries(NamedTuple):
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Masks by layer, what they read of large weights, and what may know a linear layer's result."""
+    """Masks by layer, the entries of large weights that they read, and optionally a source of linear results."""
 
     entries: Mapping[str, OpenEntries]
     first_layers: Callable[..., Tensor | None] | None = None
@@ -78,18 +78,18 @@ class LayerMasks(dict[str, Tensor]):
         self.entries = {} if entries is None else entries
 
     def detached(self) -> LayerMasks:
-        """The same, of which none collects a gradient."""
+        """Return the same masks, detached from gradients."""
         return LayerMasks({name: mask.detach() for name, mask in self.items()}, self.entries)
 
 
 _OPERATIONS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
-"""By the number of axes of their weight, from two on."""
+"""Functions by the number of axes of their weight, starting at two."""
 
 
 def over_open(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """A layer over the entries of its weight that the masks read; 0 in the places of all other units."""
+    """Compute a layer from the entries of its weight that the masks read; all other units are 0."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = None
     if isinstance(masks, LayerMasks):
@@ -115,11 +115,11 @@ def over_open(
 
 
 _GROUPS = 6
-"""Place of the number of groups among a convolution's arguments."""
+"""Position of the number of groups among a convolution's arguments."""
 
 
 def leave_closed_out(graph: fx.Graph) -> None:
-    """Let a graph of torch's functions compute only open entries, in layers of parameters in one group."""
+    """Make a graph of torch's functions compute only open entries, in layers with one group."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OPERATIONS or node.kwargs:
@@ -134,19 +134,19 @@ def leave_closed_out(graph: fx.Graph) -> None:
 
 
 class MaskNodes:
-    """Masks as nodes, each made once; all stand at the beginning of the graph, where every node can read them."""
+    """Mask nodes, each created once at the beginning of the graph so that every node can read them."""
 
     def __init__(self, graph: fx.Graph, draft: Draft, behind: fx.Node) -> None:
         self.graph, self.draft = graph, draft
         with graph.inserting_after(behind):
             self.masks = graph.placeholder("masks")
         with graph.inserting_after(self.masks):
-            self._end = graph.call_function(dict)  # marks a place; taken out again as nobody reads it
+            self._end = graph.call_function(dict)  # marks a position; removed later because no node reads it
         self._emitted: dict[object, fx.Node] = {}
         self._largest: dict[tuple[tuple[str, ...], ...], fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
-        """A node with the mask that the sets make, cut to size 1 where it is constant; None where nothing is masked."""
+        """Return a node with the mask of the sets, cut to size 1 where it is constant; None if nothing is masked."""
         small = compact(ids)
         while small.dim() > 1 and small.shape[0] == 1:
             small = small[0]
@@ -175,8 +175,8 @@ class MaskNodes:
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _emit_largest(self, parts: tuple[tuple[str, ...], ...]) -> fx.Node:
-        """A node with the maximum of some masks, each of layers one after the other."""
-        # Along a residual stream every mask is that of the place before, and one more: each begins with what is there.
+        """Return a node with the maximum of several masks that each concatenate whole layers."""
+        # Along a residual stream each mask extends the previous one, so reuse the existing maximum.
         call = self.graph.call_function
         known = next((length for length in range(len(parts), 0, -1) if parts[:length] in self._largest), 0)
         for place in range(known, len(parts)):
@@ -188,7 +188,7 @@ class MaskNodes:
         return self._largest[parts]
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
-        """Names of the layers whose units these are, one after the other; None where they are none."""
+        """Return the names of the layers whose units these are, in order; None if they are not whole layers."""
         result, at = [], 0
         starts = {int(self.draft.sets.members(int(layer.sets[0]))[0]): layer for layer in self.draft.layers.values()}
         while at < len(units):

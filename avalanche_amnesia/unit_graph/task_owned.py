@@ -1,7 +1,7 @@
-"""Task-owned modules: each task's copies of norms, and of what else the user declares.
+"""Task-owned modules: each task's copies of norms and of other parts that the user declares.
 
-A norm that all tasks share leaks between them: its parameters move, and its statistics mix the units of all tasks. So
-each task has its own, made from the backbone's when its head is made, and removed with it (Duan, HAT-CL, 2023).
+A norm shared by all tasks leaks between them: its parameters change, and its statistics mix the tasks' units.
+Each task therefore has a copy, created and removed with its head (Duan, HAT-CL, 2023).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NormKind = Literal["batch", "instance", "layer", "rms", "group"]
 
 
 class OwnParameter(nn.Module):
-    """One parameter that a task has of its own."""
+    """A single task-owned parameter."""
 
     def __init__(self, initial: Tensor) -> None:
         super().__init__()
@@ -29,15 +29,15 @@ class OwnParameter(nn.Module):
 
 
 def _copied(initial: Tensor) -> nn.Parameter:
-    """A parameter of the same values, which learns if the first one does."""
+    """Return a new parameter with the same values and the same ``requires_grad``."""
     return nn.Parameter(initial.detach().clone(), initial.requires_grad)
 
 
 class TaskNorm(nn.Module):
-    """A norm of one task. The mask of its units is folded into its weight and bias, so that masked units come out +0.
+    """A norm of one task. The mask of its units scales its weight and bias, so that masked units come out +0.
 
     Norms that mix units (layer, rms, group) take their statistics only over the units in the mask:
-    ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, for ``x`` that is zero where ``a`` is.
+    ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, if ``x`` is zero where ``a`` is.
     """
 
     def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
@@ -46,14 +46,14 @@ class TaskNorm(nn.Module):
         (self.weight, self.bias), self.eps = made, spec.eps
 
     def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # a float32 mask would widen the result
+        mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # float32 would change the result
         weight = mask if self.weight is None else self.weight * mask
-        # A shift of +0, even where the norm has none: the product with only the weight would keep a value's sign.
+        # Always add a shift of +0: multiplication by the weight would keep a value's sign.
         return weight, torch.zeros_like(weight) if self.bias is None else (self.bias * mask).add_(0.0)
 
     @torch.no_grad()
     def keep(self, template: TaskNorm, use: Tensor | None) -> None:
-        """Return what lies outside a mask to its initial values, so that nothing is kept of units not in use."""
+        """Reset entries outside a mask to their initial values, so that unused units store nothing."""
         if use is None:
             return
         mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
@@ -63,7 +63,7 @@ class TaskNorm(nn.Module):
 
 
 class TaskBatchNorm(TaskNorm):
-    """Batch or instance normalisation: every channel for itself."""
+    """Batch or instance normalisation: each channel is normalised separately."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -137,9 +137,9 @@ class TaskGroupNorm(TaskNorm):
 
 def _normalised(x: Tensor, mask: Tensor, dims: tuple[int, ...], eps: float, centred: bool) -> Tensor:
     dtype = x.dtype
-    x = x.to(torch.promote_types(dtype, torch.float32))  # as torch's own norms: half a float has no room for squares
+    x = x.to(torch.promote_types(dtype, torch.float32))  # as in torch's norms: squares overflow in half precision
     mask = mask.to(x.dtype)
-    count = mask.sum(dims, keepdim=True).clamp_min(1e-6)  # a group of which no unit is open: its values are all zero
+    count = mask.sum(dims, keepdim=True).clamp_min(1e-6)  # a group without open units: all its values are zero
     if centred:
         x = x - x.sum(dims, keepdim=True) / count
     variance = (x.square() * mask).sum(dims, keepdim=True) / count
@@ -171,14 +171,14 @@ class OwnedSpec:
     fixed: bool = False
 
     def make(self, backbone: nn.Module) -> nn.Module:
-        """A fresh copy, with the backbone's own values."""
+        """Return a new copy with the backbone's own values."""
         known: Mapping[str, Tensor] = dict((*backbone.named_parameters(), *backbone.named_buffers()))
         if self.kind is None:
             if self.name in known:
                 return OwnParameter(known[self.name])
             try:
                 return copy.deepcopy(backbone.get_submodule(self.name))
-            except RuntimeError as error:  # it holds tensors that are computed from parameters
+            except RuntimeError as error:  # it contains tensors computed from parameters
                 raise ModelError(
                     f"task_owned module {self.name!r} can't be copied ({error}); torch.nn.utils.parametrizations has "
                     "weight_norm and spectral_norm in forms that can"
@@ -187,7 +187,7 @@ class OwnedSpec:
 
 
 class OwnModules(nn.ModuleDict):
-    """A task's own modules besides its head, by name inside the backbone."""
+    """A task's own modules except its head, by name inside the backbone."""
 
     learning = True
 
@@ -196,26 +196,26 @@ class OwnModules(nn.ModuleDict):
         self._learns = [parameter.requires_grad for parameter in self.parameters()]
 
     def __getitem__(self, key: str) -> nn.Module:
-        return super().__getitem__(key.replace(".", "/"))  # torch allows no dot in the name of a module
+        return super().__getitem__(key.replace(".", "/"))  # torch forbids dots in module names
 
     def train(self, mode: bool = True) -> OwnModules:
-        """Training mode only while they learn."""
+        """Set training mode only while the modules are trained."""
         super().train(mode and self.learning)
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> OwnModules:
-        """As usual; what the backbone's maker had frozen never learns."""
+        """Set ``requires_grad``, except for parameters that were frozen in the backbone."""
         for parameter, learns in zip(self.parameters(), self._learns, strict=True):
             parameter.requires_grad_(requires_grad and learns)
         return self
 
     def learn(self, learning: bool, mode: bool) -> None:
-        """Let their statistics change from now on, or not."""
+        """Turn updates of the running statistics on or off."""
         self.learning = learning
         self.train(mode)
 
     def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
-        """End their learning; norms return to their initial values outside the task's mask."""
+        """End the training of these modules, and reset norms to their initial values outside the task's mask."""
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]

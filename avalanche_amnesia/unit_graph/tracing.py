@@ -1,4 +1,4 @@
-"""Tracing of a backbone: its masked form and its unit graph, or all that stands in their way."""
+"""Tracing of a backbone: returns its masked form and its unit graph, or all reasons why it can't be masked."""
 
 import copy
 import enum
@@ -34,21 +34,21 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_p
 
 
 class Known:
-    """The latest traces, by structure."""
+    """A cache of the latest traces, by structure."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[Hashable, Trace] = {}
 
     def get(self, structure: Hashable | None) -> Trace | None:
-        """The trace of a structure, if it is known."""
+        """Return the trace of a structure, or None if it is not cached."""
         found = self._held.pop(structure, None)
         if found is not None:
-            self._held[structure] = found  # the one that was asked for last stands last
+            self._held[structure] = found  # move the latest access to the end
         return found
 
     def put(self, structure: Hashable | None, trace: Trace) -> None:
-        """Keep a trace; the one that was not asked for the longest goes."""
+        """Store a trace; the least recently used one is dropped."""
         if structure is not None:
             self._held[structure] = trace
             if len(self._held) > self._most:
@@ -61,7 +61,7 @@ _known = Known(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Put a mask behind every weighted layer of a feature extractor, and try out that it protects; see MaskedModel."""
+    """Add a mask to every weighted layer of a feature extractor, and test that it protects; see MaskedModel."""
     check_backbone(backbone)
     with _uncollected():
         found, findings = examine(backbone, input_shape, **options)
@@ -70,7 +70,7 @@ def trace_backbone(
         raise ModelError(f"{findings[0]}{more}")
     masked = MaskedBackbone(backbone, found)
     if trial:
-        # Also where the trace is known: forward may read globals.
+        # Checked for cached traces too, because forward may read globals.
         if options.get("norm", "task") == "task":
             with without(backbone, found.classifiers):
                 compare(backbone, masked, found.graph)
@@ -82,7 +82,7 @@ def trace_backbone(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Search for no unreachable objects meanwhile: a trace makes millions that stay, and each search sees all."""
+    """Pause garbage collection: a trace creates millions of lasting objects, and each collection visits them all."""
     running = gc.isenabled()
     try:
         gc.disable()
@@ -102,7 +102,7 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """Read a feature extractor, and find everything that stands in the way of its masks."""
+    """Trace a feature extractor, and collect all reasons why it can't be masked."""
     checks.one_of("norm", norm, NormChoice)
     if input_shape is not None:
         if isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
@@ -131,7 +131,7 @@ def examine(
 
 @contextmanager
 def without(backbone: nn.Module, classifiers: Sequence[str]) -> Iterator[None]:
-    """A backbone whose classifiers pass on what they are given, for the length of a block."""
+    """Make the classifiers of a backbone return their input during the block."""
     with undisturbed(backbone):
         for classifier in classifiers:
             vars(backbone.get_submodule(classifier))["forward"] = lambda features, *labels: features
@@ -139,7 +139,7 @@ def without(backbone: nn.Module, classifiers: Sequence[str]) -> Iterator[None]:
 
 
 def _called(backbone: nn.Module, name: str) -> list[str]:
-    """Names of the modules that forward calls in the place of a container: what it holds; else the name itself."""
+    """Return the names of the modules that forward calls in a container, or the name itself for other modules."""
     module = backbone.get_submodule(name) if name in dict(backbone.named_modules()) else None
     if not isinstance(module, (nn.ModuleDict, nn.ModuleList)):
         return [name]
@@ -148,7 +148,7 @@ def _called(backbone: nn.Module, name: str) -> list[str]:
 
 @dataclass
 class _Tracing:
-    """One backbone on its way to a trace; arguments as of :func:`examine`."""
+    """The state of one trace; arguments as in :func:`examine`."""
 
     backbone: nn.Module
     inputs: Inputs
@@ -161,11 +161,11 @@ class _Tracing:
     known: dict[bool, Exported] = field(default_factory=dict)
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
-        """Both modes; the trace, or what stands in its way."""
+        """Walk over both modes; return the trace, or the reasons why the backbone can't be masked."""
         trace, findings = self._read()
         if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
             return trace, findings
-        # Beside a network without gradients some gates decide about nothing: it is read again without them.
+        # If parts of the network have no gradients, some gates control nothing: trace again without them.
         ungated, biases = self.draft.needless(trace.graph.output)
         biases |= self.draft.loose
         if not ungated and not biases:
@@ -250,12 +250,12 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
     owned |= {name for name in parameters if name in draft.owned or (modules and name.startswith(modules))}
     if any(spec.kind is not None and spec.parameters == (None, None) for spec in draft.owned.values()):
         norms = tuple(f"{name}." for name, spec in draft.owned.items() if spec.kind is not None)
-        owned |= {name for name in parameters if name.startswith(norms)}  # norm="batch": left out of the network
+        owned |= {name for name in parameters if name.startswith(norms)}  # norm="batch": not part of the network
     return frozenset(owned)
 
 
 def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Parameters that no rule covers."""
+    """Return the parameters that no rule covers."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name
@@ -275,11 +275,11 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_ou
     ]
 
 
-# What stands in the way ------------------------------------------------------------------------------------------
+# Validation and fixes --------------------------------------------------------------------------------------------
 
 
 def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> list[Finding]:
-    """Findings that keep a backbone from being masked; empty where ``MaskedModel`` takes it.
+    """Return the findings that keep a backbone from being masked; empty if ``MaskedModel`` accepts it.
 
     Args:
         backbone: any module.
@@ -287,20 +287,20 @@ def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **
         options: ``example``, ``classifier``, ``norm``, ``frozen``, ``task_owned`` as there.
 
     Raises:
-        ValueError: for a norm or a name that is not known.
+        ValueError: for an unknown norm or name.
     """
     try:
         check_backbone(backbone)
         return examine(backbone, input_shape, **options)[1]
-    except ModelError as error:  # not even a graph, or no input to run it on
+    except ModelError as error:  # there is no graph, or no input to run it on
         return [Finding(type(backbone).__name__, str(error), "see the message")]
 
 
 def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
-    """A copy of a backbone with everything fixed that can be fixed without changing what it computes.
+    """Return a copy of a backbone with all findings fixed that can be fixed without changing its features.
 
-    Parametrisations that keep state (spectral norm) are baked in, and modules that forward never reads are removed;
-    each only if features of random inputs stay as they are. What is left is in ``validate(fix(model))``.
+    Stateful parametrisations (spectral norm) are baked in, and modules that forward never reads are removed.
+    A fix is kept only if features of random inputs stay equal. ``validate(fix(model))`` lists the other findings.
 
     Args:
         backbone: any module; not changed.
@@ -340,11 +340,11 @@ def _features(model: nn.Module, inputs: Inputs) -> Tensor:
     return features_of(copy.deepcopy(model).eval(), inputs, inputs.tensors(batch))
 
 
-# What is built alike is traced once ----------------------------------------------------------------------------------
+# Structure: backbones with equal structure are traced once -----------------------------------------------------------
 
 
 def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) -> Hashable | None:
-    """All that a trace may depend on: modules, their types and attributes, shapes and types of their tensors."""
+    """Return all that a trace may depend on: modules, their types and attributes, tensor shapes and types."""
     numbers: dict[int, int] = {}
     parts: list[Hashable] = [options, torch.get_default_dtype()]
     try:
@@ -365,7 +365,7 @@ def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) ->
 
 
 class _Hidden(Exception):
-    """An attribute whose equality is not known."""
+    """An attribute that can't be compared."""
 
 
 def _number(numbers: dict[int, int], thing: object) -> int:
@@ -377,7 +377,7 @@ def _kind(tensor: Tensor) -> Hashable:
 
 
 def _content(tensor: Tensor) -> Hashable:
-    """Numbers that a trace may read: forward may make indices of them."""
+    """Return the values of tensors that a trace may read: forward may use them as indices."""
     if tensor.numel() > _LARGEST:
         raise _Hidden
     return (*_kind(tensor), tensor_hash(tensor))  # type: ignore[misc]
@@ -397,7 +397,7 @@ def _attribute(value: Any) -> Hashable:
         return type(value), frozenset(map(_attribute, value))
     if isinstance(value, Tensor):
         return _content(value)
-    if type(value) is functools.partial:  # vision transformers hold their kind of norm as one
+    if type(value) is functools.partial:  # vision transformers store their norm type as a partial
         return type(value), *map(_attribute, (value.func, value.args, value.keywords))
     if isinstance(value, type) or (isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and _open(value)):
         return value
@@ -405,5 +405,5 @@ def _attribute(value: Any) -> Hashable:
 
 
 def _open(function: Any) -> bool:
-    """Tell whether a function reads nothing but its arguments and its module's names."""
+    """Return True if a function reads only its arguments and names of its module (it has no closure)."""
     return getattr(function, "__closure__", None) is None

@@ -1,7 +1,7 @@
-"""Trial of a masked backbone: all that lies outside of a mask moves, and not one bit of the features may.
+"""Test of a masked backbone: changing every entry outside a mask must not change one bit of the features.
 
-The rules say which entries a mask has to protect. This asks the network itself: it runs through a random mask, once
-with some parameters and once with every entry outside of the mask replaced, in training and in evaluation mode.
+The rules determine which entries a mask has to protect. This test asks the network itself: it runs a random
+mask before and after all entries outside the mask are replaced, in training and in evaluation mode.
 """
 
 import copy
@@ -24,7 +24,7 @@ from avalanche_amnesia.unit_graph.values import Masked, compact
 
 _SAMPLES = 4
 _LARGE = 1 << 16
-"""Numbers of a sample from which on two samples will do: a norm has positions enough in each."""
+"""Numbers per sample above which two samples suffice: a norm then has enough positions in each."""
 _CLOSE = 1e-3
 _FEW = 1_000_000
 Tensors = dict[str, Tensor]
@@ -32,7 +32,7 @@ Tensors = dict[str, Tensor]
 
 @torch.no_grad()
 def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
-    """Run random masks on random parameters, in both modes, with and without everything outside of them moved."""
+    """Run random masks on random parameters in both modes, with and without changes to the entries outside them."""
     draw = torch.Generator().manual_seed(0)
     like = first_real(module)
     mode = module.training
@@ -64,7 +64,7 @@ def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
 
 @torch.no_grad()
 def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> None:
-    """Compare the features of a backbone with those of its masked form under masks that are open."""
+    """Compare the features of a backbone with those of its masked form under fully open masks."""
     like = first_real(module)
     x = graph.inputs.batch(_samples(graph), None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
@@ -72,7 +72,7 @@ def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> No
         module.eval()
         try:
             masked = _features(module, {}, module.fresh_parts(), x, open_masks)
-        except ModelError as error:  # about sizes: read for two samples, and this is another number
+        except ModelError as error:  # a size error: the graph was traced for two samples, and this number differs
             raise ModelError(f"forward of {type(backbone).__name__}: {error}") from error
     with undisturbed(backbone):
         torch.manual_seed(0)
@@ -90,12 +90,12 @@ def _samples(graph: UnitGraph) -> int:
 
 
 def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> Tensor:
-    """Features with other parameters: nothing changes, and every call draws the same numbers."""
+    """Return the features with other parameters, with the same random numbers at every call, without side effects."""
     return _repeatable(module, own, lambda own: functional_call(module, parameters, (x, own, masks), tie_weights=False))
 
 
 def _values(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> dict[fx.Node, Any]:
-    """Every node's value with other parameters."""
+    """Return every node's value with other parameters."""
     graph = module.program(module.training).graph
     known = {
         node: parameters[node.target] for node in graph.nodes if node.op == "get_attr" and node.target in parameters
@@ -112,13 +112,13 @@ def _repeatable(module: MaskedBackbone, own: OwnModules, run: Callable[[OwnModul
 
 
 def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:
-    """Numbers of the same size that no initialisation gives: a weight that starts at zero would hide what it reads."""
+    """Return random numbers of similar size: an initial weight of zero would hide the entries it reads."""
     noise = _noise(value, draw)
     return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
 
 
 def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Normal numbers, as many as a tensor has; a large one takes the same again and again."""
+    """Return normal noise in the shape of a tensor; large tensors repeat the same numbers."""
     count = like.numel()
     few = torch.randn(min(count, 1 << 16), generator=draw).to(like)
     return few.repeat(-(-count // max(1, len(few))))[:count].view(like.shape)
@@ -131,7 +131,7 @@ def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
 
 
 def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
-    """The parameters with every entry outside of a mask replaced, its sign included."""
+    """Return the parameters with every entry outside a mask replaced, including its sign."""
     covered = dict(graph.reads({name: mask > 0 for name, mask in masks.items()}))
     moved = {}
     for name, value in start.items():
@@ -153,8 +153,8 @@ def _first_difference(
         same = same_bits(before[node], after[node])
         ids = compact(value.ids)
         if value.masked is Masked.ZERO and ids.shape[:1] == (1,):
-            same = same & ((before[node] == 0) | (use[ids.to(use.device)] > 0))  # what the rule says of masked entries
-        if value.masked is Masked.DIRTY and ids.shape[:1] == (1,):  # units lie alike in all samples
+            same = same & ((before[node] == 0) | (use[ids.to(use.device)] > 0))  # the rule says: zero if masked
+        if value.masked is Masked.DIRTY and ids.shape[:1] == (1,):  # units are at equal positions in all samples
             same = same | (use[ids.to(use.device)] == 0)
         elif value.masked is Masked.DIRTY:
             continue

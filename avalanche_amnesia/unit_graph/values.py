@@ -1,8 +1,8 @@
-"""Knowledge of each value while a backbone's graph is interpreted: from the input, from parameters, or constant.
+"""Knowledge of each value while a graph is interpreted: computed from the input, from parameters, or constant.
 
-A value is followed as an integer tensor of its own shape, whose entries name *sets* of units: an entry is zero
-whenever all units of its set are masked. Reshaping, slicing, concatenating and so on are then nothing but the same
-operation on that tensor, and a sum of values is the union of their sets, entry by entry.
+Each value has an integer tensor of the same shape, whose entries name *sets* of units. An entry is zero if all
+units of its set are masked. Reshaping, slicing and concatenating apply the same operation to that tensor. A sum
+of values takes the union of their sets, entry by entry.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 ALWAYS = 0
-"""The set that no mask covers: the network's input, or an entry that may differ from zero under every mask."""
+"""The set that no mask covers: the network's input, or entries that may be non-zero under every mask."""
 NOTHING = 1
 """The empty set: an entry that is zero under every mask (padding)."""
 
-# Where channels and positions mix again and again (MLP-Mixer) sets multiply. Beyond these bounds an entry counts as
+# Sets multiply if channels and positions mix repeatedly (MLP-Mixer). Beyond these bounds an entry counts as
 # always in use, which protects more than necessary.
 _MOST_UNIONS = 2_000_000
 _MOST_PAIRS = 100_000
@@ -30,7 +30,7 @@ _MOST_SETS = 400_000
 
 
 class UnitSets:
-    """Numbers for sets of units, which are numbered through all layers: a tensor of integers holds one per entry."""
+    """Numbered sets of units from all layers, so that an integer tensor holds one set per entry."""
 
     def __init__(self) -> None:
         self.n_units = 0
@@ -42,7 +42,7 @@ class UnitSets:
         return len(self._sets)
 
     def add_layer(self, units: int) -> Tensor:
-        """Number a layer's units; the sets that hold one of them each, ``(units,)``."""
+        """Number the units of a layer, and return the sets with one unit each, ``(units,)``."""
         first = self.n_units
         self.n_units += units
         return torch.tensor([self._of(frozenset({unit})) for unit in range(first, self.n_units)])
@@ -58,11 +58,11 @@ class UnitSets:
         return number
 
     def members(self, number: int) -> list[int]:
-        """Units of a set, in order; none for ``ALWAYS`` and ``NOTHING``."""
+        """Return the units of a set, in order; none for ``ALWAYS`` and ``NOTHING``."""
         return sorted(self._sets[number] - {-1})
 
     def union(self, first: Tensor, second: Tensor) -> Tensor:
-        """Entry by entry, as the tensors broadcast: the set of what is in either."""
+        """Return the union of two set tensors, entry by entry with broadcasting."""
         shape = torch.broadcast_shapes(first.shape, second.shape)
         first, second = torch.broadcast_tensors(first, second)
         a, b = compact_together(first, second)
@@ -78,10 +78,10 @@ class UnitSets:
         return numbers[place].reshape(a.shape).expand(shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
-        """The union of the sets of every group, ``(n_groups,)``; ``NOTHING`` for a group without entries."""
+        """Return the union of the sets of each group, ``(n_groups,)``; ``NOTHING`` for a group without entries."""
         a, b = compact_together(*torch.broadcast_tensors(groups, ids))
         group, number = a.reshape(-1), b.reshape(-1)
-        if bool((torch.bincount(group) > 1).any()):  # else there is nothing to sort out, which takes long
+        if bool((torch.bincount(group) > 1).any()):  # otherwise sorting, which is slow, is not needed
             group, number = torch.stack([group, number], 1).unique(dim=0).T
         result = torch.full((n_groups,), NOTHING)
         result[group] = number
@@ -100,7 +100,7 @@ class UnitSets:
         return result
 
     def over(self, ids: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """The union over some dimensions, as a sum over them would mix the entries."""
+        """Return the union over some dimensions, matching a sum over them."""
         dims = [dim % ids.dim() for dim in dims]
         small = compact(ids)
         shape = [1 if dim in dims else size for dim, size in enumerate(small.shape)]
@@ -108,17 +108,17 @@ class UnitSets:
         merged = merged.expand([1 if dim in dims else size for dim, size in enumerate(ids.shape)])
         return merged if keepdim else merged.squeeze(dims)
 
-    # Masks to uses --------------------------------------------------------------------------------------------
+    # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, numbers: Sequence[int]) -> Tensor:
-        """Members of some sets, a column each: ``n_units`` stands for ``ALWAYS``, one more for ``NOTHING``."""
+        """Return the members of sets, one column each: ``n_units`` means ``ALWAYS``, ``n_units + 1`` ``NOTHING``."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Numbers and members of all sets, grouped by size: one table would be as wide as the largest set."""
+        """Return the numbers and members of all sets, grouped by size to keep the tables narrow."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
@@ -128,7 +128,7 @@ class UnitSets:
         return self._tables
 
     def use(self, masks: Tensor) -> Tensor:
-        """Use of every set: the maximum over its units."""
+        """Return the use of every set: the maximum over its units."""
         ends = masks.new_tensor([1.0, 0.0]).expand(*masks.shape[:-1], 2)
         known = torch.cat([masks, ends], -1)
         result = known.new_empty(*masks.shape[:-1], len(self._sets))
@@ -138,7 +138,7 @@ class UnitSets:
 
 
 def compact(ids: Tensor) -> Tensor:
-    """The tensor cut to size 1 wherever it is constant: it broadcasts to the same."""
+    """Return the tensor cut to size 1 along constant axes; it broadcasts to the original."""
     for dim in range(ids.dim()):
         if ids.shape[dim] > 1 and (ids.stride(dim) == 0 or bool((ids == ids.narrow(dim, 0, 1)).all())):
             ids = ids.narrow(dim, 0, 1)
@@ -146,29 +146,29 @@ def compact(ids: Tensor) -> Tensor:
 
 
 def compact_together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Two tensors of one shape, cut to size 1 wherever both are constant, and of one shape again."""
+    """Return two tensors of equal shape, cut to size 1 along axes where both are constant."""
     first, second = compact(first), compact(second)
     first, second = torch.broadcast_tensors(first, second)
     return first, second
 
 
-# What is known of a value --------------------------------------------------------------------------------------------
+# Knowledge of a value ------------------------------------------------------------------------------------------------
 
 
 class Masked(IntEnum):
-    """Contents of masked entries; the larger is the weaker knowledge."""
+    """Contents of masked entries; a larger number means weaker knowledge."""
 
     ZERO = 0
     """Exactly zero."""
     CONSTANT = 1
-    """A number that no parameter of another task reaches: one half after a sigmoid, say."""
+    """A number that no parameter of another task changes, such as one half after a sigmoid."""
     DIRTY = 2
-    """Whatever other tasks' parameters make of it: must be masked before anything reads it."""
+    """A number that other tasks' parameters may change: it must be masked before another operation reads it."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor computed from the input: the set of units behind every entry, and what masked entries hold.
+    """A tensor computed from the input: the set of units of every entry, and the contents of masked entries.
 
     Every entry is a function of the input and of parameters that the task's mask protects, unless it is DIRTY.
     """
@@ -178,22 +178,22 @@ class Value:
     masked: Masked = Masked.ZERO
 
     def __post_init__(self) -> None:
-        if self.masked is not Masked.ZERO:  # padding that is no longer zero is there under every mask
+        if self.masked is not Masked.ZERO:  # padding that is no longer zero is in use under every mask
             object.__setattr__(self, "ids", filled(self.ids))
 
     @property
     def shape(self) -> torch.Size:
-        """Shape for a batch of two."""
+        """Return the shape for a batch of two."""
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None, dtype: torch.dtype | None = None) -> Value:
-        """The same with other sets, other knowledge of the masked entries, or another type."""
+        """Return a copy with other sets, other knowledge of the masked entries, or another type."""
         changed: dict[str, Any] = {"ids": ids, "masked": masked, "dtype": dtype}
         return replace(self, **{name: new for name, new in changed.items() if new is not None})
 
     @property
     def always(self) -> bool:
-        """Tell whether no mask reaches any entry."""
+        """Return True if no mask affects any entry."""
         return bool((self.ids == ALWAYS).all())
 
 
@@ -205,18 +205,18 @@ class Constant:
 
     @property
     def shape(self) -> torch.Size:
-        """Its shape."""
+        """Return its shape."""
         return self.content.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Its type."""
+        """Return its type."""
         return self.content.dtype
 
 
 @dataclass(frozen=True)
 class Dependence:
-    """Entries of one parameter behind each entry of a tensor that is computed from it.
+    """For each entry of a computed tensor: the entries of one parameter that it depends on.
 
     The parameter's entries fall into groups; an entry of the tensor depends on all entries of one group.
     """
@@ -230,19 +230,19 @@ class Dependence:
 
     @cached_property
     def place(self) -> Tensor:
-        """Number of the parameter's entry, or of its group, behind each entry of the tensor."""
-        # Most are used as they stand: then nobody asks for numbers, which would take more memory than the parameters.
+        """Return the number of the parameter's entry or group for each entry of the tensor."""
+        # Computed on demand, because most parameters are used directly and the numbers take more memory.
         return torch.arange(self.size.numel()).reshape(self.size) if self.moved_to is None else self.moved_to
 
     @property
     def whole(self) -> bool:
-        """Tell whether the tensor is the parameter as it stands."""
+        """Return True if the tensor is the unchanged parameter."""
         if self.group is not None or self.moved_to is None:
             return self.group is None
         return self.moved_to.shape == self.size and _counts_up(self.moved_to)
 
     def mixed(self, result: Tensor) -> Dependence:
-        """The same for a tensor whose entries each depend on several entries of this one."""
+        """Return the dependence of a tensor whose entries each combine several entries of this one."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -252,14 +252,14 @@ class Dependence:
 
 
 def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
-    """Number of the connected component of each of ``n`` nodes, where edges lead from ``first`` to ``second``."""
+    """Return the component number of each of ``n`` nodes, for edges from ``first`` to ``second``."""
     least = torch.arange(n)
     while True:
         before = least
         ends = least[torch.cat([first, second])]
         lower = least[first].minimum(least[second]).repeat(2)
         least = least.scatter_reduce(0, ends, lower, "amin")
-        least = least[least]  # each round joins whole components found so far: a long chain takes few
+        least = least[least]  # each round merges whole components, so a long chain needs few rounds
         if torch.equal(least, before):
             return ((least == torch.arange(n)).cumsum(0) - 1)[least]
 
@@ -270,13 +270,13 @@ def _counts_up(place: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class ParameterValue:
-    """A tensor computed only from parameters: a parameter, a part of one, or what several make together.
+    """A tensor computed only from parameters: a parameter, a part of one, or a combination.
 
     Attributes:
         shape: of the tensor.
         dtype: type of its entries.
-        parts: what stands behind it, one entry per parameter and way in which it is used; none where no parameter
-            behind it has gradients: every task reads such a tensor, and nobody writes it.
+        parts: one entry per parameter it depends on, and per way of using it; empty if none of these parameters
+            has gradients, because then all tasks read the tensor and no task changes it.
     """
 
     shape: torch.Size
@@ -285,30 +285,30 @@ class ParameterValue:
 
     @property
     def names(self) -> list[str]:
-        """Names of the parameters."""
+        """Return the names of the parameters."""
         return sorted({part.name for part in self.parts})
 
     @property
     def owned(self) -> bool:
-        """Tell whether each task has a copy of all of it."""
+        """Return True if each task has its own copy of the whole tensor."""
         return all(part.owned for part in self.parts)
 
     @property
     def fixed(self) -> bool:
-        """Tell whether no later task can move it: it is frozen, each task's own, or without gradients."""
+        """Return True if no later task can change it: it is frozen, task-owned, or without gradients."""
         return all(part.owned or part.frozen for part in self.parts)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
-        """The result of an operation that moves entries."""
+        """Return the result of an operation that moves entries."""
         parts = tuple(replace(part, moved_to=move(part.place)) for part in self.parts)
         shape = parts[0].place.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
         return ParameterValue(shape, self.dtype, parts)
 
     def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
-        """The result of an operation that mixes entries.
+        """Return the result of an operation that mixes entries.
 
         Args:
-            result: number of the new entry that each entry goes into, from 0; broadcasts.
+            result: number of the new entry to which each entry contributes, from 0; broadcasts.
             shape: of the new entries.
             dtype: of the result.
         """
@@ -317,7 +317,7 @@ class ParameterValue:
 
 
 def together(shape: torch.Size, dtype: torch.dtype, operands: list[ParameterValue]) -> ParameterValue:
-    """Entry by entry, as the operands broadcast: what is computed from all of them."""
+    """Return the entry-by-entry combination of all operands, with broadcasting."""
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
@@ -335,31 +335,31 @@ def _same(first: Dependence, second: Dependence) -> bool:
 
 
 def filled(ids: Tensor) -> Tensor:
-    """The sets of entries that are not kept zero where nothing stands behind them: there they are always in use."""
+    """Return the sets, with ``ALWAYS`` for empty entries that no longer stay zero."""
     small = compact(ids)
     empty = small == NOTHING
     return torch.where(empty, ALWAYS, small).expand(ids.shape) if bool(empty.any()) else ids
 
 
 def always_in_use(shape: Any, dtype: torch.dtype) -> Value:
-    """A value that no mask reaches."""
+    """Return a value that no mask affects."""
     return Value(torch.full((), ALWAYS).expand(shape), dtype)
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Leaves, which are no containers, in order."""
+    """Return all leaves (objects that are not containers) in order."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found
 
 
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """The same containers around other leaves."""
+    """Return the same containers with other leaves."""
     if isinstance(tree, list):
         return [map_leaves(part, function) for part in tree]
     if isinstance(tree, tuple):
         parts = [map_leaves(part, function) for part in tree]
-        # `torch.max(x, 1).values`: what torch returns under names keeps them
+        # `torch.max(x, 1).values`: keep torch's named tuples
         return type(tree)(parts) if type(tree).__module__ == "torch.return_types" else tuple(parts)
     if isinstance(tree, Mapping):
         return {name: map_leaves(part, function) for name, part in tree.items()}

@@ -1,15 +1,15 @@
-"""Walk over a backbone's graph, by rules: sets of units are passed forward, masks are put in.
+"""Walk over a backbone's graph by rules, which propagate sets of units and insert masks.
 
-Every weighted layer gets units of its own; its mask is multiplied in right behind it, or folded into the norm that
-follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that says which units stand behind
+Each weighted layer gets its own units. Its mask multiplies its output directly, or is folded into the norm that
+follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that returns the units of
 its result. An operation without a rule reads masked entries as +0, and its result counts as always in use: that
-protects more than necessary and never less. What can't be masked at all is a
+protects more than necessary and never less. A part that can't be masked is reported as a
 :class:`~avalanche_amnesia.unit_graph.findings.Finding`.
 
-A rule, registered by decorator, is called with the walk, the node, and what is known of the node's arguments: a
+A rule, registered by decorator, is called with the walk, the node, and the knowledge about the node's arguments: a
 :class:`~avalanche_amnesia.unit_graph.values.Value`, a :class:`~avalanche_amnesia.unit_graph.values.ParameterValue`, a
-:class:`~avalanche_amnesia.unit_graph.values.Constant`, or whatever the graph holds beside tensors. It returns what is
-known of the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Unsupported`.
+:class:`~avalanche_amnesia.unit_graph.values.Constant`, or any other graph argument. It returns the knowledge of
+the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Unsupported`.
 """
 
 import operator
@@ -41,24 +41,24 @@ from avalanche_amnesia.unit_graph.values import (
 Rule = Callable[..., Any]
 
 RULES: dict[Any, Rule] = {}
-"""Of operations on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
+"""Rules on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
 DERIVATIONS: dict[Any, Rule] = {}
 """The same for operations on parameters only."""
 NEEDS_ZEROS: set[Rule] = set()
 BATCH = 2
 NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
-"""Norms of single channels, into which the mask of what they read can be folded."""
+"""Norms of single channels, which can absorb the mask of their input."""
 
 
 def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
-    """Register what operations do to units.
+    """Register a rule for operations on units.
 
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
         zeros: whether the rule wants masked entries of its inputs to be exactly zero.
 
     Raises:
-        TypeError: for what are no operations of torch as an exported graph has them, or no function.
+        TypeError: if a target is not an operation of an exported graph, or the rule is not a function.
     """
     _check(targets)
 
@@ -72,7 +72,7 @@ def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
 
 
 def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
-    """Register a rule of operations in a table."""
+    """Register a rule for operations in a table."""
 
     def registering(function: Rule) -> Rule:
         if not callable(function):
@@ -84,7 +84,7 @@ def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register what operations make of parameters only: which entries stand behind each entry of the result."""
+    """Register a rule for operations on parameters only: which entries each entry of the result depends on."""
     _check(targets)
     return register(DERIVATIONS, *targets)
 
@@ -97,7 +97,7 @@ def _check(targets: tuple[Any, ...]) -> None:
 
 
 def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:
-    """The rule of an operation."""
+    """Return the rule of an operation."""
     return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))
 
 
@@ -118,19 +118,19 @@ class Walk:
         self.training, self.owned, self.frozen, self.norm = training, set(owned), set(frozen), norm
         self.parameters = dict(backbone.named_parameters(remove_duplicate=False))
         self.buffers = dict(backbone.named_buffers(remove_duplicate=False))
-        self.batch = BATCH if exported.batch else EXPORTED_BATCH  # for another size it may not run
+        self.batch = BATCH if exported.batch else EXPORTED_BATCH  # the graph may not run for another size
         self.values: dict[fx.Node, Any] = {}
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Tensor | None:
-        """Walk over the graph; return the sets behind the features, or None where there are findings."""
+        """Walk over the graph; return the sets of the features, or None if there are findings."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
             given = self.result(node)
             self.values[node] = always_in_use(given.shape, given.dtype)
         last = max(places, default=None)
         with self.graph.inserting_after(last):
-            # The task's own modules come in as one more input, behind the backbone's: a graph's inputs stand first.
+            # Task-owned modules are one more input after the backbone's, because a graph starts with its inputs.
             self.tasks_own = self.graph.placeholder("own")
         self.masks = MaskNodes(self.graph, self.draft, self.tasks_own)
         for node in list(self.graph.nodes):
@@ -139,7 +139,7 @@ class Walk:
             try:
                 self.values[node] = self._value_of(node)
             except Unsupported as error:
-                # Not the end: the result counts as always in use, so that one walk finds all that stands in the way.
+                # Continue with a result that is always in use, so that one walk collects all findings.
                 self._find(where(node), error.reason, error.fix)
             except (AttributeError, TypeError, IndexError, ValueError, RuntimeError, AssertionError, KeyError) as error:
                 self._find(where(node), f"its masking rule can't take these arguments ({error})", _OTHER_FIX)
@@ -155,7 +155,7 @@ class Walk:
         except Unsupported as error:
             self._find("output", error.reason, error.fix)
             return None
-        # An input that nothing reads stays: the forward's signature is the backbone's.
+        # Keep unread inputs: they belong to the backbone's signature.
         self.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         self.graph.lint()
         return result
@@ -171,10 +171,10 @@ class Walk:
             return args[0][args[1]]
         values = any(isinstance(leaf, Value) for leaf in known)
         parameters = any(isinstance(leaf, ParameterValue) for leaf in known)
-        # What depends on the input follows the operation's rule, what is made only of parameters its derivation;
-        # the rest is constant, and computed here.
+        # Values that depend on the input follow the operation's rule; values of parameters follow its derivation.
+        # All other values are constant and computed here.
         if not self.training and _draws(node) and registered(RULES, node.target) is None:
-            # In training it is like dropout, which has a rule: the task's seed sets its numbers.
+            # In training, treat it like dropout, which has a rule: the task's seed sets its numbers.
             raise Unsupported("it draws random numbers in evaluation mode too", _DRAW_FIX)
         if node.target is DECLARED:
             found: Rule | None = RULES[DECLARED]
@@ -192,10 +192,10 @@ class Walk:
             self._check_axes(node)
             self.zero_inputs(node)
             args, kwargs = self.arguments(node)
-        # No rule is no error: what counts as always in use is protected more than necessary, never less.
+        # A missing rule is no error: a value always in use is protected more than necessary, never less.
         value = self.conservative(node) if found is None else found(self, node, *args, **kwargs)
         if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node, value):
-            # The invariant of the walk: nobody reads what masked entries hold where other tasks' parameters reach it.
+            # Invariant: no operation reads masked entries that other tasks' parameters can change.
             return self._mask_behind(node, value)
         return value
 
@@ -215,7 +215,7 @@ class Walk:
         return self.values[own]
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """Value of an operation on constants only: computed now, unless it differs at every call."""
+        """Return the value of an operation on constants, computed now unless it differs at every call."""
         target: Any = node.target
         if _draws(node) or "empty" in str(target):
             return _as_always(self.result(node))
@@ -223,24 +223,24 @@ class Walk:
         kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in content[1].items()}
         try:
             found = target(*content[0], **kwargs)
-        except Exception as error:  # whatever the operation raises
+        except Exception as error:  # the operation may raise any exception
             raise Unsupported(
                 f"it can't be worked out in advance ({error})", "compute it outside of forward"
             ) from error
         return map_leaves(found, lambda leaf: Constant(leaf) if isinstance(leaf, Tensor) else leaf)
 
     def is_frozen(self, parameter: str) -> bool:
-        """Tell whether a parameter or module is declared frozen, itself or by what it lies in."""
+        """Return True if a parameter or module is declared frozen, directly or through its parent."""
         parts = parameter.split(".")
         return any(".".join(parts[:length]) in self.frozen for length in range(1, len(parts) + 1))
 
     def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Values of a node's arguments."""
+        """Return the values of a node's arguments."""
         look_up = self.values.__getitem__
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Treat an operation without a rule: it reads +0 where masked, and its result counts as always in use."""
+        """Handle an operation without a rule: masked inputs are +0, and its result counts as always in use."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -254,7 +254,7 @@ class Walk:
         return _as_always(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Results of a node as tensors of shape and type only, for a batch of two."""
+        """Return the results of a node with shape and type only, for a batch of two."""
         try:
             return map_leaves(node.meta["val"], self._concrete)
         except ValueError as error:
@@ -269,7 +269,7 @@ class Walk:
         return self.exported.size(leaf, self.batch)
 
     def value(self, x: Any) -> Value:
-        """A layer's input as a value."""
+        """Return a layer's input as a value."""
         if isinstance(x, Constant):
             return always_in_use(x.shape, x.dtype)
         if not isinstance(x, Value):
@@ -280,7 +280,7 @@ class Walk:
         return x
 
     def whole(self, name: str, owned: bool = False) -> ParameterValue:
-        """A parameter of the backbone as a value."""
+        """Return a parameter of the backbone as a value."""
         parameter = self.parameters[name]
         if not parameter.requires_grad and not owned:
             return ParameterValue(parameter.shape, parameter.dtype, ())
@@ -290,7 +290,7 @@ class Walk:
     # Masks ----------------------------------------------------------------------------------------------------
 
     def insert_behind(self, node: fx.Node, function: Any, args: Any, kwargs: Any = None) -> fx.Node:
-        """A call of one of the package's functions right behind a node, of the same shape and place in the code."""
+        """Insert a call of one of this package's functions after a node, with equal shape and source location."""
         with self.graph.inserting_after(node):
             made = self.graph.call_function(function, args, kwargs or {})
         made.meta = dict(node.meta)
@@ -300,13 +300,13 @@ class Walk:
         """Make the masked entries of a node's inputs exactly zero."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
-            # A constant (one half after a sigmoid) holds nothing of other tasks: only rules that ask for zeros mind it.
+            # Constant masked entries (one half after a sigmoid) hold no other task's data: only some rules need zeros.
             least = Masked.CONSTANT if dirty_only else Masked.ZERO
             if isinstance(value, Value) and value.masked > least and not value.always:
                 node.replace_input_with(source, self._masked_node(source, value))
 
     def follows_batch(self, node: fx.Node, dim: int) -> bool:
-        """Tell whether the size of a dimension depends on the number of samples."""
+        """Return True if the size of a dimension depends on the number of samples."""
         size = node.meta["val"].shape[dim]
         return bool(self.exported.batch) and (
             self.exported.size(size, self.batch) != self.exported.size(size, self.batch + 1)
@@ -318,7 +318,7 @@ class Walk:
                 self._check_axis(source, value)
 
     def _check_axis(self, node: fx.Node, value: Value) -> None:
-        """Refuse units along an axis whose length depends on the batch: for another one they lie elsewhere."""
+        """Refuse units along an axis whose length depends on the batch, because their positions change with it."""
         if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
             raise Unsupported(
                 "units and samples lie on one axis, so that a mask would hold only for one size of batch",
@@ -328,7 +328,7 @@ class Walk:
     def _masked_node(self, node: fx.Node, value: Value) -> fx.Node:
         if node not in self._masked:
             self._check_axis(node, value)
-            # One masked copy of a value serves all of its readers; masking changes no sets.
+            # All readers of a value share one masked copy; masking changes no sets.
             here = self.insert_behind(node, masked, (node, self.masks.emit(value.ids)))
             self._masked[node] = here
             self.values[here] = value.like(masked=Masked.ZERO)
@@ -336,21 +336,21 @@ class Walk:
 
     def _mask_behind(self, node: fx.Node, value: Value) -> Value:
         here = self._masked_node(node, value)
-        # All readers but the mask itself, which would otherwise read its own result.
+        # All readers except the mask itself, which would otherwise read its own result.
         node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
-        """Tell whether the only reader is a norm of single channels, into which the mask can be folded."""
+        """Return True if the only reader is a norm of single channels, which can absorb the mask."""
         if len(node.users) != 1:
             return False
         others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]
-        if any(size > 1 for size in others):  # the units of one channel of the norm are not all masked together
+        if any(size > 1 for size in others):  # the units of one channel of the norm are masked separately
             return False
         user = next(iter(node.users))
         return user.target in NORMS_BY_CHANNEL and user.args[0] is node
 
-    # Small parts ----------------------------------------------------------------------------------------------
+    # Helpers --------------------------------------------------------------------------------------------------
 
     def _output(self, node: fx.Node) -> Tensor:
         result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]
@@ -388,7 +388,7 @@ _SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
 def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """An operation on parameters without a rule of its own: every entry of its result depends on all of them."""
+    """Treat an operation on parameters without a rule: each entry of its result depends on all entries."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
 
     def one(result: Any) -> Any:
@@ -404,7 +404,7 @@ def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
 
 
 def _draws(node: fx.Node) -> bool:
-    """Tell whether an operation may draw random numbers."""
+    """Return True if an operation may draw random numbers."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

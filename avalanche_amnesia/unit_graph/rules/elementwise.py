@@ -1,4 +1,4 @@
-"""Operations entry by entry: sums, products, and functions of single entries."""
+"""Rules for elementwise operations: sums, products, and functions of single entries."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SAME_VALUES = (
     *(A.clone, A.contiguous, A.detach, A.alias, A.to, A._to_copy, A.type_as, A.lift_fresh_copy, A.lift_fresh),
     A.positive,
 )
-"""The same entries, in other memory or another type."""
+"""Operations that keep all entries, in other memory or another type."""
 KEEP_ZERO = (
     *(A.relu, A.relu6, A.leaky_relu, A.elu, A.celu, A.selu, A.gelu, A.silu, A.mish, A.tanh, A.rrelu, A.hardswish),
     *(A.softshrink, A.hardshrink, A.dropout, A.feature_dropout, A.abs, A.neg, A.sin, A.tan, A.asin, A.atan, A.sinh),
@@ -32,12 +32,12 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 @rule(A.add, A.sub, A.rsub, A.subtract)
 def added(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
-    """A sum, or a difference: in use where either is."""
+    """Treat a sum or a difference: in use if either operand is."""
     return add(walk, a, b).like(dtype=walk.result(node).dtype)
 
 
 def add(walk: Walk, a: Any, b: Any) -> Value:
-    """The sum of two operands of which one is a value."""
+    """Treat a sum with at least one value among its operands."""
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
@@ -46,15 +46,15 @@ def add(walk: Walk, a: Any, b: Any) -> Value:
 
 @rule(A.mul, A.multiply)
 def multiplied(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
-    """A product: zero where either factor is."""
+    """Treat a product: zero if either factor is."""
     return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
 
 
 def multiply(walk: Walk, a: Any, b: Any) -> Value:
-    """The product of two operands of which one is a value."""
+    """Treat a product with at least one value among its operands."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
-        # Zero where one factor is; the one that is zero under more masks is worth more, then the one that spans more.
+        # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
         zero = [v for v in (a, b) if v.masked is Masked.ZERO]
         if not zero:
             return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
@@ -65,12 +65,12 @@ def multiply(walk: Walk, a: Any, b: Any) -> Value:
 
 
 def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """Operand beside a value: a parameter takes on the units of the value that it meets."""
-    with_constant = x.masked if with_constant is None else with_constant  # a product leaves them as they are
+    """Return an operand as a value: a parameter takes the units of the value it is combined with."""
+    with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
         met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
-        # Zero times another task's parameter is zero, with the sign of that parameter: it is masked again.
+        # Zero times another task's parameter is zero with that parameter's sign: mask it again.
         zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
         return Value(x.ids.expand(shape), x.dtype, Masked.ZERO if zero else met)
     shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, Constant) else x.shape
@@ -78,7 +78,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Note that a parameter's entries are used by the units of the entries that they meet."""
+    """Record that a parameter's entries are used by the units of the entries they are combined with."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -88,20 +88,20 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
 
 @rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
 def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
-    """A quotient: zero where the numerator is."""
+    """Treat a quotient: zero if the numerator is."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
             raise Unsupported(
                 "masked units are zero, and are divided by", "add a small number to the denominator first"
             )
-        if not isinstance(a, Value):  # masked entries hold a number divided by a constant: as if that were added
+        if not isinstance(a, Value):  # masked entries hold a number divided by a constant: treat them like a sum
             return add(walk, a, b).like(dtype=walk.result(node).dtype)
     return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
 
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """``x ** n`` keeps zeros for a number ``n > 0``."""
+    """Treat ``x ** n``, which keeps zeros for a number ``n > 0``."""
     dtype = walk.result(node).dtype
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
@@ -118,7 +118,7 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.addcmul)
 def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -> Any:
-    """``a + value · b · c``."""
+    """Treat ``a + value · b · c``."""
     if not isinstance(b, Value) and not isinstance(c, Value):
         return walk.conservative(node)
     return add(walk, a, multiply(walk, b, c))
@@ -126,7 +126,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 
 @rule(A.maximum, A.minimum)
 def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """The larger or smaller of two values: zero where both are."""
+    """Treat the larger or smaller of two values: zero if both are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
     return Value(walk.draft.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
@@ -134,7 +134,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Choice between two operands: in use where either is, or the condition."""
+    """Treat a choice between two operands: in use if either operand, or the condition, is."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
@@ -143,7 +143,7 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
         ids = walk.draft.sets.union(ids, value.ids)
     kept = all(isinstance(x, Value) and x.masked is Masked.ZERO for x in (a, b))
     masked = max([v.masked for v in values] + ([] if kept else [Masked.CONSTANT]))
-    if kept and isinstance(condition, Value):  # zero whichever is chosen
+    if kept and isinstance(condition, Value):  # zero for either choice
         masked = max(x.masked for x in (a, b))
     return Value(ids.expand(shape), walk.result(node).dtype, masked)
 
@@ -153,7 +153,7 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Function with ``f(0) = 0``, entry by entry: a masked unit stays zero."""
+    """Treat a function with ``f(0) = 0``: a masked unit stays zero."""
     if not isinstance(x, Value) or _meets_others(x, rest, options):
         return walk.conservative(node)
     return x.like(dtype=walk.result(node).dtype)
@@ -161,7 +161,7 @@ def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) ->
 
 @rule(*LIFT)
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Function with ``f(0) ≠ 0``, entry by entry: a masked unit becomes a constant."""
+    """Treat a function with ``f(0) ≠ 0``: a masked unit becomes a constant."""
     result = walk.result(node)
     if not isinstance(x, Value) or _meets_others(x, rest, options) or result.shape != x.shape:
         return walk.conservative(node)
@@ -170,7 +170,7 @@ def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
 
 @rule(A.prelu)
 def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
-    """Learned slopes: multiplied in entry by entry."""
+    """Treat learned slopes, which multiply each entry."""
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
@@ -179,7 +179,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Function whose value or slope at 0 is infinite, which leaves no gradient: refused where a mask makes zeros."""
+    """Refuse a function with infinite value or slope at 0 where a mask makes zeros, because gradients are lost."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"
@@ -188,6 +188,6 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
 
 
 def _meets_others(value: Value, *arguments: Any) -> bool:
-    """Tell whether bounds, masks and the like are values or parameters themselves, or make the result larger."""
+    """Return True if bounds or masks are values or parameters themselves, or enlarge the result."""
     others = [leaf for leaf in leaves(arguments) if isinstance(leaf, (Value, ParameterValue, Constant))]
     return any(not isinstance(leaf, Constant) for leaf in others)

@@ -1,4 +1,4 @@
-"""Operations that mix entries: reductions, windows over positions, products of values, attention."""
+"""Rules for operations that mix entries: reductions, windows over positions, products of values, attention."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ POOLS = (
 
 @rule(A.mean, A.sum, A.amax, A.amin, A.std, A.var, A.norm, A.linalg_vector_norm)
 def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Reduction: in use where any of the entries is that it is taken over."""
+    """Treat a reduction: in use if any of the reduced entries is."""
     result = walk.result(node)
     dims = walk_dims(node, len(x.shape))
     if not isinstance(x, Value) or not isinstance(result, Tensor) or dims is None:
@@ -40,7 +40,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 @rule(A.cumsum)
 def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> Any:
-    """Sums of what lies in front: in use where any entry along the dimension is."""
+    """Treat cumulative sums: in use if any entry along the dimension is."""
     if not isinstance(x, Value):
         return walk.conservative(node)
     return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape), dtype=walk.result(node).dtype)
@@ -48,7 +48,7 @@ def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> An
 
 @rule(*POOLS)
 def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Pooling and interpolation between positions: zero where the whole channel is."""
+    """Treat pooling and interpolation between positions: zero if the whole channel is."""
     if not isinstance(x, Value):
         return walk.conservative(node)
     axes = range(2 if "2d" in str(node.target) else 3 if "3d" in str(node.target) else 1)
@@ -56,14 +56,14 @@ def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any
     result = walk.result(node)
     if isinstance(result, Tensor):
         return x.like(of_channels.expand(result.shape))
-    values, places = result  # where the largest entries lie: always the same place in a channel that is constant
+    values, places = result  # positions of the largest entries: constant in a constant channel
     ids = of_channels.expand(values.shape)
     return x.like(ids), Value(ids, places.dtype, max(x.masked, Masked.CONSTANT))
 
 
 @rule(A.matmul, A.bmm, A.mm)
 def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """A sum of products: zero where all of them are. With a parameter it is a layer."""
+    """Treat a sum of products: zero if all of them are. With a parameter it is a layer."""
     if isinstance(a, Value) and isinstance(b, ParameterValue) and len(b.shape) == 2 and not b.fixed:
         walk.zero_inputs(node)
         return connect(walk, node, a, b, None, unit_axis=1)
@@ -87,17 +87,17 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 def attended(
     walk: Walk, node: fx.Node, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **options: Any
 ) -> Any:
-    """Attention: zero where the values' unit is masked, whatever the weights are; these count as always in use."""
+    """Treat attention: zero if the values' unit is masked. The attention weights count as always in use."""
     for learned in (query, key, attn_mask):
-        if isinstance(learned, ParameterValue):  # behind weights that all tasks read: only the first task trains it
+        if isinstance(learned, ParameterValue):  # shared attention weights read it, so only the first task trains it
             adopt(walk, learned, torch.full((1,) * len(learned.shape), ALWAYS).expand(learned.shape))
     if not isinstance(value, Value) or value.masked is not Masked.ZERO:
         return walk.conservative(node)
-    # Queries and keys may hold constants where masked, but nothing that other tasks change.
+    # Masked queries and keys may hold constants, but no numbers that other tasks change.
     walk.zero_inputs(node, dirty_only=True)
     ids = walk.draft.sets.over(value.ids, [-2], keepdim=True)
     result = walk.result(node)
     heads = (*result.shape[:-2], 1, ids.shape[-1])
-    if ids.dim() == 4 and ids.shape[1] != result.shape[1]:  # several heads of queries share one of keys and values
+    if ids.dim() == 4 and ids.shape[1] != result.shape[1]:  # several query heads share one key and value head
         ids = ids.repeat_interleave(result.shape[1] // ids.shape[1], 1)
     return Value(ids.expand(heads).expand(result.shape), value.dtype)

@@ -1,4 +1,4 @@
-"""Rules of parts that each task has of its own: norms, with its mask folded in, and modules that the user declared."""
+"""Rules for task-owned parts: norms with the mask folded in, and modules declared by the user."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def by_channel(
     eps: float,
     *rest: Any,
 ) -> Any:
-    """Batch norm or instance norm, with the mini-batch's statistics or running ones."""
+    """Treat batch or instance norm, with the mini-batch's statistics or running ones."""
     kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
     if any(name not in walk.buffers for name in statistics):
@@ -47,7 +47,7 @@ def by_channel(
         )
     names = _names(walk, node, weight, bias)
     name = _named(walk, node, (*names, *statistics))
-    # Statistics that move are each task's; whether they do, only the walk in training mode says, which is the first.
+    # Each task owns changing statistics. Only the walk in training mode, which is first, sees whether they change.
     stay = not statistics or (not own if walk.training else name not in walk.draft.owned)
     if stay and _is_common(x, weight, bias):
         return walk.conservative(node)
@@ -67,7 +67,7 @@ def by_channel(
 def layer_norm(
     walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    """Layer norm."""
+    """Treat layer norm."""
     if _is_common(x, weight, bias):
         return walk.conservative(node)
     names = _names(walk, node, weight, bias)
@@ -76,7 +76,7 @@ def layer_norm(
 
 @rule(A.rms_norm, zeros=True)
 def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """RMS norm."""
+    """Treat RMS norm."""
     if _is_common(x, weight):
         return walk.conservative(node)
     names = _names(walk, node, weight, None)
@@ -88,7 +88,7 @@ def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, 
 def group_norm(
     walk: Walk, node: fx.Node, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    """Group norm."""
+    """Treat group norm."""
     if _is_common(x, weight, bias):
         return walk.conservative(node)
     names = _names(walk, node, weight, bias)
@@ -96,14 +96,14 @@ def group_norm(
 
 
 def _is_common(x: Any, *parameters: Any) -> bool:
-    """Tell whether all tasks may read a norm as it is: its parameters have no gradients, no mask reaches its input."""
+    """Return True if all tasks may share a norm: its parameters have no gradients, and its input is never masked."""
     given = [parameter for parameter in parameters if parameter is not None]
     still = bool(given) and all(isinstance(p, ParameterValue) and not p.parts for p in given)
     return still and isinstance(x, Value) and x.always
 
 
 def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
-    """Put the task's own copy in the node's place."""
+    """Replace the node by a call of the task's own copy."""
     if isinstance(x, ParameterValue):
         raise Unsupported("a parameter is normalised together with a value", "use it as it is")
     x = walk.value(x)
@@ -115,9 +115,9 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
         dims = range(x.ids.dim() - len(spec.shape))
     else:
         dims = [dim for dim in range(x.ids.dim()) if dim != 1]  # type: ignore[assignment]
-    sets = filled(walk.draft.sets.over(x.ids, dims))  # a norm's statistics and shifts reach padding too
+    sets = filled(walk.draft.sets.over(x.ids, dims))  # a norm's statistics and shifts affect padding too
     if walk.norm == "batch":
-        spec = replace(spec, parameters=(None, None), statistics=())  # on the statistics of the batch at hand
+        spec = replace(spec, parameters=(None, None), statistics=())  # use the statistics of the current batch
     mask = walk.masks.emit(sets)
     _note(walk, replace(spec, sets=None if mask is None else compact(sets)))
     own = walk.insert_behind(node, call_owned, (walk.tasks_own, spec.name, node.args[0], mask))
@@ -130,7 +130,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 
 def _note(walk: Walk, spec: OwnedSpec) -> None:
-    """Enter a norm; one that is called more than once has the units of all its calls."""
+    """Record a norm; a norm with several calls has the units of all its calls."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
         walk.draft.owned[spec.name] = spec
@@ -139,7 +139,7 @@ def _note(walk: Walk, spec: OwnedSpec) -> None:
         raise Unsupported(f"norm {spec.name!r} is used in two unlike ways", "use two norms")
     apart = known.sets is None or spec.sets is None
     sets = None if apart else compact(walk.draft.sets.union(known.sets, spec.sets))  # type: ignore[arg-type]
-    fixed = known.fixed or spec.fixed  # evaluation says nothing of that
+    fixed = known.fixed or spec.fixed  # the evaluation graph has no information about it
     walk.draft.owned[spec.name] = replace(known, sets=sets, fixed=fixed)
 
 
@@ -166,7 +166,7 @@ def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
 
 @rule(DECLARED)
 def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
-    """One call of a declared module: its results count as always in use."""
+    """Treat one call of a declared module: its results count as always in use."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args

@@ -1,4 +1,4 @@
-"""Operations that move entries: the same operation moves their sets of units."""
+"""Rules for operations that move entries: the same operation moves their sets of units."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -45,14 +45,14 @@ def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     known = leaves((args, options))
     operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
     if len(operands) > 1 or operands[0] is not args[0]:
-        return _otherwise(walk, node, args, options)  # which entries are moved depends on a value
+        return _otherwise(walk, node, args, options)  # a value determines which entries are moved
     return _again(args[0], lambda places: _applied(node, (places, *args[1:]), options))
 
 
 @rule(*_LIKE_ANOTHER)
 @derives(*_LIKE_ANOTHER)
 def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
-    """Move entries into the shape of another tensor, of which nothing else is read."""
+    """Move entries into the shape of another tensor, whose values are not read."""
     if isinstance(x, Constant):
         return always_in_use(other.shape, x.dtype)
     method = str(node.target).split(".")[1]
@@ -62,7 +62,7 @@ def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @rule(A.index)
 @derives(A.index)
 def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Entries at places that are constant."""
+    """Treat indexing at constant positions."""
     fixed = all(index is None or isinstance(index, Constant) for index in indices)
     if isinstance(x, Constant) or not fixed:
         return _otherwise(walk, node, (x, indices), {})
@@ -76,14 +76,14 @@ def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _applied(node: fx.Node, args: Any, options: Any) -> Any:
-    """The operation on numbers of sets, or of entries; memory may lie in another order there."""
+    """Apply the operation to numbers of sets or entries, whose memory layout may differ."""
     args, options = map_leaves((args, options), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
     target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
     return target(*args, **options)
 
 
 def _again(operand: Any, move: Any) -> Any:
-    """A value, or a parameter, whose entries were moved."""
+    """Return a value or a parameter after its entries were moved."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].place)
@@ -94,7 +94,7 @@ def _again(operand: Any, move: Any) -> Any:
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
 def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
-    """Concatenate values, and their sets with them. A parameter takes on the units of the values beside it."""
+    """Concatenate values and their sets. A parameter takes the units of its neighbouring values."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -104,7 +104,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
     for part in tensors:
         if isinstance(part, Value):
             parts.append(part.ids)
-        elif isinstance(part, Constant):  # in use whatever the masks say
+        elif isinstance(part, Constant):  # in use under every mask
             parts.append(torch.full(part.shape, ALWAYS))
         elif part.fixed:
             walk.draft.use(part, torch.full((1,) * len(part.shape), ALWAYS))
@@ -126,7 +126,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
 def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Parameters side by side: an entry depends on those of all parts that lie at the same place."""
+    """Concatenate parameters: an entry depends on the entries at the same position in all parts."""
     result = walk.result(node)
     along = dim % len(result.shape)
     if str(node.target).startswith("aten.stack") or any(len(part.shape) != len(result.shape) for part in tensors):
@@ -136,7 +136,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
     for part in tensors:
         size = part.shape[along]
         if isinstance(part, ParameterValue):
-            # Outside of its own part nothing depends on it: there it borrows its first places, which can only add.
+            # Outside its own part nothing depends on it: reuse its first positions, which can only add dependences.
             at = (torch.arange(result.shape[along]) - start).clamp(0, size - 1)
             operands.append(part.moved(partial(torch.index_select, dim=along, index=at)))
         start += size
@@ -148,7 +148,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
 def padded(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Zeros around a value, which are in use under no mask; or numbers, or what lies at the border."""
+    """Treat padding: zeros are in use under no mask; other modes pad with numbers or border entries."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)
@@ -159,7 +159,7 @@ def padded(
 
 @rule(A.slice_scatter, A.select_scatter)
 def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
-    """Write a part of one value into another, and their sets with it."""
+    """Write a part of one value into another, together with its sets."""
     parts = [_written(part) for part in (x, source)]
     if any(part is None for part in parts) or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
         return walk.conservative(node)
@@ -175,7 +175,7 @@ def _written(part: Any) -> Value | None:
 
 @rule(A.copy)
 def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Slice assignment."""
+    """Treat slice assignment."""
     result = walk.result(node)
     if not isinstance(source, Value):
         return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.conservative(node)
@@ -184,7 +184,7 @@ def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
 
 @rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
 def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """The same number everywhere, whatever was there."""
+    """Treat an operation that fills a tensor with one number."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
         return walk.conservative(node)
     result = walk.result(node)

@@ -1,4 +1,4 @@
-"""Layers with weights: every output is a unit, in use where its mask and what feeds it are."""
+"""Rules for layers with weights: every output is a unit, in use if its mask and its inputs are."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ A: Any = torch.ops.aten
 
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """``x Wᵀ + b``: units along the last axis."""
+    """Treat ``x Wᵀ + b``: units along the last axis."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
@@ -25,34 +25,34 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
-    """``b + x W``: a layer whose weight lies the other way round."""
+    """Treat ``b + x W``: a layer with a transposed weight."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _moves(weight: Any) -> bool:
-    """Tell whether a weight is made of parameters that tasks train: only then a layer has units of its own."""
+    """Return True if tasks train a parameter of the weight: only then a layer has its own units."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
 def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
-    """A layer whose weight no task trains: its outputs have no gate. Where it has no gradients its bias may learn."""
+    """Treat a layer with an untrained weight: its outputs have no gate. Its bias may be trained."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
-        walk.draft.loose.add(name)  # the network is read again, with it as each task's own
+        walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         result = walk.result(node)
         return always_in_use(result.shape, result.dtype)
     return walk.conservative(node)
 
 
 def _plain(bias: Any) -> str | None:
-    """Name of a parameter that learns, and is used as it stands."""
+    """Return the name of a parameter that is trained and used directly."""
     parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
     return parts[0].name if len(parts) == 1 and parts[0].whole else None
 
 
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
-    """A dense layer between the entries of the last axis and units of its own."""
+    """Connect the entries of the last axis to new units by a dense layer."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _layer(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
@@ -72,7 +72,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """A convolution: units along axis 1."""
+    """Treat a convolution: units along axis 1."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -94,7 +94,7 @@ def convolution(
 def _depthwise(
     walk: Walk, node: fx.Node, inputs: Tensor, weight: ParameterValue, bias: Any, ones: Sequence[int]
 ) -> Value:
-    """A depthwise unit is its input's unit: it has no mask of its own."""
+    """Treat a depthwise convolution: each output shares its input's unit and has no mask."""
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
     walk.draft.use(weight, sets.reshape(units, 1, *ones))
@@ -115,7 +115,7 @@ def transposed(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    """A transposed convolution: its weight lies ``(inputs, units/groups, …)``."""
+    """Treat a transposed convolution, with a weight of shape ``(inputs, units/groups, …)``."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -131,7 +131,7 @@ def transposed(
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """An embedding table: a unit per dimension of the rows, fed by the network's input."""
+    """Treat an embedding table: one unit per embedding dimension, read from the network's input."""
     if not _moves(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
@@ -148,15 +148,15 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
     result = walk.result(node)
     shape = [1] * result.dim()
     shape[axis] = len(sets)
-    masked = Masked.ZERO if bool((sets == ALWAYS).all()) else Masked.DIRTY  # without gates nothing is to be masked
+    masked = Masked.ZERO if bool((sets == ALWAYS).all()) else Masked.DIRTY  # without gates nothing needs a mask
     return Value(compact(sets.reshape(shape)).expand(result.shape), result.dtype, masked)
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """The sets of a layer's units: a new layer's, or those of the one that the same weight made before.
+    """Return the sets of a layer's units: new ones, or those that the same weight got before.
 
-    A layer is named by its weight; rows of one parameter are a layer of their own, and each third of the queries, keys
-    and values that attention takes from one parameter too. A weight that is computed goes by the module it is used in.
+    A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
+    queries, keys and values that attention takes from one parameter. A computed weight is named after its module.
     """
     part, module = weight.parts[0], module_of(node)
     if len(weight.parts) > 1 or part.group is not None:
