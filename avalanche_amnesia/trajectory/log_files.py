@@ -1,15 +1,13 @@
-"""Undo logs as safetensors files: a directory with one per task.
+"""Undo logs as safetensors files: a directory with one file per task.
 
-Whatever is written carries checksums: a bit that has flipped is an error, when a file is opened and when a log that is
-mapped from it is used.
+Every file carries a checksum. A flipped bit raises an error when the file is opened and when a mapped log is used.
 
-In a directory a log's file is named by task and checksum and never changes: whoever has the same log has the same file,
-and writing it again does nothing. New files are written under another name first and renamed when whole; then
-``index.json``, which names the files that count, is replaced. Whenever a run is killed, the index names whole files of
-one and the same state. Files that it does not name are deleted at the next opportunity.
+A log's file is named by task and checksum and never changes, so writing the same log again does nothing. New files are
+written under a temporary name and renamed when complete; then ``index.json``, which names the current files, is
+replaced. After a kill the index names complete files of one state. Files that it does not name are deleted later.
 
-A directory belongs to the trajectory that wrote its index;
-:class:`~avalanche_amnesia.trajectory.Trajectory` says how one that was unpickled takes it back.
+A directory belongs to the trajectory that wrote its index. :class:`~avalanche_amnesia.trajectory.Trajectory` describes
+how an unpickled trajectory takes its directory over.
 """
 
 import json
@@ -38,7 +36,7 @@ _OURS = re.compile(r"(task_-?\d+\.[0-9a-f]+\.safetensors|index\.json)(\.part)?")
 
 
 class TrajectoryError(ValueError):
-    """A task's update can't be recorded or found."""
+    """Error for an update that cannot be recorded or found."""
 
 
 def _parts(task: int, log: Log) -> dict[str, Tensor]:
@@ -46,7 +44,7 @@ def _parts(task: int, log: Log) -> dict[str, Tensor]:
 
 
 def _head(log: Log) -> dict[str, Any]:
-    """All that a log is beside its stored tensors."""
+    """Return the metadata of a log."""
     return {
         "tensors": {name: [str(entry.dtype).removeprefix("torch."), *entry.shape] for name, entry in log.items()},
         "parameters": log.parameters,
@@ -61,7 +59,7 @@ def _digest_of(task: int, log: Log) -> str:
 
 
 def checksum_of(task: int, log: Log) -> str:
-    """A log's checksum; an error if it is mapped from a file, and is not what was written there."""
+    """Return a log's checksum; raise an error if its mapped file was changed."""
     if log.file is None:
         return _digest_of(task, log)
     if _was_cut(log.file) or _digest_of(task, log) != log.file.checksum:
@@ -74,7 +72,7 @@ def checksum_of(task: int, log: Log) -> str:
 
 
 def _was_cut(file: LogFile) -> bool:
-    """Tell whether the mapped file has another size than it had: what is mapped behind its end can't even be read."""
+    """Return True if the size of a mapped file has changed, because reading beyond its end would crash."""
     if not file.path.exists():
         return False
     status = file.path.stat()
@@ -88,12 +86,12 @@ def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries
 
 
 class LogDirectory:
-    """A directory of undo logs. A pickle can take the directory back; a copy stays in memory."""
+    """A directory of undo logs. An unpickled object can take the directory over; a copy stays in memory."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = checks.path("path", path)
         self._beginning = uuid4().hex
-        self._index: str | None = None  # as this trajectory wrote or found it; None: there was none
+        self._index: str | None = None  # the index as this trajectory wrote or found it; None: no index
         self._may_take_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -103,7 +101,7 @@ class LogDirectory:
         return None
 
     def open(self) -> tuple[dict[int, Log], frozenset[int]]:
-        """The logs that are there, in training order, and the merged tasks."""
+        """Return the logs of the directory, in training order, and the merged tasks."""
         logs: dict[int, Log] = {}
         merged: frozenset[int] = frozenset()
         try:
@@ -126,11 +124,11 @@ class LogDirectory:
         return logs, merged
 
     def check(self) -> None:
-        """Raise the error with which :meth:`write` would refuse now."""
+        """Raise an error if :meth:`write` would refuse now."""
         self._refuse_others(self._index_on_disk())
 
     def write(self, logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-        """Make these the directory's logs, new files first and the index last."""
+        """Replace the directory's logs: write new files first and the index last."""
         made: list[Path] = []
         mine = self._index
         with writing(self.path):
@@ -156,7 +154,7 @@ class LogDirectory:
         return written
 
     def sweep(self) -> None:
-        """Delete our files that the index does not name, unless the index is another trajectory's."""
+        """Delete log files that the index does not name, unless the index belongs to a different trajectory."""
         with writing(self.path), locked(self.path, to_write=True):
             if self._may_take_back or self._index_on_disk() != self._index:
                 return
@@ -199,7 +197,7 @@ class LogDirectory:
         return index.read_bytes().decode(errors="replace") if index.exists() else None
 
     def _stored(self, task: int, log: Log, made: list[Path]) -> Log:
-        """A log mapped from its file in this directory; ``made`` receives one that is new."""
+        """Return a log mapped from its file; append the path of a new file to ``made``."""
         if log.file is not None and log.file.path.parent == self.path and log.file.path.exists():
             return log
         checksum = checksum_of(task, log)
@@ -219,7 +217,7 @@ class LogDirectory:
         return self._read(name)[1]
 
     def _read(self, name: str) -> tuple[int, Log]:
-        """Task and log of a file; its tensors are mapped into memory, not loaded."""
+        """Return task and log of a file, with tensors mapped into memory."""
         path = self.path / name
         try:
             status = path.stat()

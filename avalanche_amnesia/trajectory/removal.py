@@ -1,8 +1,8 @@
-"""Removal of writers from a trajectory, worked out tensor by tensor without a change to anything.
+"""Compute the removal of writers from a trajectory, tensor by tensor; nothing is changed.
 
-The writers of a tensor are taken back one after the other, and replayed without those that go. A writer's update ``Δ``
-of an entry is what it wrote minus the value before it. Where the value before a remaining writer has changed, it writes
-that value plus its ``Δ``, added in float64; on the same bits it writes the same bits.
+The writers of a tensor are undone one after the other, and then replayed without the removed ones. A writer's update
+``Δ`` of an entry is its written value minus the value before. If the value before a remaining writer has changed, the
+new value is that value plus ``Δ``, added in float64. From equal bits a writer writes equal bits.
 """
 
 from __future__ import annotations
@@ -29,23 +29,22 @@ from avalanche_amnesia.trajectory.sparse import (
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]
-"""Task → tensor name → bool tensor of the entries that it reads, and that must stay as they are."""
+"""Task → tensor name → bool tensor of the entries that the task reads and that must not change."""
 
 
 @dataclass(frozen=True)
 class Revision:
     """Replacement of a remaining task's update at some entries of a tensor: ``base · before + factor · own + added``.
 
-    The task is recorded as having made the revised update: whatever is unlearned later, the task itself included, is
-    taken out as if it had been so from the start.
+    The revised update replaces the recorded one. Later removals, also of the task itself, treat it as the original.
 
     Attributes:
-        where: bool tensor of the tensor's shape: the entries, ``k`` of them.
+        where: bool tensor of the tensor's shape: the ``k`` revised entries.
         factor: float64 ``(k,)``, or one number for all.
         added: float64 ``(k,)``, or one number for all.
-        alone: whether what other remaining tasks wrote there, between those that go and this one, is dropped.
-        base: float64 ``(k,)``, or one number for all: the share of the value before the task on which the update lies;
-            0 where ``added`` is the value itself.
+        alone: whether updates of further remaining tasks between the removed ones and this task are dropped there.
+        base: float64 ``(k,)``, or one number for all: factor of the value before the task; 0 if ``added`` is the
+            value itself.
     """
 
     where: Tensor
@@ -55,20 +54,20 @@ class Revision:
     base: Tensor | float = 1.0
 
     def written(self, before: Tensor, own: Tensor) -> Tensor:
-        """Values after the revised task ``(k,)``, from those before it and its own update there, float64 ``(k,)``."""
+        """Return the values after the revised task from the values before it and its own update, float64 ``(k,)``."""
         return before * self.base + (own * self.factor + self.added)
 
 
 Revisions = Mapping[int, Mapping[str, Revision]]
-"""Remaining task → tensor name → what its update becomes."""
+"""Remaining task → tensor name → its revision."""
 Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
-"""A write: who wrote, its entry, the flat index, the values before, the values written."""
+"""A write: writer, its log entry, flat index, values before, values written."""
 
 
 def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Take a flat tensor back, in place, to before the first of some writers, noting what each one wrote."""
+    """Undo some writers of a flat tensor in place; return their writes."""
     steps: list[Step] = []
-    # The last writer goes first: the way back of a coded log starts at the very bits that its writer left.
+    # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):
         if entry is not None:
             index = positions(entry.where)
@@ -88,12 +87,12 @@ def replay(
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
-    """Values of one tensor without the writers that go (the keys of ``updates``, which receives their updates).
+    """Return the values of one tensor without the removed writers (the keys of ``updates``, which is filled).
 
-    Puts the remaining writers' new values before into ``logs``. The second result marks the entries that keep what
-    those writers wrote, because a remaining task reads them (``reading``: task → bool ``(n,)``).
+    The remaining writers' new undo entries are stored in ``logs``. The second result marks the entries that keep the
+    removed writers' values, because a remaining task reads them (``reading``: task → bool ``(n,)``).
     """
-    # Entries that any remaining task reads (WSN) keep what a writer that goes had put there.
+    # Entries that a remaining task reads (WSN) keep the removed writers' values.
     read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
     for reads in reading.values():
         read |= reads
@@ -104,7 +103,7 @@ def replay(
     order = [task for task, _ in writers]
     # A task whose update is revised takes part even if it wrote nothing here: the revision may name other entries.
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
-    for task, entry, index, old, written in reversed(steps):  # and forward again without those that go
+    for task, entry, index, old, written in reversed(steps):  # forward again, without the removed writers
         if task in updates:
             kept = read[index] if reading else None
             updates[task].add(name, entry, written, kept)
@@ -136,7 +135,7 @@ def replay(
         if bool(unmoved.all()):
             put(value, index, written)
         else:
-            # The value before has changed: the log must lead back to the new one.
+            # The value before has changed, so the log must restore the new one.
             new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
             put(value, index, new)
             logs[task][name] = entry.rebased(here, new)
@@ -155,8 +154,8 @@ def replay(
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Values of a task in training whose starting point moves: its own update so far is kept."""
-    # The task in training has no log yet: its update so far is what it holds now minus the value before it.
+    """Return the values of the current task after its start values have changed; its update so far is kept."""
+    # The current task has no log yet: its update is the current value minus the value before it.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
 
@@ -170,7 +169,7 @@ class Moved:
     Attributes:
         where: bool tensor of the tensor's shape.
         now: their values ``(k,)``.
-        without: their values without what goes, ``(k,)``.
+        without: their values after the removal, ``(k,)``.
     """
 
     def __init__(self, where: Tensor, now: Tensor, without: Tensor, index: Tensor | None = None) -> None:
@@ -179,7 +178,7 @@ class Moved:
 
     @classmethod
     def among(cls, where: Tensor, index: Tensor, now: Tensor, without: Tensor) -> Moved | None:
-        """Those of some entries, at flat ``index``, whose bits change; None: none does."""
+        """Return the entries at flat ``index`` whose bits change, or None."""
         differ = as_integers(now).numpy() != as_integers(without).numpy()
         if not differ.all():
             where.numpy().reshape(-1)[index.numpy()[~differ]] = False  # only entries of it were compared
@@ -188,15 +187,15 @@ class Moved:
         return cls(where, now, without, index) if len(now) else None
 
     def to(self, device: torch.device) -> Moved:
-        """The same on a device."""
+        """Return a copy on a device."""
         return Moved(*(part.to(device) for part in (self.where, self.now, self.without, self._index)))
 
     def take_out(self, tensor: Tensor) -> None:
-        """Give a tensor's entries the values without what goes, in place."""
+        """Write the values after the removal into a tensor."""
         put(tensor, self._index, self.without)
 
     def put_back(self, tensor: Tensor) -> None:
-        """Give them the values that they had, in place."""
+        """Write the values before the removal into a tensor."""
         put(tensor, self._index, self.now)
 
     def __len__(self) -> int:
@@ -205,16 +204,15 @@ class Moved:
 
 @dataclass(frozen=True)
 class Removal:
-    """Result of taking tasks out of a trajectory; nothing has been changed yet.
+    """Result of a planned removal of tasks; nothing has been changed yet.
 
     Attributes:
-        tasks: the tasks that go.
-        moved: tensor name → the entries that change, for tensors that do.
-        before: the same for the values before a task that is still in training; empty between tasks.
+        tasks: the removed tasks.
+        moved: tensor name → the changed entries.
+        before: the changed entries of the values before the current task; empty between tasks.
         logs: the remaining writers' undo logs afterwards.
-        shared: tensor name → bool tensor of the entries that keep what the tasks wrote, as others read them.
-        updates: writer that goes, task or repair → tensor name → its update ``Δ``, float64: for copies of old states
-            (an anchor, say).
+        shared: tensor name → bool tensor of the entries that keep the tasks' values, because remaining tasks read them.
+        updates: removed task or repair → tensor name → its update ``Δ``, float64, for copies of old states (anchors).
         current: tensor name → values now.
     """
 
@@ -228,14 +226,14 @@ class Removal:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Tensor name → all its new values, for tensors that change; made when they are first asked for."""
+        """Return changed tensor name → its new values, computed at the first access."""
         result = {name: self.current[name].detach().clone() for name in self.moved}
         for name, moved in self.moved.items():
             moved.take_out(result[name])
         return result
 
     def written(self) -> dict[str, Tensor]:
-        """Tensor name → bool tensor of the entries that the writers which go had moved."""
+        """Return tensor name → bool tensor of the entries that the removed writers had changed."""
         return united({name: update != 0 for name, update in of.items()} for of in self.updates.values())
 
 
@@ -249,7 +247,7 @@ def work_out(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """The state without some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
+    """Compute the state without some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, gone), default=len(order))
@@ -269,7 +267,7 @@ def work_out(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Moved | None, Tensor | None, Tensor | None]:
-        """Entries that move, entries that stay although their writer goes, new values where these had to be made."""
+        """Return the changed entries, the kept entries of removed writers, and new values if they were computed."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
@@ -322,11 +320,11 @@ def work_out(
 
 
 def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-    """Logs of which those of merged tasks hold only what taking others out needs.
+    """Return the logs, with merged tasks reduced to the entries that later removals need.
 
-    A merged task's entry is needed where an earlier task that may go wrote it too: the way back there leads over it.
-    Of several merged writers with no such task's write between them the first one's value before is enough, unless the
-    way back to it starts at what itself had written.
+    A merged task's entry is needed if an earlier, removable task wrote it too, because undoing that task passes it.
+    Of several merged writers without such a write between them, the first one's value before is enough, unless its
+    undo starts at its own written value.
     """
     if not merged:
         return dict(logs)

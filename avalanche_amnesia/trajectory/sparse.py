@@ -1,7 +1,7 @@
-"""Lossless sparse entries of a tensor: their positions, and their values before a task moved them.
+"""Lossless sparse entries of a tensor: their positions, and their values before a task changed them.
 
-Two ways to keep the values: as they are (:class:`SparseValues`), or as a coded update that leads back to them
-(:class:`SparseUpdates`). Both give the same bits back.
+The values are stored directly (:class:`SparseValues`) or as a coded update (:class:`SparseUpdates`). Both restore the
+same bits.
 
 A task whose updates are coded is *committed* to them: its entries are set to ``before + Δ̂``, so that the model, not its
 forgetting, carries the error. Undoing subtracts ``Δ̂`` in float64. Where ``before`` has lower bits than ``before + Δ̂``
@@ -26,34 +26,34 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 
 LEVELS = 127
-"""int8 codes, and steps of the last place, run from −127 to 127."""
+"""Limit of int8 codes, and of corrections in units in the last place."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 KEPT = -128
-"""In the place of a number of steps: the value before is kept as it is."""
+"""Marks an entry whose value before is stored directly instead of as a correction."""
 
 
 class _Chosen:
-    """Chosen entries of a tensor; attributes that are tensors are what is stored."""
+    """Chosen entries of a tensor; its tensor attributes are stored."""
 
     chosen: Tensor
     """Positions as packed bits, or their zlib (:func:`pack`)."""
     shape: tuple[int, ...]
     follows_value: ClassVar[bool]
-    """True where the way back starts at the value that the task left."""
+    """True if undoing starts at the value that the task left."""
 
     @property
     def where(self) -> Tensor:
-        """Bool tensor of the tensor's shape."""
+        """Return the chosen entries as a bool tensor of the tensor's shape."""
         return unpack(self.chosen, prod(self.shape)).reshape(self.shape)
 
     @property
     def parts(self) -> Mapping[str, Tensor]:
-        """The stored tensors by name; all that is needed beside shape and dtype."""
+        """Return the stored tensors by name; with shape and dtype they define the object."""
         return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the stored tensors."""
+        """Return the bytes of the stored tensors."""
         return sum(part.nbytes for part in self.parts.values())
 
 
@@ -61,8 +61,8 @@ class _Chosen:
 class SparseValues(_Chosen):
     """Values of chosen entries of a tensor.
 
-    Weights that were drawn within bounds have few signs and exponents, and random digits: of their highest bytes zlib
-    leaves a third, of the others all.
+    Weights have few signs and exponents but random digits: zlib shrinks their highest bytes to a third, and cannot
+    shrink the lower ones.
     """
 
     chosen: Tensor
@@ -74,12 +74,12 @@ class SparseValues(_Chosen):
 
     @classmethod
     def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
-        """The entries of ``tensor`` at which the bool tensor ``where`` is True."""
+        """Make the object from the entries of ``tensor`` at which ``where`` is True."""
         return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
 
     @classmethod
     def none(cls, like: Tensor) -> SparseValues:
-        """No entry of a tensor of this shape and type."""
+        """Return an object without entries, for a tensor of this shape and type."""
         return cls._made(_no_bits(like.numel()), torch.zeros(0, dtype=like.dtype), tuple(like.shape))
 
     @classmethod
@@ -91,7 +91,7 @@ class SparseValues(_Chosen):
 
     @property
     def values(self) -> Tensor:
-        """Values of the chosen entries in order, ``(k,)``."""
+        """Return the values of the chosen entries in order, ``(k,)``."""
         planes = np.empty((len(self.low), self.low.shape[1] + 1), dtype=np.uint8)
         for byte, plane in enumerate(self.low.numpy().T):  # one by one: numpy copies triples three times as slowly
             planes[:, byte] = plane
@@ -101,15 +101,15 @@ class SparseValues(_Chosen):
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     def before(self, written: Tensor) -> Tensor:
-        """Values before the task ``(k,)``, whatever it left ``(k,)``."""
+        """Return the values before the task ``(k,)``, given the values after it ``(k,)``."""
         return self.values
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
-        """The same update from another starting value: from ``before`` ``(k,)`` to ``written`` ``(k,)``."""
+        """Return the entries for new values before and after: ``before`` ``(k,)`` and ``written`` ``(k,)``."""
         return self._made(self.chosen, before, self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
-        """The same with the entries at flat ``index`` ``(m,)`` leading back to ``values`` ``(m,)``."""
+        """Return a copy in which the entries at flat ``index`` ``(m,)`` restore ``values`` ``(m,)``."""
         where = self.where.reshape(-1)
         before = positions(where).numpy()
         where[index] = True
@@ -120,7 +120,7 @@ class SparseValues(_Chosen):
         return self._made(pack(where), result, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseValues:
-        """The entries at which ``keep`` (bool ``(n,)``) is True."""
+        """Return the entries at which ``keep`` (bool ``(n,)``) is True."""
         where = self.where.reshape(-1)
         return self._made(pack(where & keep), self.values[keep[where]], self.shape)
 
@@ -139,25 +139,25 @@ class SparseUpdates(_Chosen):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the tensor."""
+        """Return the dtype of the tensor."""
         return self.values.dtype
 
     def before(self, written: Tensor) -> Tensor:
-        """Values before the task: what it left minus the coded update, set right."""
+        """Return the values before the task: the values after it minus the coded update, corrected."""
         steps = self._steps
         old = (as_integers(self._subtracted(written)) + steps).view(self.dtype)
         old[steps == KEPT] = self.values
         return old
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseUpdates:
-        """The same codes, with corrections for the new values before."""
+        """Return the same codes with corrections for the new values before."""
         missed = as_integers(before) - as_integers(self._subtracted(written))
         kept = (missed > LEVELS) | (missed < -LEVELS)
         steps = torch.where(kept, KEPT, missed).to(torch.int8)
         return SparseUpdates(self.chosen, self.codes, self.scales, _stored(steps), before[kept], self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
-        """The same with further entries, whose values before are kept as they are."""
+        """Return a copy with further entries, whose values before are stored directly."""
         n, where = prod(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)
@@ -168,7 +168,7 @@ class SparseUpdates(_Chosen):
         return SparseUpdates(pack(where), codes[where], self.scales, _stored(steps[where]), kept, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseUpdates:
-        """Some of the entries."""
+        """Return the entries at which ``keep`` is True."""
         where, steps = self.where.reshape(-1), self._steps
         stays = keep[where]
         values = self.values[stays[steps == KEPT]]
@@ -185,7 +185,7 @@ class SparseUpdates(_Chosen):
 
 
 SparseEntries = SparseValues | SparseUpdates
-"""Chosen entries of a tensor and what they held before a task, in either way to keep it."""
+"""Chosen entries of a tensor with their values before a task, in either form."""
 
 
 def _stored(steps: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def _stored(steps: Tensor) -> Tensor:
 
 
 def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
-    """Commit a tensor to its coded update."""
+    """Encode the update of a tensor; return the committed values and the coded entries."""
     shape, n = tuple(before.shape), before.numel()
     old, new = before.reshape(-1), after.reshape(-1)
     delta = new.double() - old.double()
@@ -210,7 +210,7 @@ def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, Sp
 
 
 def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes ``(n,)`` and scales of a flat float64 tensor."""
+    """Return codes ``(n,)`` and scales of a flat float64 tensor."""
     if dtype is not torch.int8:
         return delta.to(dtype), torch.zeros(0, dtype=torch.bfloat16)
     rows = _rows(shape)
@@ -222,7 +222,7 @@ def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[T
 
 
 def decode(codes: Tensor, scales: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Updates, float64, of the codes of the entries at flat ``index``."""
+    """Return the float64 updates of the entries at flat ``index``."""
     if codes.dtype is not torch.int8:
         return codes.double()
     per_row = max(prod(shape) // _rows(shape), 1)
@@ -234,9 +234,9 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 def pack(where: Tensor) -> Tensor:
-    """A bool tensor as packed bits, or as their zlib where that is shorter (uint8).
+    """Return a bool tensor as packed bits, or as their zlib if that is shorter (uint8).
 
-    What a task moves is mostly an outer product of units: equal rows, of which zlib leaves next to nothing.
+    The changed entries of a task are mostly an outer product of units, so zlib compresses their equal rows well.
     """
     return shrink(np.packbits(where.detach().cpu().numpy().reshape(-1)))
 
@@ -247,17 +247,17 @@ def _no_bits(n: int) -> Tensor:
 
 
 def unpack(bits: Tensor, n: int) -> Tensor:
-    """The ``n`` bools that :func:`pack` packed, flat."""
+    """Return the ``n`` bools packed by :func:`pack`, flat."""
     return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).view(bool))
 
 
 def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
-    """Packed bits of the entries of one tensor that any of some choices has."""
+    """Return packed bits of the union of several choices of one tensor's entries."""
     return reduce(np.bitwise_or, (expand(of.chosen, -(-prod(of.shape) // 8)) for of in entries))
 
 
 def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Tensor name → bool tensor of the entries that any of some choices has."""
+    """Return tensor name → union of several choices of its entries."""
     result: dict[str, Tensor] = {}
     for choice in choices:
         for name, where in choice.items():
@@ -266,33 +266,32 @@ def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
-    """Bytes, or their zlib where that is shorter (uint8)."""
+    """Return the bytes, or their zlib if that is shorter (uint8)."""
     coder = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if repeats else zlib.Z_HUFFMAN_ONLY)
     coded = np.frombuffer(coder.compress(data.tobytes()) + coder.flush(), dtype=np.uint8)
     return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())
 
 
 def expand(shrunk: Tensor, n: int) -> np.ndarray:
-    """The ``n`` bytes that :func:`shrink` was given, not to be written to; the length tells which form they have."""
+    """Return the ``n`` bytes given to :func:`shrink` (read only); the length distinguishes the two forms."""
     data = shrunk.numpy()
     return data if len(data) == n else np.frombuffer(zlib.decompress(data.data, bufsize=n), dtype=np.uint8)
 
 
 # Chosen entries of a dense tensor -----------------------------------------------------------------------------------
 #
-# On the CPU by way of numpy: torch does such work in several threads, which wait for each other, and on a busy machine
-# takes ten times as long.
+# On the CPU this uses numpy: torch uses several threads, which takes ten times as long on a busy machine.
 
 
 def positions(where: Tensor) -> Tensor:
-    """Flat index ``(k,)`` of the True entries of a bool tensor, on its device."""
+    """Return the flat index ``(k,)`` of the True entries of a bool tensor, on its device."""
     if where.device.type != "cpu":
         return where.reshape(-1).nonzero()[:, 0]
     return torch.from_numpy(where.numpy().reshape(-1).nonzero()[0])
 
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:
-    """Values ``(k,)`` of the entries at flat ``index``."""
+    """Return the values ``(k,)`` of the entries at flat ``index``."""
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu":
         return flat.index_select(0, index)
@@ -313,6 +312,6 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """A flat copy on the CPU."""
+    """Return a flat copy on the CPU."""
     tensor = tensor.detach().cpu().contiguous()
     return torch.from_numpy(as_integers(tensor).numpy().reshape(-1).copy()).view(tensor.dtype)

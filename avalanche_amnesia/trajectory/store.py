@@ -1,22 +1,21 @@
-"""Trajectory of a training: every task's update ``Δ^(τ)``, kept so that it can be taken out again.
+"""Trajectory of a training: the update ``Δ^(τ)`` of every task, stored so that it can be removed.
 
 A parameter is its initial value plus one update per task, ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``.
 
 The store is an undo log: per task and tensor, the values *before* the task of the entries that the task moved. The
-update ``Δ`` of a task at an entry is the value before the next writer minus its own. Taking tasks out replays the
-remaining writers of each entry on top of the value before the first one that goes:
+update ``Δ`` of a task at an entry is the value before the next writer minus the value before the task. A removal
+replays the remaining writers of each entry on the value before the first removed one:
 
 * an entry that only they wrote gets its initial value back, bit for bit;
 * an entry that they wrote last gets the bits before them;
-* an entry that others wrote later loses their update, subtracted in float64.
+* an entry with later writers loses the removed update, subtracted in float64.
 
-Repairs are writers too, under negative numbers and behind the tasks that were trained before them: a repair goes with
-any task whose data made it, or with whatever goes next.
+Repairs are writers too, with negative numbers and after the tasks trained before them. A repair is removed together
+with any task whose data it used, or with the next removal.
 
-A lower precision (``dtype``) is *committed*: what a log does not hold is taken out of the model when the task ends,
-before anything reads it. It changes what a task leaves in the model, never what its log gives back: all of the above
-holds with it, and the error is in plain sight, in the accuracy of the task itself. The other way round (the model
-keeps what the log does not) would leave residue behind.
+A lower precision (``dtype``) is *committed*: the rounding error is removed from the model when the task ends, before
+anything reads the model. It changes the task's weights, but undoing stays exact, and the error is visible in the
+accuracy of the task itself. An error in the log instead of the model would leave residue of unlearned tasks.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from avalanche_amnesia.trajectory.undo_log import AddedError, Log
 
 
 class Trajectory:
-    """The undo logs of the remaining tasks, and of repairs, in the order in which they wrote.
+    """Undo logs of the remaining tasks and of repairs, in the order of writing.
 
     Args:
         path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
@@ -73,39 +72,39 @@ class Trajectory:
 
     @property
     def directory(self) -> Path | None:
-        """Directory of the logs' files; None: they are kept in memory."""
+        """Return the directory of the log files; None: logs are kept in memory."""
         return None if self._directory is None else self._directory.path
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Recorded tasks, in training order."""
+        """Return the recorded tasks, in training order."""
         return tuple(writer for writer in self._logs if writer >= 0)
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Number of a recorded repair, negative → the tasks with which it goes; None: it goes with any."""
+        """Return number of a repair, negative → tasks whose removal also removes it; None: any removal does."""
         return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
-        """Writers that a removal of some tasks takes out: the tasks, and the repairs that go with them."""
+        """Return the writers that a removal of some tasks removes: the tasks and their repairs."""
         tasks = tuple(tasks)
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
     def nbytes(self, task: int | None = None) -> int:
-        """Bytes that a task's log takes, or all logs."""
+        """Return the bytes of a task's log, or of all logs."""
         logs = self._logs.values() if task is None else [self._logs[task]]
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
-        """Tensor name → bool tensor of the entries that a task, or a repair, moved; of a merged task, of those kept."""
+        """Return tensor name → bool tensor of the entries that a task or repair changed (merged: the kept ones)."""
         return {name: entry.where for name, entry in self._log(writer).items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
-        """As :meth:`moved`, of all :meth:`writers` that go with some tasks; of none: what goes whatever is removed."""
+        """Return :meth:`moved` of all :meth:`writers` of some tasks, or of repairs that every removal removes."""
         return united(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
-        """Table of every task's log: bytes, and the error that keeping it this way added to the model.
+        """Return a table of all logs: bytes, and the error that the chosen precision added to the model.
 
         Returns:
             Task → a row with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
@@ -178,7 +177,7 @@ class Trajectory:
         return committed
 
     def _kept(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
-        """Values that a tensor keeps of a task, and the entries of its log."""
+        """Return the committed values of a tensor, and the entries of its log."""
         if self.dtype is not None and self.dtype.itemsize < trained.element_size():
             return coded(before, trained, self.dtype)
         return trained, SparseValues.of(before, ~same_bits(before, trained))
@@ -190,7 +189,7 @@ class Trajectory:
         tasks: Iterable[int] | None = None,
         free: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Record a repair as an update of its own, lossless, behind those of all tasks.
+        """Record a repair as a lossless update of its own, after all tasks.
 
         Args:
             before: tensor name → values before it.
@@ -217,10 +216,10 @@ class Trajectory:
             self._swap({**self._logs, min(repairs, default=0) - 1: log}, self._merged)
 
     def merge(self, tasks: Iterable[int]) -> None:
-        """Merge the updates of tasks that will never be taken out; can't be taken apart again.
+        """Merge the updates of tasks that will never be removed; this cannot be undone.
 
-        Kept is only what taking others out needs: where an earlier task that may still go wrote the same entry, one
-        value per stretch of merged writers. A later call adds to the merged tasks.
+        Only the values needed to remove further tasks are kept: for entries that an earlier, removable task wrote too,
+        one value per sequence of merged writers. A later call adds to the merged tasks.
 
         Raises:
             TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
@@ -241,7 +240,7 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Work out the state without some tasks, and without the repairs that go with them; changes nothing.
+        """Compute the state without some tasks and their repairs; change nothing.
 
         Args:
             tasks: recorded tasks; with none of them, only what goes whatever is removed.
@@ -268,7 +267,7 @@ class Trajectory:
         return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The state before a task; of entries that only merged tasks wrote since, the state now.
+        """Return the state before a task; entries written since only by merged tasks keep their current values.
 
         Args:
             task: a recorded task.
@@ -289,36 +288,36 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Make a removal's logs the trajectory's own; on disk the old files stay until :meth:`settle`."""
+        """Replace the logs by those of a removal; old files stay on disk until :meth:`settle`."""
         self._swap(removal.logs, self._merged)
 
     @property
     def logs(self) -> Mapping[int, Log]:
-        """All logs, for :meth:`restore`; a reference, not a copy."""
+        """Return all logs, for :meth:`restore`; a reference, not a copy."""
         return self._logs
 
     def restore(self, logs: Mapping[int, Log]) -> None:
-        """Go back to what :attr:`logs` returned, in memory also where the disk refuses."""
+        """Restore logs that :attr:`logs` returned; in memory even if the disk fails."""
         self._logs = dict(logs)
         self._swap(logs, self._merged)
 
     def way_back(self) -> Callable[[], None]:
-        """A function that goes back to the logs as they are now."""
+        """Return a function that restores the current logs."""
         logs = self.logs
         return lambda: None if self.logs is logs else self.restore(logs)
 
     def check_directory(self) -> None:
-        """Raise the error with which any change would fail, where the directory is another trajectory's by now."""
+        """Raise an error if the directory belongs to a different trajectory by now."""
         if self._directory is not None:
             self._directory.check()
 
     def settle(self) -> None:
-        """Delete the files of logs that are the trajectory's no longer; :meth:`restore` may still go back to them."""
+        """Delete log files that the index no longer names."""
         if self._directory is not None:
             self._directory.sweep()
 
     def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
-        """Swap and settle, or leave everything as it was."""
+        """Replace the logs and delete old files, or change nothing."""
         before = self._logs, self._merged
         self._swap(logs, merged)  # on disk the old files stay until all else has succeeded
         try:
@@ -329,7 +328,7 @@ class Trajectory:
             raise
 
     def _swap(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
-        """Make some logs the trajectory's own, on disk first."""
+        """Replace the logs, on disk first."""
         self._logs = dict(logs) if self._directory is None else self._directory.write(logs, merged)
         self._merged = merged
 
@@ -342,19 +341,19 @@ class Trajectory:
         return log
 
     def _look_at(self, writers: Iterable[int]) -> None:
-        """Raise an error if one of some writers is not recorded, or its log was damaged on disk."""
+        """Raise an error if a writer is not recorded, or its log was damaged on disk."""
         for writer in writers:
             self._log(writer)
 
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Logs, merged tasks and precision, as a value of a saved state; each log has its tensors in its own file."""
+        """Return logs, merged tasks and precision for a saved state, with one file per log."""
         logs = {writer: Apart(log.state, (log,)) for writer, log in self._logs.items()}
         return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned; logs go into this trajectory's own directory with its next change."""
+        """Restore a state; its logs are written to this trajectory's directory with the next change."""
         dtype, logs, merged = checked(state, dtype=str, logs=dict[int, dict], merged=frozenset[int])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")

@@ -1,4 +1,4 @@
-"""Undo log of a writer (a task, or a repair), its size in bytes, and the update that follows from it."""
+"""Undo log of a writer (a task or repair), its size in bytes, and the update derived from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, Sp
 
 @dataclass(frozen=True)
 class AddedError:
-    """Difference of entries from what the training left."""
+    """Difference between committed entries and the trained ones."""
 
     entries: int = 0
     largest: float = 0.0
@@ -25,7 +25,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Difference of two tensors of the same shape, in float64."""
+        """Return the difference of two tensors of the same shape, in float64."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):
@@ -39,7 +39,7 @@ class AddedError:
 
 @dataclass(frozen=True)
 class LogFile:
-    """The file that a log is mapped from."""
+    """The file from which a log is mapped."""
 
     path: Path
     place: tuple[int, int]
@@ -48,7 +48,7 @@ class LogFile:
 
 
 class Log(dict[str, SparseEntries]):
-    """Tensor name → the entries of it that a task, or a repair, moved, with the way back."""
+    """Tensor name → the entries that a task or repair changed, with their values before."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Log(dict[str, SparseEntries]):
         return {**self.__dict__, "file": None}
 
     def state(self) -> dict[str, Any]:
-        """The log as a value of a saved state; where its file lies is not part of it."""
+        """Return the log for a saved state, without the path of its file."""
         return {
             "entries": entries_state(self),
             "parameters": self.parameters,
@@ -75,39 +75,39 @@ class Log(dict[str, SparseEntries]):
 
     @classmethod
     def from_state(cls, state: Any) -> Log:
-        """A log from what :meth:`state` returned."""
+        """Make a log from a value that :meth:`state` returned."""
         kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
         entries, parameters, error, repair_of = checked(state, **kinds)
         return cls(entries_from(entries), parameters, made(AddedError, error), repair_of)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes."""
+        """Return the size in bytes."""
         return sum(entry.nbytes for entry in self.values())
 
     def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
-        """A log of the same writer with other entries; no file holds it yet."""
+        """Return a log of the same writer with new entries, without a file."""
         return Log(entries, self.parameters, self.error, self.repair_of)
 
     def unless_same(self, other: Log) -> Log:
-        """``other`` where it holds the very same entries, and perhaps has a file."""
+        """Return ``other`` if it has the same entries (and perhaps a file), else this log."""
         same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
         return other if same else self
 
 
 class Updates(Mapping[str, Tensor]):
-    """Tensor name → a writer's update ``Δ``, float64; made when it is asked for, which for most removals is never."""
+    """Tensor name → a writer's update ``Δ``, float64, computed at access because most removals never need it."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
         self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Enter a tensor."""
+        """Add a tensor."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
-        """Bool tensor of the entries that were entered."""
+        """Return a bool tensor of the added entries."""
         return self._parts[name][0].where
 
     def __getitem__(self, name: str) -> Tensor:
@@ -127,12 +127,12 @@ class Updates(Mapping[str, Tensor]):
 
 
 def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
-    """Tensor name → entries, as a value of a saved state."""
+    """Return tensor name → entries for a saved state."""
     return {name: dict(vars(entry)) for name, entry in entries.items()}
 
 
 def entries_from(state: Any) -> dict[str, Any]:
-    """Entries from what :func:`entries_state` returned, which can all be read."""
+    """Return entries from a value that :func:`entries_state` returned, checked."""
     found: dict[str, SparseEntries] = {
         name: made(SparseUpdates, of) if "codes" in of else made(SparseValues, of) for name, of in state.items()
     }

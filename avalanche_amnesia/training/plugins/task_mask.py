@@ -1,4 +1,4 @@
-"""The life of a task's mask around its training, whatever the mask lies over."""
+"""Base plugins that start and finish a task with a mask over units or weights."""
 
 import warnings
 from typing import Any, ClassVar
@@ -33,18 +33,18 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 
 class DivergedError(RuntimeError):
-    """A task's weights became infinite or NaN, or its features overflow; its training was undone."""
+    """Error for a task whose weights are infinite or NaN, or whose features overflow. Its training was undone."""
 
 
 class TaskEndPlugin(SupervisedPlugin):
-    """The part that ends a task, whatever the task learned: its head, warnings, the optimizer without the task."""
+    """Base plugin for the end of a task: fits its head, gives warnings, and cleans the optimizer."""
 
     repeatable = True
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
-    """The kind of model that it trains."""
+    """Class of the model that the plugin trains."""
     kept: ClassVar[dict[str, Any]] = {"notices": list[str], "noticed": set[str]}
-    """Attributes that outlive a task, with their types; a subclass adds its own."""
+    """Saved attributes with their types; a subclass adds its own."""
 
     def __init__(self, seed: int, *, fit_head: bool) -> None:
         super().__init__()
@@ -52,29 +52,29 @@ class TaskEndPlugin(SupervisedPlugin):
         self.notices: list[str] = []  # warnings that wait for the end of a training
         self.noticed: set[str] = set()  # what those were about that were given already
         self.unsure: torch.Tensor | None = None
-        """Where samples lie, of the task that ends, of which its fitted head is not sure; None: all may be so."""
+        """Positions of the samples of which the fitted head is not certain; None: all samples."""
 
     @property
     def place(self) -> str:
-        """Text that names the weights of the task in training; empty if all tasks share them."""
+        """Return text that identifies the weights of the current task; empty if all tasks share them."""
         return ""
 
     def state(self) -> dict[str, Any]:
-        """State to save, between tasks: masks and heads are the model's."""
+        """Return the state between tasks; masks and heads belong to the model."""
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         self.__dict__.update(zip(self.kept, checked(state, **self.kept), strict=True))
 
     def model_of(self, strategy: Strategy) -> Any:
-        """The strategy's model; a TypeError unless it is of :attr:`model_class`."""
+        """Return the strategy's model; raise TypeError unless it is of :attr:`model_class`."""
         if not isinstance(strategy.model, self.model_class):  # asked for several times a step
             check_model(strategy.model, self.model_class)
         return strategy.model
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Take finished tasks' own parameters out of the optimizer; warn of what was noticed."""
+        """Remove finished tasks' own parameters from the optimizer; give the collected warnings."""
         parameters = dict(strategy.model.named_parameters())
         follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
         strategy.optimized_param_id = parameters
@@ -82,19 +82,19 @@ class TaskEndPlugin(SupervisedPlugin):
         self.warn()
 
     def warn(self) -> None:
-        """Give the warnings that wait."""
+        """Give the collected warnings."""
         notices, self.notices = self.notices, []
         for text in notices:
             warnings.warn(text, MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Warn behind the training, once each in a run: where warnings are errors, no task is lost half finished."""
+        """Collect a warning, given once per run after the training, so that an error filter loses no task."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
 
     def settle_head(self, strategy: Strategy, task: int) -> Learned | None:
-        """Fit the head of a finished task, where it is to be, and look how well the task was learned."""
+        """Fit the head of a finished task if enabled, and measure how well the task was learned."""
         self.unsure = None
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
@@ -110,7 +110,7 @@ class TaskEndPlugin(SupervisedPlugin):
         return found
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
-        """Raise, and undo the training, if a task's network is of no use."""
+        """Undo the training and raise an error if a task's network has diverged."""
         lost = what_diverged(self.model_of(strategy), task, strategy.experience)
         if lost is None:
             return
@@ -125,7 +125,7 @@ class TaskEndPlugin(SupervisedPlugin):
 
 
 class TaskMaskPlugin(TaskEndPlugin):
-    """Checks a task, guards its training and commits what its mask owns; base of HATPlugin and SubnetPlugin.
+    """Base of HATPlugin and SubnetPlugin: checks a task, protects earlier tasks, and commits the masked entries.
 
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`hold_back` in ``after_update``, and :meth:`commit` in :meth:`keep_mask`.
@@ -146,9 +146,9 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     commits_to_mask = True
     model_class: ClassVar[type[TaskMaskedModel]]
-    """The kind of model that it masks."""
+    """Class of the model that the plugin masks."""
     task_class: ClassVar[type[TaskInTraining]] = TaskInTraining
-    """Class of what it holds of the task in training."""
+    """Class of the state of the current task."""
     influences: frozenset[int] | None = None
 
     def __init__(self, rule: AdjustmentRule, seed: int, *, fit_head: bool = False) -> None:
@@ -158,18 +158,18 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
-        """Values before the task in training; None between tasks."""
+        """Return the values before the current task; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
     @property
     def in_training(self) -> Any:
-        """The task in training, of :attr:`task_class`; a RuntimeError between tasks."""
+        """Return the state of the current task; raise RuntimeError between tasks."""
         if self.training is None:
             raise RuntimeError("no task is in training")
         return self.training
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the experience, and undo a training that was interrupted, before anything else happens."""
+        """Check the experience, and undo an interrupted training first."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
         self.undo_training(strategy)
@@ -180,7 +180,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self.training = self.task_class(task)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo a task whose training was interrupted: weights, mask, head. May itself be interrupted, and repeated."""
+        """Undo an interrupted task: weights, mask, head. Safe to call again after an interruption."""
         go_back(strategy)
         model = self.model_of(strategy)
         if self.snapshot is not None:
@@ -192,7 +192,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self._end_task(strategy)
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep the task's mask, and return what it does not own; until the task is finished there is a way back."""
+        """Keep the task's mask and restore all entries outside it; the task can be undone until it is finished."""
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
@@ -200,14 +200,14 @@ class TaskMaskPlugin(TaskEndPlugin):
             finish(strategy)
 
     def keep_mask(self, strategy: Strategy) -> None:
-        """Commit what the mask of the task in training owns, and let the model keep the mask (its ``finish_task``).
+        """Commit the masked entries of the current task, and store its mask in the model (``finish_task``).
 
         Then :meth:`settle_head`.
         """
         raise NotImplementedError
 
     def take_snapshot(self, strategy: Strategy) -> None:
-        """Remember the values before the task, and let it train no other task's own modules."""
+        """Copy the values before the task, and freeze the own modules of all earlier tasks."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(model, now.task, strategy.optimizer)
@@ -218,7 +218,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @torch.no_grad()
     def _put_others_back(self, model: TaskMaskedModel) -> None:
-        """Give others' heads and norms, and what no mask covers (norms to begin with), their bits before the task."""
+        """Restore heads and norms of earlier tasks, and parameters without a mask, to their values before the task."""
         now: TaskInTraining = self.in_training
         before = now.before.values
         own = tuple(f"{container}.{now.task}." for container in model.task_containers)
@@ -228,18 +228,18 @@ class TaskMaskPlugin(TaskEndPlugin):
                 parameter.copy_(before[name])
 
     def hold_back(self, model: TaskMaskedModel) -> None:
-        """Take back, right behind the optimizer's step, whatever it moved and must not."""
+        """Restore protected entries that the optimizer has just changed."""
         now: TaskInTraining = self.in_training
         now.adjuster.after_step()
         if now.guards_others:  # it moves parameters without a gradient too
             self._put_others_back(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Use that a next task would meet: of the locked tasks, or of all that remain."""
+        """Return the use of the parameters by the locked tasks, or by all remaining tasks."""
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:
-        """Adjuster that holds back the updates of everything that the protected tasks use.
+        """Return the adjuster that limits updates of all entries that the protected tasks use.
 
         Args:
             model: the strategy's.
@@ -257,7 +257,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         )
 
     def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
-        """Prepare, behind the backward pass and in front of the optimizer's step, what :meth:`hold_back` ends.
+        """Prepare the protection after the backward pass; :meth:`hold_back` completes it after the step.
 
         Args:
             strategy: at its ``before_update``.
@@ -270,7 +270,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Strategy) -> None:
-        """Raise a ModelError, and undo the training, if forwards changed what no task has of its own."""
+        """Undo the training and raise ModelError if forwards changed tensors that tasks share."""
         shared = self.model_of(strategy).shared_state()
         if shared:
             abort_training(strategy)
@@ -283,7 +283,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     @torch.no_grad()
     def commit(self, strategy: Strategy) -> None:
-        """Return every entry outside the task's mask to its bits before the task.
+        """Restore every entry outside the task's mask to its value before the task.
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
@@ -307,7 +307,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self.refuse_diverged(strategy, training.task)
 
     def _end_task(self, strategy: Strategy) -> None:
-        """Keep nothing of a task beyond its training: what is left here would outlive its unlearning."""
+        """Drop all state of a finished task, because it would outlive the task's unlearning."""
         if self.training is None:
             return
         model = self.model_of(strategy)
@@ -317,14 +317,14 @@ class TaskMaskPlugin(TaskEndPlugin):
 
 
 def _starts_at_rest(strategy: Strategy, plugin: SupervisedPlugin) -> bool:
-    """Tell whether what a plugin takes out of gradients has the same effect, to the bit, as if it were never made."""
+    """Return True if removing a plugin's part of the gradients equals, bit for bit, never adding it."""
     traits = traits_of(strategy.optimizer)
     rests = traits.linear or (traits.zero_rests and not any(strategy.optimizer.state.values()))
     return rests and sees_final_gradients(strategy, plugin)
 
 
 def refuse_untrained(strategy: Strategy) -> None:
-    """Raise, and undo the training, if a task that ends took no step."""
+    """Undo the training and raise an error if a task took no step."""
     if not strategy.clock.train_exp_iterations:
         abort_training(strategy)
         raise TaskError(

@@ -1,4 +1,4 @@
-"""Obeys unlearning requests, on any Avalanche strategy that records its trajectory."""
+"""Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -49,19 +49,19 @@ from avalanche_amnesia.unlearning.purging.purgers import (
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
 _TRIAL = 3
-"""Mini-batches of a rehearsal, by default."""
+"""Default number of mini-batches of a rehearsal."""
 _SAFE = "that is safe, as a state that was saved has its logs with it, and needs none of these files"
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
-"""Plugins that an unlearning cleans by itself, or that hold nothing of a task."""
+"""Plugins that need no purger."""
 
 
 class UnlearningPlugin(SupervisedPlugin):
     """Keeps the ledger of tasks, fires the stream's requests, and unlearns.
 
-    Needs a :class:`TrajectoryPlugin` beside it. Requests come from the experiences of
-    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. While training it moves itself
-    behind every plugin that learns, so that what those store of a task just trained is purged as well. Around each
-    unlearning it triggers ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
+    Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
+    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training the plugin moves
+    after all learning plugins, so that their data of the new task can be purged. Around each unlearning it triggers
+    ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
 
     Args:
         keep_probes: whether metrics may keep the mask and the head of a task that a request of the stream names, to
@@ -135,7 +135,7 @@ class UnlearningPlugin(SupervisedPlugin):
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """State to save, between tasks: ledger, records, claims, and the stream's requests."""
+        """Return the state between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
             "records": [_apart(*both) for both in zip(self.records, [None, *self.records], strict=False)],
@@ -147,7 +147,7 @@ class UnlearningPlugin(SupervisedPlugin):
         }
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
         kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
         ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
@@ -165,13 +165,13 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the user ----------------------------------------------------------------------------------------------
 
     def plan(self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
-        """Plan of what unlearning these tasks now would change; as :meth:`TaskStrategy.plan_unlearning`."""
+        """Return the plan of unlearning these tasks now; see :meth:`TaskStrategy.plan_unlearning`."""
         context = self.prepared(strategy, _tasks_of(tasks))
         retraining(self, strategy, tasks, context, data)
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """All that unlearning these tasks now would look at; changes nothing.
+        """Return the context of unlearning these tasks now; change nothing.
 
         Raises:
             RequestError: if they can't be requested now.
@@ -191,7 +191,7 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: bool | None = None,
         strict: bool = False,
     ) -> UnlearningRecord:
-        """Unlearn tasks now, outside a training call, as a whole or not at all; as :meth:`TaskStrategy.unlearn`.
+        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
 
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
@@ -223,11 +223,11 @@ class UnlearningPlugin(SupervisedPlugin):
         return f"after {self.ledger.n_trained} trainings"
 
     def abort(self, strategy: Strategy) -> None:
-        """Give up a task whose training was interrupted; what its requests unlearned stays unlearned."""
+        """Abort an interrupted task; tasks that its requests unlearned stay unlearned."""
         abort_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Forget the task in training, which is given up."""
+        """Drop the state of an aborted task."""
         go_back(strategy)
         self.current = None
         self.claims.abandon(self.current_task, strategy.model, first=self.ledger.n_trained == 0)
@@ -235,14 +235,14 @@ class UnlearningPlugin(SupervisedPlugin):
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Every task trained so far, unlearned ones included, in the order of their (last) training."""
+        """Return all tasks trained so far, unlearned ones included, in the order of their last training."""
         tasks = {*self.ledger.remaining, *self.ledger.unlearned}
         return tuple(sorted(tasks, key=self.counters.__getitem__))
 
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Move behind all plugins but the host's last two; undo an interrupted training, obey requests that wait."""
+        """Move to the third last place of the plugins, undo an interrupted training, and obey waiting requests."""
         # Those that learn must have learned, and metrics seen it; no plugin may have looked yet whether the task is a
         # new one.
         refuse_second(strategy, UnlearningPlugin)
@@ -259,7 +259,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check everything that can be wrong with the task and its requests; fire those that come before it."""
+        """Check the task and its requests; fire the requests before it."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
         self._choose_deletion(strategy.model)
@@ -280,7 +280,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self._obey(strategy, request, task)
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Refuse one training over several tasks that are new (JointTraining): they would leave one update."""
+        """Refuse a training on several new tasks at once (JointTraining), because they would share one update."""
         known = {single_task(strategy.experience), *self.ledger.remaining, *self.ledger.unlearned}
         labels = getattr(strategy.adapted_dataset, "targets_task_labels", None)
         new = set() if labels is None else {int(task) for task in labels.uniques} - known
@@ -292,7 +292,7 @@ class UnlearningPlugin(SupervisedPlugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check iterations against the real loader; note whose traces the task can carry; let others get ready."""
+        """Check the iterations of requests, record the tasks visible to this one, and prepare compensations."""
         self.current_task = single_task(strategy.experience)
         self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -305,7 +305,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Rehearse a training of which a claim could be made, in front of its first epoch."""
+        """Rehearse a training before its first epoch if a claim may depend on it."""
         if strategy.clock.train_exp_epochs == 0:
             self._rehearsed = self._rehearse(strategy, **kwargs)
 
@@ -322,7 +322,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return outcome.reason
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Fire the requests of this iteration; keep samples of forgotten tasks out of a loader that still has them."""
+        """Fire the requests of this iteration; remove samples of unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             self.claims.first_step(strategy, single_task(strategy.experience), self._rehearsed, kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
@@ -337,7 +337,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Enter the task into the ledger, which finishes it; fire the requests that come after it."""
+        """Enter the finished task into the ledger; fire the requests after it."""
         task = single_task(strategy.experience)
         reads: Iterable[int] = ()
         if isinstance(strategy.model, MultiHeadModel):
@@ -366,7 +366,7 @@ class UnlearningPlugin(SupervisedPlugin):
             recorder.trajectory.merge(self.ledger.permanent)
 
     def _obey_overdue(self, strategy: Strategy) -> None:
-        """Fire the requests that come after a task; those that an interruption kept waiting, before the next one."""
+        """Fire the requests after a task, also those delayed by an interruption."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
@@ -441,7 +441,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self.current = None
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
-        """Drop what this package's plugins and the host's evaluator know of tasks."""
+        """Drop the tasks' data in this package's plugins and Avalanche's evaluator."""
         # Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
@@ -454,7 +454,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def _prepare(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
-        """Check a request and work out what it would do; changes nothing."""
+        """Check a request and plan it; change nothing."""
         recorder = self._trajectory(strategy)
         self._choose_deletion(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)
@@ -485,7 +485,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return context
 
     def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, Purger]], UnknownState]:
-        """Plugins of the host and the user, the strategy and its criterion: with purgers, and with unknown state."""
+        """Return plugins, strategy and criterion that have purgers, and those with unknown state."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -503,7 +503,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return [(thing, purge) for thing, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
-        """Let the model know whether entries that remaining tasks read stay: what plans and compensations ask it."""
+        """Set on the model whether entries that remaining tasks read are kept."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
                 f"deletion='exclusive' needs a model with masks, got {type(model).__name__}: without them every task "
@@ -513,7 +513,7 @@ class UnlearningPlugin(SupervisedPlugin):
             model.keeps_shared_entries = self.deletion == "exclusive"
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
-        """Values before the task in training; None between tasks."""
+        """Return the values before the current task; None between tasks."""
         return self._trajectory(strategy).snapshot
 
     def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
@@ -541,7 +541,7 @@ def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
 
 @contextmanager
 def _preserved_minibatch(strategy: Strategy) -> Iterator[None]:
-    """Keep the mini-batch and the loss of an iteration, which an evaluation in the middle of it wipes."""
+    """Preserve mini-batch and loss during a block, because an evaluation would overwrite them."""
     saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
     try:
         yield
