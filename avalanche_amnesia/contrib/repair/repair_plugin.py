@@ -141,6 +141,9 @@ class RepairPlugin(MemoryPlugin):
         committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
         for name, value in now.items():
             change.call(parameters[name].copy_, value)
+        # An interruption may come while the repair restores these flags itself.
+        for parameter in {*model.parameters(), *parameters.values()}:
+            change.call(parameter.requires_grad_, parameter.requires_grad)
         for buffer in buffers:
             change.call(buffer.copy_, buffer.clone())
         if before is not None:
