@@ -284,11 +284,9 @@ def test_a_global_counts(build, monkeypatch):
     assert key_of(build()) != before
 
 
-@pytest.mark.xfail(
-    strict=False, reason="keys of behaviour depend on the kind of processor; keys by source replace them"
-)
 @pytest.mark.parametrize(("kind", "method"), [(Adam, "step"), (nn.CrossEntropyLoss, "forward")])
 def test_so_does_a_patched_class_of_somebody_else(kind, method, monkeypatch):
+    expected = plain_key()  # before the patch, because it is computed once
     original = getattr(kind, method)
 
     def twice(self, *args):
@@ -296,7 +294,7 @@ def test_so_does_a_patched_class_of_somebody_else(kind, method, monkeypatch):
         return original(self, *args) if first is None else first * 2
 
     monkeypatch.setattr(kind, method, twice)
-    assert key_of(brief()) != plain_key()
+    assert key_of(brief()) != expected
 
 
 class Evaluates(ShrinksByEpoch):
@@ -359,14 +357,12 @@ def test_words_of_a_script_do_not_count():
 
 @pytest.fixture
 def two_threads():
+    plain_key()  # computed once, with one thread
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(1)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="keys of behaviour depend on the kind of processor; keys by source replace them"
-)
 def test_the_number_of_threads_does_not_count_where_it_changes_nothing(two_threads):
     assert key_of(brief()) == plain_key()
 
