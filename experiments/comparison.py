@@ -116,7 +116,7 @@ ends; *own heads*: as the method does it, where that differs. Each method has si
 training images of seed 101: four learning rates at the middle of one setting, then the best one with a lower and a
 higher setting (without such a setting: a lower and a higher rate), and own heads have six of their own. What it chose
 is run on the test images. *Independent*: a network for each task; *narrow*: all that stand at one time together as
-large as the one of the others. CLPU-DER++, DisjointSubnets, pools and narrow ones know the stream's requests in
+large as the one of the others. CLPU-DER++, DisjointSubnets and narrow ones know the stream's requests in
 advance; *a share per task* knows only how many tasks there are. HAT and AdaHAT obey no request. Accuracies in per
 cent, ± standard deviation over the seeds 21 to 23. *Exact*: all records claim it. Split CIFAR-10, but for
 tests of DisjointSubnets, EWC and Replay, and the trials of six methods on Omniglot were run on a GPU; so the costs of
