@@ -48,6 +48,14 @@ class SetsData(SupervisedPlugin):
     after_eval_dataset_adaptation = after_train_dataset_adaptation
 
 
+class SetsTransform(SupervisedPlugin):
+    def after_train_dataset_adaptation(self, strategy, **kwargs):
+        data = strategy.adapted_dataset
+        strategy.adapted_dataset = data.replace_current_transform_group((torch.zeros_like, None))
+
+    after_eval_dataset_adaptation = after_train_dataset_adaptation
+
+
 class Notes(SupervisedPlugin):
     """Notes the kind of each loader, and how many different samples it gives."""
 
@@ -67,13 +75,15 @@ CASES = {
     "data of the strategy": (OwnData, [], 1),
     "loader of a plugin": (Naive, [SetsLoader()], 4),
     "data of a plugin": (Naive, [SetsData()], 1),
+    "transform of a later plugin": (Naive, [SetsTransform()], None),  # Avalanche itself drops it in training
 }
 
 
 @pytest.mark.parametrize("case", [*CASES, "Avalanche's own"])
 def test_only_avalanches_own_loader_is_replaced(case):
     kind, plugins, samples = CASES.get(case, (Naive, [], None))
-    model, notes = tiny.strategy().model, Notes()
+    model, notes, ours = tiny.strategy().model, Notes(), InMemoryLoaderPlugin()
+    ordered = [ours, *plugins] if "later" in case else [*plugins, ours]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     strategy = kind(
         model=model,
@@ -82,7 +92,9 @@ def test_only_avalanches_own_loader_is_replaced(case):
         train_mb_size=8,
         eval_mb_size=1000,
         evaluator=None,
-        plugins=[*plugins, InMemoryLoaderPlugin(), notes],
+        plugins=[InMemoryLoaderPlugin(), *plugins, notes]
+        if "later" in case
+        else [*plugins, InMemoryLoaderPlugin(), notes],
     )
     experience = tiny.tasks().train_stream[0]
     strategy.train(experience)

@@ -75,6 +75,13 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
 
     repeatable = True
 
+    def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Remember Avalanche's data set, unless the strategy or an earlier plugin has adapted it."""
+        if strategy.adapted_dataset.targets is strategy.experience.dataset.targets:
+            self._adapted = strategy.adapted_dataset
+
+    after_eval_dataset_adaptation = after_train_dataset_adaptation
+
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
@@ -89,10 +96,11 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
         self, strategy: Strategy, training: bool, shuffle: bool, drop_last: bool, options: dict[str, Any]
     ) -> None:
         experience = strategy.experience
+        untouched = strategy.adapted_dataset is self.__dict__.pop("_adapted", None)  # else a plugin adapted the data
         tensors = getattr(experience, "tensors", None)
         if tensors is None or options.get("num_workers", 0) or not has_default_loader(strategy, training):
             return
-        if strategy.adapted_dataset.targets is not experience.dataset.targets:  # a plugin adapted the data
+        if not untouched:
             return
         x, y = (tensor.to(strategy.device) for tensor in tensors)
         size = strategy.train_mb_size if training else strategy.eval_mb_size

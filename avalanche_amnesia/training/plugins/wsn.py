@@ -93,12 +93,14 @@ class Holdout:
         generator = torch.Generator().manual_seed(derive_seed(seed, "validation", task))
         order = torch.randperm(n, generator=generator)
         self.out, self.rest = order[:held].sort().values, order[held:].sort().values
-        strategy.adapted_dataset = whole.subset(self.rest.tolist())
+        self._is_plain = whole.targets is strategy.experience.dataset.targets
+        self._subset = strategy.adapted_dataset = whole.subset(self.rest.tolist())
 
     def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
         """Let the strategy train on whole mini-batches of the rest by indexing, where the data is in memory."""
         tensors = getattr(strategy.experience, "tensors_at", lambda where: None)(self.rest)
-        if tensors is not None and has_default_loader(strategy, training=True):
+        untouched = self._is_plain and strategy.adapted_dataset is self._subset  # else a plugin adapted the data
+        if tensors is not None and untouched and has_default_loader(strategy, training=True):
             x, y = (tensor.to(strategy.device) for tensor in tensors)
             strategy.dataloader = TensorBatches(
                 x, y, int(strategy.experience.task_label), strategy.train_mb_size, shuffle=shuffle, drop_last=drop_last
