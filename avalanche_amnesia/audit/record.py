@@ -20,7 +20,6 @@ from avalanche_amnesia.saving.files import replace_file, writing
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
 """Reason in the plans of a control."""
 Claim = Literal["exact", "approximate"]
-Kind = Literal["own tensor", "mask", "state before", "update"]
 
 
 class RecordError(ValueError):
@@ -58,8 +57,6 @@ class UnlearningPlan:
         trajectory_bytes: bytes of trajectory to free.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
-        uninformative_masks: masks among ``removed`` without information on the tasks: each opens a whole pool, and
-            another task's mask may be equal. An audit does not look for them.
         shared_state: buffers and attributes of modules that the trainings of all tasks changed: they keep their values
             (stock strategies; masked models give each task its own).
         reasons: why the claim is not ``exact``, in words; empty where it is.
@@ -80,7 +77,6 @@ class UnlearningPlan:
     purges: tuple[str, ...]
     unpurged: tuple[str, ...]
     repaired: tuple[int, ...] = ()
-    uninformative_masks: tuple[str, ...] = ()
     shared_state: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
     task: int | None = None

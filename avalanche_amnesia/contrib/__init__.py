@@ -1,4 +1,4 @@
-"""Beside the core: baselines, dense subnets, further metrics, streams, and forms of the method that some need."""
+"""Optional parts: baselines, further metrics, streams, shadow copies and repair."""
 
 from avalanche_amnesia.faces import face
 

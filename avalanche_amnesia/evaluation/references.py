@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -230,7 +229,7 @@ class References:
     def full(self, tasks: int | Sequence[int]) -> nn.Module:
         """The model that learned tasks of the benchmark, the first so many or those named, and ignored every request.
 
-        Where pools are dealt by the requests (``Pools.planned``) it has one for each task of the stream.
+        If slots are planned by the requests (``Pools.planned``), this model has one slot per task of the stream.
 
         Raises:
             ReferencesError: for tasks that the benchmark does not have.
@@ -349,10 +348,8 @@ class References:
                 "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
             )
         pooled = _pooled(strategy)
-        if pooled is not None:
-            # The full model keeps every task, maybe more than there are slots.
-            slots = None if variant == "full" else pooled.isolation.slots
-            pooled.isolation = replace(pooled.isolation, slots=slots)
+        if pooled is not None and variant == "full":
+            pooled.isolation = Pools()  # one slot per task: the full model may keep more tasks than there are slots
         if variant == "order":
             seeding.order_seed = derive_seed(seeding.order_seed, "another order")
         elif variant == "seed":

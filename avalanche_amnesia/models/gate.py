@@ -1,6 +1,6 @@
 """The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
 
-With it the units that are computed.
+Also the choice of the units that are computed in a step.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.optimizers import flushed_below
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
-from avalanche_amnesia.training.update_rules import AdjustmentRule, LayerOf, OfStep, TaskUse, stored, total
+from avalanche_amnesia.training.update_rules import AdjustmentRule, LayerOf, OfStep, TaskUse, stored
 
 
 class Adjuster:
@@ -40,7 +40,6 @@ class Adjuster:
         self._constant = ConstantShares(held) if rule.constant else None
         self._step_held: list[Tensor] = []
         self._divisors: list[Tensor] = []
-        self._rate: float | None = None
         # A frozen entry never moves within the task, so the values at its start are the values before every step.
         self.frozen = rule.constant and all(bool(((h == 0) | (h == 1)).all()) for h in map(stored, held))
         self._start = {name: before[name] for name in self.names}
@@ -65,11 +64,10 @@ class Adjuster:
         return self._step_held if self._constant is None else self._constant.dense()
 
     def _all_rest(self, constant: Sequence[Tensor]) -> bool:
-        """Tell whether each frozen entry stays as it is without a gradient: -0 becomes 0, denormals are flushed."""
-        held = dict(zip(self.names, constant, strict=True)) if self.rule.constant else {}
-        for name, before in self._start.items():
+        """Return True if each frozen entry keeps its bits without a gradient: -0 becomes 0, denormals are flushed."""
+        for held, before in zip(constant, self._start.values(), strict=False):  # a rule that varies freezes nothing
             rests = (before.abs() > flushed_below(before.dtype)) | ((before == 0) & ~before.signbit())
-            if name in held and bool(((held[name] == 1) & ~rests).any()):
+            if bool(((held == 1) & ~rests).any()):
                 return False
         return True
 
@@ -81,13 +79,6 @@ class Adjuster:
     def frozen_entries(self) -> dict[str, Tensor]:
         """Parameter → bool tensor of the entries that are held back as a whole; empty unless shares are 0 or 1."""
         return dict(zip(self.names, (stored(held) == 1 for held in self._held), strict=True)) if self.frozen else {}
-
-    def rate(self) -> float:
-        """Mean, over all parameters, of the share that this step's updates keep: 1 nothing is held back; 0 all is."""
-        if self._rate is None or not self.rule.constant:
-            held = [(1 - 1 / stored(d)).expand_as(d) for d in self._divisors] or self._held
-            self._rate = 1 - sum(map(total, held)) / self.use.n_entries
-        return self._rate
 
     def before_step(self, sparsity: LayerSparsity) -> None:
         """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""

@@ -121,7 +121,7 @@ def compacted(head: FittedHead) -> FittedHead:
     """A head of all columns in half precision, where that holds it, without the columns of 0, those of closed units."""
     columns = head.weight.any(0)
     bias = None if head.bias is None else _half(head.bias)
-    return replace(head, weight=_half(head.weight[:, columns]), bias=bias, columns=columns, others_zero=True)
+    return replace(head, weight=_half(head.weight[:, columns]), bias=bias, columns=columns)
 
 
 def _half(values: Tensor) -> Tensor:

@@ -128,7 +128,6 @@ class FittedHead:
     weight: Tensor
     bias: Tensor | None = None
     columns: Tensor | None = None
-    others_zero: bool = False
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -138,7 +137,7 @@ class FittedHead:
         if self.columns is None:
             yield weight, self.weight
         else:
-            value = torch.zeros_like(weight) if self.others_zero else weight.clone()
+            value = torch.zeros_like(weight)
             value[:, self.columns.to(value.device)] = self.weight.to(value)
             yield weight, value
         if self.bias is not None:

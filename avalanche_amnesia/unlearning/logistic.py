@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 PENALTY = 10.0
 """Best of 1, 10 and 100 on validation images of three streams. A small penalty overfits few samples (20 permuted tasks
@@ -198,23 +197,3 @@ class _Search:
 def _check_fit(*found: Tensor) -> None:
     if not all(bool(value.isfinite().all()) for value in found):
         raise FitError("what was fitted to the features is not finite")
-
-
-def fit_correction(features: Tensor, labels: Tensor, logits: Tensor, *, penalty: float = 1e-2) -> Tensor:
-    """Fit a correction D of shared weights: ``min mean cross-entropy + penalty / 2 · ‖D‖²``, from zero."""
-    # The penalty is on the change itself, not on whitened features as in ``fit_head``, because other tasks' samples
-    # may vary in directions in which these samples hardly vary.
-    change = features.new_zeros(logits.shape[1], features.shape[1], requires_grad=True)
-    optimizer = torch.optim.LBFGS([change], max_iter=30, history_size=30, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            value = F.cross_entropy(logits + F.linear(features, change), labels)
-            value = value + penalty / 2 * change.square().sum()
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    _check_fit(change, loss().detach())
-    return change.detach()

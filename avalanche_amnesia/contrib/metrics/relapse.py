@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
@@ -15,7 +16,7 @@ from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.unlearning.logistic import fit_correction, fit_head
+from avalanche_amnesia.unlearning.logistic import FitError, fit_head
 
 _SHOTS = 5
 
@@ -70,8 +71,26 @@ def few_shot_accuracy(
         return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
 
     train = scaled(train_features)
-    weight = fit_correction(train, train_labels, train.new_zeros(len(train), n_classes), penalty=penalty)
+    weight = _fit_penalised(train, train_labels, n_classes, penalty)
     return accuracy(scaled(test_features) @ weight.T, test_labels)
+
+
+def _fit_penalised(features: Tensor, labels: Tensor, n_classes: int, penalty: float) -> Tensor:
+    """Return weights W that minimise ``mean cross-entropy + penalty / 2 · ‖W‖²``, by L-BFGS from zero."""
+    weight = features.new_zeros(n_classes, features.shape[1], requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=30, history_size=30, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            value = cross_entropy(linear(features, weight), labels) + penalty / 2 * weight.square().sum()
+        value.backward()
+        return value
+
+    optimizer.step(loss)
+    if not bool(weight.isfinite().all()):
+        raise FitError("the fitted weights are not finite")
+    return weight.detach()
 
 
 def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> int:

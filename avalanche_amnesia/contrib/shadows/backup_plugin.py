@@ -56,7 +56,6 @@ class _ShadowedTask:
 class BackupPlugin(SupervisedPlugin):
     """Trains shadows beside a task: for each earlier task that may be unlearned one that learns without it.
 
-
     By default a shadow owns the entries that the earlier task was the first to use: nothing is ever written into what
     tasks before it own. Its cross-entropy, through the head and the mask of the task in training, is added to the loss
     (mean over the shadows). When the task ends, what the shadow learned is kept where both tasks' masks overlap; an

@@ -206,10 +206,8 @@ JSD = Reading(
         "the retrained one: 0 bit is equal, 1 bit the most there can be, and below 1e-9 bit nothing is told from "
         "rounding. Two retrained models differ too: that is the floor, for another data order and for another seed. "
         "Read JSD in units of the order floor; the seed's is wider, and flatters.",
-        "Small residues are invisible to JSD: in a test on permuted images (five seeds) a fifth of a forgotten update, "
-        "put back, left it at its order floor (1.0 ×), while a head fitted to five samples per class read 34 points "
-        "more than on the retrained model. Features of two networks have two scales: compare a strategy with its "
-        "floors, not with another strategy.",
+        "Small residues are invisible to JSD: read the accuracies of old and fresh heads, too. Features of two "
+        "networks have two scales: compare a strategy with its floors, not with another strategy.",
     ],
     beside="_floor_order",
     tolerance=1.0,  # floors of two seeds differ by a factor of two and more

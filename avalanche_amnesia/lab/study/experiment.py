@@ -222,5 +222,5 @@ def changed(cell: Cell, folder: Path) -> list[str]:
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a path: ``AmnesiacHAT, pools`` → ``AmnesiacHAT-pools``."""
+    """Return a name as part of a path: ``AmnesiacHAT, published masks`` → ``AmnesiacHAT-published-masks``."""
     return re.sub(r"[^\w.+λ-]+", "-", name).strip("-").lstrip(".") or "-"  # no name leads out of a folder

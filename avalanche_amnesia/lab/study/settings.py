@@ -60,7 +60,7 @@ Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
 """Kinds of methods that get requests and obey none: what protecting tasks does by itself."""
 TRAIN_AGAIN = ("DisjointSubnets", "Independent")
-"""Kinds of methods that forget samples of a task; AmnesiacHAT does with pools."""
+"""Kinds of methods that can unlearn samples of a task."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class MethodSettings:
             names the class of its model (model: MaskedModel), or one in the way of Avalanche's
         optimizer: class of torch.optim, or MODULE:NAME
         lr: its learning rate
-        options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned deals pools by the
-            requests; masks, trajectory and unlearning: {…} are the settings of these objects; adjustment: {name:
-            adahat, …}, compensation: {name: backup, …} (or draft, rate), repair: joint
+        options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned assigns the slots
+            of DisjointSubnets by the requests; masks, trajectory and unlearning: {…} are the settings of these
+            objects; adjustment: {name: adahat, …}, compensation: {name: backup, …}, repair: joint
     """
 
     kind: Annotated[str, METHODS]

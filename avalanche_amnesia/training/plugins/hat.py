@@ -204,8 +204,7 @@ class HATPlugin(TaskMaskPlugin):
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
         is_open = units_within(_sizes(model), embedding, use.in_use, new, reused, min_units=self.masks.min_units)
-        # Far enough from 0 for a gate of 0 or 1, and still of the task's own values: an audit could not tell tasks
-        # apart by two constants.
+        # Far enough from 0 for a gate of 0 or 1.
         size = embedding.abs() + 40 / self.masks.s_max
         now.embedding.copy_(torch.where(is_open, size, -size))
         now.fixed = True
