@@ -92,9 +92,7 @@ def test_only_avalanches_own_loader_is_replaced(case):
         train_mb_size=8,
         eval_mb_size=1000,
         evaluator=None,
-        plugins=[InMemoryLoaderPlugin(), *plugins, notes]
-        if "later" in case
-        else [*plugins, InMemoryLoaderPlugin(), notes],
+        plugins=[*ordered, notes],
     )
     experience = tiny.tasks().train_stream[0]
     strategy.train(experience)
