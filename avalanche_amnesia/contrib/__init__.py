@@ -1,4 +1,4 @@
-"""Optional parts: baselines, further metrics, streams, shadow copies and repair."""
+"""Optional parts: baselines, additional metrics, data streams, shadow copies and repair."""
 
 from avalanche_amnesia.faces import face
 

@@ -1,4 +1,4 @@
-"""Other ways to forget, on the same streams and with the same metrics."""
+"""Baselines: other unlearning methods, usable with the same streams and metrics."""
 
 from avalanche_amnesia.faces import face
 

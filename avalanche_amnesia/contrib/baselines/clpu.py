@@ -1,4 +1,4 @@
-"""CLPU-DER++: permanent tasks in a main network, tasks that may be unlearned in side networks."""
+"""CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Unpack
@@ -22,7 +22,7 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class CLPUPlugin(MemoryPlugin):
-    """Replays permanent tasks into the main network, and merges side networks of tasks that became permanent.
+    """Avalanche plugin of CLPU-DER++: replays permanent tasks, and merges the side networks of newly permanent tasks.
 
     Arguments and errors are those of :class:`CLPUDERpp`; ``batch_size`` is its ``replay_batch``.
     """
@@ -37,7 +37,7 @@ class CLPUPlugin(MemoryPlugin):
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """While a permanent task is trained, add DER++'s loss on the samples of those before it."""
+        """Add DER++'s loss on the stored samples of earlier permanent tasks, if the task in training is permanent."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
             strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
@@ -45,36 +45,36 @@ class CLPUPlugin(MemoryPlugin):
     # Around an unlearning -------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Keep samples of a task that has just been trained; merge the tasks whose deadline has come."""
-        # A side network knows only its own task; main tasks can't be requested.
+        """Store samples of the task just trained, and merge tasks whose deadline has passed."""
+        # ``known=[task]``: only its own task shaped a side network, and main tasks can't be unlearned.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """No task is ever affected."""
+        """Return False: an unlearning never changes other tasks, so none needs compensation."""
         return False
 
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Drop the samples of the tasks that go."""
+        """Delete the stored samples of the unlearned tasks."""
         return [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
 
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
-        """Distil the side networks of tasks that can't be unlearned any more into the main one, and drop them."""
+        """Distil the side networks of tasks that can no longer be unlearned into the main network, and delete them."""
         model = strategy.model
         for task in [t for t in model.tasks if t in model.networks and t not in unlearnable]:
             if model.main_tasks:
                 model.drop_network(task)
                 self._distil(model, task)
-            else:  # nothing is there yet to distil into
+            else:  # the first main task: copy its network, as there is none to distil into
                 model.backbone.load_state_dict(model.network(task).state_dict())
                 model.drop_network(task)
-            # The side network's parameters leave the optimizer.
+            # Remove the side network's parameters from the optimizer.
             known, parameters = strategy.optimized_param_id or {}, dict(model.named_parameters())
             follow_model(strategy.optimizer, parameters, known, fresh=False)
             strategy.optimized_param_id = parameters
 
     def _distil(self, model: SideNetworks, task: int) -> None:
-        """Train the main network on the samples of all its tasks, with the logits that they had."""
+        """Train the main network on the stored samples and logits of all its tasks."""
         heads = [p for t in model.main_tasks for p in model.head(t).parameters()]
         optimizer = Adam([*model.backbone.parameters(), *heads], lr=self.merge_lr)
         training = model.training
@@ -90,29 +90,29 @@ class CLPUPlugin(MemoryPlugin):
 
 
 class CLPUDERpp(TaskStrategy):
-    """Permanent tasks train a main network with DER++; every other task trains a side network, begun from the main one.
+    """Strategy CLPU-DER++: permanent tasks share a main network, and every other task trains a copy of it.
 
-    Unlearning a task deletes its side network. Once a task becomes permanent (declared later, or by its deadline) its
-    side network is distilled into the main one, on the samples of all permanent tasks; the first one is moved there as
-    it is. Tasks that are permanent from the start (``with_unlearning(…, permanent=…)``) have no side network. Records
-    call an unlearning exact while no task was merged later.
+    Unlearning a task deletes its copy, called its side network. A task may become permanent later, by declaration or
+    by its deadline. Its side network is then distilled into the main one, on samples of all permanent tasks; the
+    first one is copied instead. Tasks permanent from the start (``with_unlearning(…, permanent=…)``) have no side
+    network. The record calls an unlearning exact as long as no side network has been merged.
 
     Args:
         model: a :class:`SideNetworks`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        memory_per_task: samples kept of each task, at least 1.
-        logit_weight: α, of the squared error to the logits in memory.
-        label_weight: β, of the cross-entropy to their labels.
+        memory_per_task: number of samples stored for each task, at least 1.
+        logit_weight: α, weight of the squared error to the stored logits.
+        label_weight: β, weight of the cross-entropy to the stored labels.
         merge_steps: training steps of a merge, at least 1.
-        merge_lr: learning rate of its Adam, above 0.
-        replay_batch: samples of memory per step.
-        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
-        seed: every draw derives from it and the task.
-        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+        merge_lr: learning rate of the merge's Adam optimizer, above 0.
+        replay_batch: number of stored samples per step.
+        unlearning: settings of the unlearning, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
+        seed: every random draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own options, see :class:`TaskStrategy`.
 
     Raises:
-        TypeError: if ``model`` is of another kind, or for an unknown option.
-        ValueError: for a value that is not allowed.
+        TypeError: if ``model`` is not a :class:`SideNetworks`, or for an unknown option.
+        ValueError: for an invalid value.
 
     Reference: Liu et al., Continual learning and private unlearning, CoLLAs 2022.
     """
@@ -154,7 +154,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent, and merge their side networks; while a task is in training, at its end."""
+        """Declare remaining tasks permanent and merge their side networks, or, during training, at the task's end."""
         super().mark_permanent(tasks)
         if self._recorder.snapshot is None:
             self._networks.merge(self, self._unlearning().ledger.unlearnable)

@@ -1,4 +1,4 @@
-"""DER++: a small memory of every remaining task's samples with the logits that the model gave them, and its loss."""
+"""DER++ (dark experience replay): a memory of samples and logits of every remaining task, and its replay loss."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of one task, in the order in which they were drawn: any first part of them is a uniform sample too."""
+    """Stored samples of one task in the order of their draw, so that any first ``n`` are a uniform sample too."""
 
     x: Tensor
     y: Tensor
@@ -36,25 +36,25 @@ class Samples:
         return len(self.y)
 
     def at(self, index: Tensor) -> Samples:
-        """Samples at some positions ``(k,)``, in storage of their own."""
+        """Return copies of the samples at the positions ``(k,)``."""
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
     def without_logits(self) -> Samples:
-        """The same samples with only their labels."""
+        """Return the same samples with labels only (all logits NaN)."""
         return replace(self, logits=torch.full_like(self.logits, torch.nan))
 
     @property
     def has_logits(self) -> Tensor:
-        """Mask of the samples that have logits, bool ``(n,)``."""
+        """Bool mask ``(n,)``: True for samples with logits."""
         return ~self.logits.isnan().any(1)
 
     def first(self, n: int) -> Samples:
-        """First ``n`` samples, or all there are, in storage of their own."""
+        """Return copies of the first ``n`` samples, or the samples themselves if there are not more."""
         return self if n >= len(self) else self.at(torch.arange(n))
 
 
 class TaskMemory:
-    """A reservoir per task: a uniform sample of its training data on the CPU, drawn only from (seed, task)."""
+    """Memory with a uniform sample of each task's training data, on the CPU; the draw depends only on (seed, task)."""
 
     def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
         self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
@@ -63,7 +63,7 @@ class TaskMemory:
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Draw samples of a task that has just been trained, with the logits that the model gives now."""
+        """Draw and store samples of the task just trained, with the model's current logits for them."""
         others = {other: samples for other, samples in self.samples.items() if other != task}
         quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
@@ -73,7 +73,7 @@ class TaskMemory:
         self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
-        """Store the logits that the model gives now in place of a task's older ones."""
+        """Replace a task's stored logits by the model's current ones; with ``only_right``, by NaN where it errs."""
         held = self.samples[task]
         logits = _logits(model, held.x, task)
         if only_right:
@@ -81,7 +81,7 @@ class TaskMemory:
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
-        """A batch drawn without replacement from what is held of some tasks together."""
+        """Draw a mini-batch without replacement from the stored samples of several tasks together."""
         held = {task: samples for task, samples in self.samples.items() if task in tasks}
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
@@ -90,12 +90,12 @@ class TaskMemory:
         return {task: part for task, part in parts.items() if len(part)}
 
     def state(self) -> dict[str, Any]:
-        """Samples and sizes, as a value of a saved state."""
+        """Return the state to save: samples and sizes."""
         samples = {task: dict(vars(held)) for task, held in self.samples.items()}
         return {"memory_per_task": self.memory_per_task, "size": self.size, "seed": self.seed, "samples": samples}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned of a memory of the same sizes."""
+        """Load the :meth:`state` of a memory with the same sizes."""
         *sizes, samples = checked(state, memory_per_task=int, size=int | None, seed=int, samples=dict)
         here = [self.memory_per_task, self.size, self.seed]
         if sizes != here:
@@ -103,7 +103,7 @@ class TaskMemory:
         self.samples = {task: made(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Drop everything of some tasks: their samples, and others' logits that they had a part in."""
+        """Delete these tasks' samples, and the logits of other tasks' samples if the model knew these tasks then."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         self.samples = {
@@ -115,26 +115,26 @@ class TaskMemory:
 
 
 class MemoryPlugin(SupervisedPlugin):
-    """Base of plugins whose only state is a memory of samples."""
+    """Base class of plugins whose only state is a memory of samples."""
 
     def __init__(self, memory: TaskMemory, loss: DarkLoss) -> None:
         super().__init__()
         self.memory, self.loss = memory, loss
 
     def state(self) -> Any:
-        """State to save: the samples."""
+        """Return the state to save: the samples."""
         return self.memory.state()
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a saved state."""
         self.memory.load_state(state)
 
 
 @dataclass(frozen=True)
 class DarkLoss:
-    """DER++'s loss on samples in memory: squared error to their logits, and cross-entropy to their labels.
+    """DER++'s loss on stored samples: squared error to their logits, and cross-entropy to their labels.
 
-    Where a sample has no logits its label gets their weight too.
+    If a sample has no logits, its cross-entropy gets their weight, too.
 
     Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
     """
@@ -150,7 +150,7 @@ class DarkLoss:
             )
 
     def __call__(self, model: MultiHeadModel, batch: Mapping[int, Samples]) -> Tensor:
-        """The mean over a batch: one forward pass per task in it."""
+        """Return the mean loss over a mini-batch, with one forward pass per task."""
         device, total = next(model.parameters()).device, sum(len(samples) for samples in batch.values())
         parts = []
         for task, samples in batch.items():
@@ -169,22 +169,22 @@ def _logits(model: MultiHeadModel, x: Tensor, task: int) -> Tensor:
 
 
 class DarkReplayPlugin(MemoryPlugin):
-    """Adds DER++'s loss on a batch of earlier tasks' samples to every step; makes DER++ of ``Naive``.
+    """Avalanche plugin that adds DER++'s loss on earlier tasks' samples to each step; turns ``Naive`` into DER++.
 
-    Avalanche's own DER asks the model for logits without task labels, which one with a head per task can't give.
+    Avalanche's own DER can't be used: it calls the model without task labels, but multi-head models need them.
 
     Args:
-        memory_per_task: samples kept of each task, at least 1.
-        batch_size: samples of memory per step; by default the strategy's ``train_mb_size``.
-        logit_weight: α, of the squared error to the logits in memory.
-        label_weight: β, of the cross-entropy to their labels.
+        memory_per_task: number of samples stored for each task, at least 1.
+        batch_size: number of stored samples per step; by default the strategy's ``train_mb_size``.
+        logit_weight: α, weight of the squared error to the stored logits.
+        label_weight: β, weight of the cross-entropy to the stored labels.
         seed: the choice of samples derives from it and the task.
 
     Attributes:
-        memory: the samples.
+        memory: the stored samples.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
 
     Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
     """
@@ -202,13 +202,13 @@ class DarkReplayPlugin(MemoryPlugin):
         self.batch_size = None if batch_size is None else checks.whole_number("batch_size", batch_size)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Add the loss on memory."""
+        """Add the loss on the stored samples."""
         if self.memory.samples:
             batch = self.memory.draw(self.memory.samples, self.batch_size or strategy.train_mb_size)
             strategy.loss = strategy.loss + self.loss(strategy.model, batch)
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep samples of the task."""
+        """Store samples of the task just trained."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
 

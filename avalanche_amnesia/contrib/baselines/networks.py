@@ -1,4 +1,4 @@
-"""A network of its own for every task, the upper bound of unlearning at T times the size, or for some."""
+"""Separate networks per task: for all tasks (exact unlearning at T times the size) or for unlearnable ones only."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -19,17 +19,17 @@ from avalanche_amnesia.unit_graph.backbones import run_on
 
 
 class NetworkPerTask(MultiHeadModel):
-    """One network and one head per task; a task that goes takes all that it ever changed with it.
+    """Model with one network and one head per task, so that deleting both removes every change the task made.
 
-    Each network is a copy of the backbone as it was given, which no task trains and which stands in for tasks that the
-    model does not have.
+    Each network starts as a copy of the backbone. The backbone itself is never trained; the model runs it for unknown
+    tasks.
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
-        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+        n_features: width of the features; by default ``backbone.features``, if it is an integer.
 
     Raises:
-        ModelError: if the width of the features is not known.
+        ModelError: if the width of the features is unknown.
     """
 
     task_containers = ("heads", "networks")
@@ -43,12 +43,12 @@ class NetworkPerTask(MultiHeadModel):
         self.networks = TaskModules()
 
     def network(self, task: int) -> nn.Module:
-        """The network that a task runs through: its own, or the one that was given."""
+        """Return a task's own network, or the backbone if it has none."""
         network: nn.Module = self.networks.get(task, self.backbone)
         return network
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Add a freshly drawn head for a task, and a copy of the backbone."""
+        """Add a randomly initialised head for a task, and a copy of the backbone."""
         super().add_head(task, n_classes)
         self.networks[task] = deepcopy(self.backbone)
 
@@ -57,14 +57,14 @@ class NetworkPerTask(MultiHeadModel):
 
 
 class SideNetworks(NetworkPerTask):
-    """A main network for permanent tasks, and a side network for each task that may be unlearned.
+    """Model with a main network for permanent tasks, and a side network for each task that may be unlearned.
 
-    A side network begins as a copy of the main one. The main one stands in for tasks that the model does not have.
+    A side network starts as a copy of the main network. Unknown tasks run through the main network.
 
     Arguments and errors are those of :class:`NetworkPerTask`; ``backbone`` is the main network.
     """
 
-    trains_again = False  # the main network, with which a side network begins, may be another one by then
+    trains_again = False  # the main network may have changed, so a new side network would start from other values
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
@@ -73,17 +73,17 @@ class SideNetworks(NetworkPerTask):
 
     @property
     def isolates(self) -> bool:  # type: ignore[override]
-        """As the base class's; no longer once a task that had a side network was merged into the main one."""
-        # When that happens depends on all tasks that were trained: a model retrained without some of them would differ.
+        """Return True until the first side network is merged into the main network."""
+        # The time of a merge depends on all trained tasks: a model retrained without some of them would differ.
         return not bool(self._merged_late)
 
     @property
     def main_tasks(self) -> tuple[int, ...]:
-        """Tasks that run through the main network."""
+        """Tasks without a side network: they run through the main network."""
         return tuple(task for task in self.tasks if task not in self.networks)
 
     def adaptation(self, experience: Any) -> None:
-        """As the base class's; a task that is permanent from the start gets no side network."""
+        """Add the new tasks' heads, and side networks unless the experience is permanent."""
         new = {int(task) for task in experience.task_labels} - set(self.tasks)
         super().adaptation(experience)
         if self.training and getattr(experience, "permanent", False):
@@ -91,7 +91,7 @@ class SideNetworks(NetworkPerTask):
                 self.networks.drop(task)
 
     def drop_network(self, task: int) -> None:
-        """Let a task that had a side network run through the main one from now on."""
+        """Delete a task's side network, so that the task runs through the main network from now on."""
         self.networks.drop(task)
         self._merged_late = torch.ones_like(self._merged_late)
 
@@ -106,17 +106,17 @@ class SideNetworks(NetworkPerTask):
 
 
 class Independent(TaskStrategy):
-    """Every task trains a network of its own; unlearning a task deletes it, which is exact.
+    """Strategy that trains a separate network for every task; unlearning a task deletes its network and is exact.
 
     Args:
         model: a :class:`NetworkPerTask`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
-        seed: every draw derives from it and the task.
-        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+        unlearning: settings of the unlearning, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
+        seed: every random draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own options, see :class:`TaskStrategy`.
 
     Raises:
-        TypeError: if ``model`` is of another kind, or for an unknown option.
+        TypeError: if ``model`` is not a :class:`NetworkPerTask`, or for an unknown option.
     """
 
     settings: ClassVar = {"unlearning": UnlearningPlugin}

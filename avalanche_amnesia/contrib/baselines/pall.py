@@ -1,4 +1,4 @@
-"""PALL: subnetworks of weights, reset and fine-tuned when a task is unlearned."""
+"""PALL: every task has a subnetwork; its weights are reset and fine-tuned when the task is unlearned."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Unpack
@@ -27,9 +27,9 @@ _REPAIR_BATCH = 64
 
 
 class PALLPlugin(SubnetPlugin):
-    """Draws each task's scores and the weights that are still free; resets what a forgotten task trained.
+    """Avalanche plugin of PALL: redraws scores and free weights before a task, and fine-tunes after an unlearning.
 
-    Arguments and errors are those of :class:`PALL`; ``store`` holds what tasks and repairs wrote.
+    Arguments and errors are those of :class:`PALL`; ``store`` is the trajectory: the updates of tasks and repairs.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class PALLPlugin(SubnetPlugin):
         self.repair_lr = repair_lr
 
     def state(self) -> dict[str, Any]:
-        """State to save: as the base class's, and the samples; the trajectory is another plugin's."""
+        """Return the state to save: masks and samples. The trajectory is saved by :class:`TrajectoryPlugin`."""
         return {"masks": super().state(), "memory": self.memory.state()}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a saved state."""
         masks, memory = checked(state, masks=dict, memory=dict)
         super().load_state(masks)
         self.memory.load_state(memory)
@@ -62,7 +62,7 @@ class PALLPlugin(SubnetPlugin):
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """As the base class's, then draw the free weights; those that the task does not take return to ``θ^(0)``."""
+        """Prepare the task's mask and draw new free weights; weights that stay unchosen return to ``θ^(0)`` later."""
         super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
@@ -75,16 +75,16 @@ class PALLPlugin(SubnetPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Keep samples of a task that has just been trained."""
-        # As published: logits stay, whichever tasks had a part in them.
+        """Store samples of the task just trained."""
+        # ``known=[task]``: as published, an unlearning of other tasks does not drop these logits.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Tell whether there are samples to fine-tune the task with."""
+        """Return True if the task can be fine-tuned: steps are allowed, and its samples are stored."""
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: SubnetModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Fine-tune the reset weights that remaining tasks read, on their samples; nothing else moves by a bit."""
+        """Fine-tune the reset weights that remaining tasks use, on their samples; all other weights keep their bits."""
         lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:
@@ -95,7 +95,7 @@ class PALLPlugin(SubnetPlugin):
             change.call(parameter.data.copy_, before[name])
         self._fine_tune(model, parameters, shared, readers, gone)
         self.store.record_repair(before, parameters, readers)
-        if self.snapshot is not None:  # a task is in training: it goes on from here
+        if self.snapshot is not None:  # a task is in training: its update is relative to the repaired values
             for name, parameter in parameters.items():
                 old = self.snapshot.values[name]
                 self.snapshot.values[name] = torch.where(shared[name], parameter.detach(), old)
@@ -103,7 +103,7 @@ class PALLPlugin(SubnetPlugin):
         return [*lines, f"{n} reset weights fine-tuned for {self.repair_steps} steps on memory of tasks {readers}"]
 
     def _shared(self, model: SubnetModel, reset: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-        """The reset entries that remaining tasks read, by tensor, and those tasks."""
+        """Return the reset entries that remaining tasks use (name → bool tensor), and the list of these tasks."""
         readers = {}
         for task in model.masks:
             use = dict(model.entries_of(task))
@@ -121,7 +121,7 @@ class PALLPlugin(SubnetPlugin):
         gone: Collection[int],
     ) -> None:
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", *sorted(gone)))
-        optimizer = Adam(parameters.values(), lr=self.repair_lr)  # fresh: where the gradient is 0 it moves nothing
+        optimizer = Adam(parameters.values(), lr=self.repair_lr)  # new, so entries with gradient 0 do not move
         with evaluating(model), torch.enable_grad():
             for _ in range(self.repair_steps):
                 loss = self.loss(model, self.memory.draw(readers, _REPAIR_BATCH, generator))
@@ -133,28 +133,28 @@ class PALLPlugin(SubnetPlugin):
 
 
 class PALL(TaskStrategy):
-    """Privacy-aware lifelong learning: subnetworks as in WSN, whose forgotten parts are reset and fine-tuned.
+    """Strategy PALL (privacy-aware lifelong learning): WSN subnetworks that are reset and fine-tuned when unlearned.
 
-    Each task uses the best-scored weights of every layer and trains those that are free, after a new draw of scores
-    and free weights. Unlearning resets every weight that the task, or a repair made with its samples, trained; those
-    that remaining tasks read are then fine-tuned for a few steps on samples of these tasks (DER++'s loss). The record
-    is approximate where later tasks remain, whose own weights were trained beside the forgotten ones.
+    Before each task, scores and free weights are drawn. The task uses the best-scored weights of every layer, and
+    trains the free ones among them. Unlearning resets every weight trained by the task, or by a repair with its
+    samples. Reset weights used by remaining tasks are fine-tuned on samples of these tasks (DER++'s loss). The record
+    says "approximate" if later tasks remain, because their weights were trained together with the unlearned ones.
 
     Args:
         model: a :class:`SubnetModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
-        memory_per_task: samples kept of each task, at least 1.
-        logit_weight: α, of the squared error to the logits in memory.
-        label_weight: β, of the cross-entropy to their labels.
+        memory_per_task: number of samples stored for each task, at least 1.
+        logit_weight: α, weight of the squared error to the stored logits.
+        label_weight: β, weight of the cross-entropy to the stored labels.
         repair_steps: fine-tuning steps after an unlearning, at least 0.
-        repair_lr: learning rate of its Adam, above 0.
+        repair_lr: learning rate of the fine-tuning's Adam optimizer, above 0.
         score_lr: learning rate of the scores.
-        seed: every draw derives from it and the task.
-        options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
+        seed: every random draw derives from it and the task.
+        options: ``reset_optimizer`` and Avalanche's own options, see :class:`TaskStrategy`.
 
     Raises:
         TypeError: for an unknown option.
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
 
     Reference: Özdenizci et al., Privacy-aware lifelong learning, ICLR 2025.
     """
@@ -186,7 +186,7 @@ class PALL(TaskStrategy):
         super().__init__(
             model=model,
             optimizer=optimizer,
-            # What a forgotten task wrote is reset, whichever task reads it.
+            # deletion="updates": reset all weights trained by the task, even if remaining tasks use them.
             method=[masking, recorder, UnlearningPlugin(deletion="updates")],
             seed=seed,
             **options,
