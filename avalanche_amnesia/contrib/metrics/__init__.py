@@ -1,4 +1,4 @@
-"""Further metrics: relapse, membership, overlap, ownership, cost, and statistics over seeds."""
+"""Optional metrics: relapse, membership inference, mask overlap, unit owners, cost, and statistics over seeds."""
 
 from avalanche_amnesia.faces import face
 

@@ -11,17 +11,17 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearningCost(CallbackMetric):
-    """A metric of the seconds of each unlearning and of training its reference from the beginning.
+    """Metric of the time of each unlearning, and of the time to train its reference from scratch.
 
     Emitted at the first evaluation after the unlearnings, in their order, as ``SecondsToUnlearn``, ``SecondsToRetrain``
-    and ``TimesFaster`` (above 0, higher is better; left out where nothing remains to retrain). Wall-clock times: they
-    vary from run to run, and with what else the machine does.
+    and ``TimesFaster`` (above 0, higher is better; not emitted if no task remains to retrain). These are wall-clock
+    times: they vary from run to run, and with the load of the machine.
 
     Args:
-        references: of the run.
+        references: the run's references.
 
     Raises:
-        TypeError: for references that are none.
+        TypeError: if ``references`` is not a :class:`References`.
     """
 
     def __init__(self, references: References) -> None:
@@ -32,7 +32,7 @@ class UnlearningCost(CallbackMetric):
         self._emitted = 0
 
     def state(self) -> int:
-        """Return the state to save: how many unlearnings were reported."""
+        """Return the state to save: the number of reported unlearnings."""
         return self._emitted
 
     def load_state(self, state: int) -> None:
@@ -44,7 +44,7 @@ class UnlearningCost(CallbackMetric):
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """Return the seconds, or None during a task and without a new unlearning."""
+        """Return the seconds of new unlearnings; None if there are none, or if a task is in training."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
@@ -68,5 +68,5 @@ class UnlearningCost(CallbackMetric):
 
 
 def cost_metrics(references: References) -> list[UnlearningCost]:
-    """Seconds to unlearn against seconds to retrain."""
+    """Return the metric that compares the time to unlearn with the time to retrain."""
     return [UnlearningCost(references)]

@@ -1,4 +1,4 @@
-"""Further distances of features: Euclidean, cosine, CKA."""
+"""Optional metrics of the distance between features: Euclidean, cosine and CKA."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, get_args
@@ -16,15 +16,15 @@ DistanceName = Literal["euclidean", "cosine", "cka"]
 
 
 def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Euclidean distance per sample: ``(n, features)`` twice → ``(n,)`` in float64, ≥ 0, lower is closer."""
+    """Return the Euclidean distance per sample: ``(n, features)`` twice → float64 ``(n,)``, ≥ 0, lower is closer."""
     check_pair(features_a, features_b)
     return (features_a.double() - features_b.double()).norm(dim=1)
 
 
 def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """``1 − cos`` per sample: ``(n, features)`` twice → ``(n,)`` in float64, in [0, 2], lower is closer.
+    """Return ``1 − cos`` per sample: ``(n, features)`` twice → float64 ``(n,)`` in [0, 2], lower is closer.
 
-    Two equal vectors are at distance 0 to the last bit, zero vectors too; a zero vector and another at 1.
+    Equal vectors, even zero vectors, have distance exactly 0. A zero vector and a nonzero one have distance 1.
     """
     check_pair(features_a, features_b)
     a, b = features_a.double(), features_b.double()
@@ -33,10 +33,10 @@ def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """``1 − linear CKA`` over a whole set: ``(n, features)`` twice → ``()`` in float64, in [0, 1], lower is closer.
+    """Return ``1 − linear CKA`` of two sets: ``(n, features)`` twice → float64 ``()`` in [0, 1], lower is closer.
 
-    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Meaningless on small batches (unrelated features seem
-    close): give the whole test set. Two equal sets are at distance 0 to the last bit, and two of constant features.
+    ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Pass the whole test set: on small batches unrelated
+    features seem close. The distance is exactly 0 if the centred features are equal, so for two constant sets too.
     """
     check_pair(features_a, features_b)
     a = features_a.double() - features_a.double().mean(0)
@@ -48,16 +48,16 @@ def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 class OtherDistance(FeatureDistance):
-    """Mean distance between main and reference features of unlearned tasks, in addition to the JSD.
+    """Metric of the mean distance between the main model's and the reference's features, in addition to the JSD.
 
-    ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound: it grows with the features' scale.
-    ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; it sees no scale. ``cka``: ``1 − linear CKA``, in [0, 1]; it
-    sees no rotation, scale or shift (Kornblith et al., Similarity of neural network representations revisited, ICML
-    2019). Emitted as ``Euclidean_<probe>``, ``Cosine_<probe>`` and ``CKA_<probe>``, see :class:`FeatureDistance`.
+    ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound; it grows with the scale of the features.
+    ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; invariant to scale. ``cka``: ``1 − linear CKA``, in [0, 1];
+    invariant to rotation, scale and shift (Kornblith et al., Similarity of neural network representations revisited,
+    ICML 2019). Emitted as ``Euclidean_<probe>``, ``Cosine_<probe>``, ``CKA_<probe>``, see :class:`FeatureDistance`.
 
     Args:
         kind: ``euclidean``, ``cosine`` or ``cka``.
-        references, probe, noise_floor, scope: as of :class:`FeatureDistance`; errors too.
+        references, probe, noise_floor, scope: see :class:`FeatureDistance`, also for the errors.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class OtherDistance(FeatureDistance):
         self.name, self.upper_bound, self._by_sample = _DISTANCES[kind]
 
     def distance(self, features_a: Tensor, features_b: Tensor) -> float:
-        """Mean over samples, of CKA over a whole test set; ``(n, features)`` twice."""
+        """Return the mean distance over samples (CKA: of the whole set); ``(n, features)`` twice."""
         return float(self._by_sample(features_a, features_b).mean())
 
 
@@ -95,14 +95,14 @@ def distance_metrics(
     """Return one metric per distance and probe, on the same features as the JSD.
 
     Args:
-        references: of the run.
-        distances: which of ``euclidean``, ``cosine`` and ``cka``.
-        probes: which of ``own``, ``remaining`` and ``none``.
-        noise_floor: floors to emit for each distance, ``order`` or ``seed``; each one costs another reference.
+        references: the run's references.
+        distances: any of ``euclidean``, ``cosine`` and ``cka``.
+        probes: any of ``own``, ``remaining`` and ``none``.
+        noise_floor: floors to emit for each distance, ``order`` or ``seed``; each trains one more reference.
         scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
 
     Raises:
-        TypeError: for references that are none.
+        TypeError: if ``references`` is not a :class:`References`.
         ValueError: for an unknown name.
     """
     return [OtherDistance(kind, references, probe, noise_floor, scope) for kind in distances for probe in probes]

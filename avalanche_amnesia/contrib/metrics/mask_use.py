@@ -1,4 +1,4 @@
-"""Units (or weights) that the remaining tasks use: overlap of masks, owners of each layer, and pictures of both."""
+"""Metrics and figures of the units (or weights) that tasks use: overlap of masks, and shares of each layer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,22 +32,22 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 MAX_WIDTH = 1024
-"""Pixels; wider layers show the mean of neighbouring units in one column."""
+"""Largest width of a mask's image in pixels; for wider layers a pixel is the mean of neighbouring units."""
 MAX_LAYERS = 24
-"""Layers that a figure of masks shows; of deeper networks those evenly spread over the depth."""
+"""Largest number of layers in a figure of masks; deeper networks show layers evenly spread over the depth."""
 
 
 def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
-    """Intersection over union of two binary masks ``(units,)``; 0 for two empty ones."""
+    """Return the intersection over union of two binary masks ``(units,)``; 0 if both are empty."""
     union = int((mask_a | mask_b).sum())
     return int((mask_a & mask_b).sum()) / union if union else 0.0
 
 
 def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
-    """Jaccard's index ``|a ∩ b| / |a ∪ b|`` of every two tasks' masks: task → bool ``(n,)``, over units or weights.
+    """Return the Jaccard index ``|a ∩ b| / |a ∪ b|`` of each pair of masks: task → bool ``(n,)``, units or weights.
 
     Float64 ``(tasks, tasks)`` in the mapping's order, symmetric, in [0, 1]; 1 on the diagonal, 0 for an empty mask.
-    ``ValueError`` for masks of another type than bool, or of different shapes.
+    ``ValueError`` if masks are not bool, or differ in shape.
     """
     _check(masks)
     rows = [[mask_overlap(a, b) for b in masks.values()] for a in masks.values()]
@@ -55,23 +55,23 @@ def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
 
 
 def mean_overlap(matrix: Tensor) -> float | None:
-    """Mean over pairs of different tasks of an :func:`overlap_matrix`, in [0, 1]; None for fewer than two tasks."""
+    """Return the mean of an :func:`overlap_matrix` off the diagonal, in [0, 1]; None for fewer than two tasks."""
     n = len(matrix)
     return float((matrix.sum() - matrix.trace()) / (n * (n - 1))) if n > 1 else None
 
 
 def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
-    """Shares of a layer that no task uses, that several use, and that only one task uses.
+    """Return the shares of a layer that are used by no task, by several tasks, and by each task exclusively.
 
     Args:
-        masks: task → bool ``(n,)``, n > 0, over the units or weights of one layer; empty: all is free.
+        masks: task → bool ``(n,)``, n > 0, over the units or weights of one layer; without masks all are free.
 
     Returns:
-        ``free``, ``shared``, then each task's label → share in [0, 1]; they add up to 1. What only one task
-        uses is freed by its unlearning.
+        ``free``, ``shared``, then each task's label → share in [0, 1]; they add up to 1. Unlearning a task frees
+        the share that it uses exclusively.
 
     Raises:
-        ValueError: for masks of another type than bool, empty masks, or different shapes.
+        ValueError: if masks are not bool, are empty, or differ in shape.
     """
     _check(masks, empty=False)
     if not masks:
@@ -91,9 +91,9 @@ def _check(masks: Mapping[int, Tensor], empty: bool = True) -> None:
 
 
 def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
-    """Layer → its :func:`owners` among the remaining tasks; None for a model without task masks.
+    """Return layer → its :func:`owners` among the remaining tasks, or None if the model has no task masks.
 
-    Of a :class:`SubnetModel` a layer is a parameter, and shares are of its weights.
+    For a :class:`SubnetModel`, a layer is a parameter, and the shares are shares of its weights.
     """
     if not isinstance(model, TaskMaskedModel):
         return None
@@ -102,16 +102,16 @@ def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
 
 
 def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> Figure:
-    """Overlap of every two tasks' masks."""
+    """Draw the overlap of each pair of masks as a matrix."""
     cells = {"overlap of masks (%)": [[Cell(share) for share in row] for row in overlap]}
     return matrix_figure(cells, rows=tasks, columns=tasks, row_label="task", column_label="with task")
 
 
 class MaskOverlap(EventMetric):
-    """Mean intersection over union of the remaining tasks' masks, pair by pair, after tasks and unlearnings.
+    """Metric of the mean intersection over union of all pairs of remaining tasks' masks.
 
-    In [0, 1]; neither direction is better: overlapping tasks share units, and unlearning one of them affects the other.
-    Emitted as ``MaskOverlap`` from the second remaining task on, and as the picture
+    In [0, 1]; neither direction is better: overlapping tasks share units, but unlearning one of them affects the other.
+    Emitted after each task and unlearning as ``MaskOverlap``, if at least two tasks remain; and as the picture
     ``Figure/Overlap`` with its table, a row and a column per task. Models without masks emit nothing.
     """
 
@@ -132,11 +132,11 @@ class MaskOverlap(EventMetric):
 
 
 class Owners(EventMetric):
-    """Shares of every layer that are free, shared, and owned by only one remaining task.
+    """Metric of the shares of every layer that are free, shared, and used by only one remaining task.
 
-    Each in [0, 1], together 1. Emitted after tasks and unlearnings as ``Owners/<layer>/free``,
+    Each share is in [0, 1]; they add up to 1. Emitted after each task and unlearning as ``Owners/<layer>/free``,
     ``Owners/<layer>/shared`` and ``Owners/<layer>/Task000`` …: units of a masked model, weights of a SubnetModel.
-    ``OwnersBefore/…`` are the same before each unlearning. Models without masks emit nothing.
+    ``OwnersBefore/…`` are the same shares before each unlearning. Models without masks emit nothing.
     """
 
     lower_bound, upper_bound = 0.0, 1.0
@@ -160,12 +160,12 @@ class Owners(EventMetric):
 
 
 def mask_overlap_metrics() -> list[MaskOverlap]:
-    """Overlap of the remaining tasks' masks, as a mean and as a picture."""
+    """Return the metric of the overlap of the remaining tasks' masks (a mean and a picture)."""
     return [MaskOverlap()]
 
 
 def owners_metrics() -> list[Owners]:
-    """Shares of every layer that are free, shared, or owned by only one task."""
+    """Return the metric of each layer's shares: free, shared, or used by only one task."""
     return [Owners()]
 
 
@@ -173,7 +173,7 @@ def owners_metrics() -> list[Owners]:
 def capacity_figure(
     names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
 ) -> Figure:
-    """Free capacity and bytes of trajectory after every event; requests are marked."""
+    """Draw the free capacity and the size of the trajectory after every event; vertical lines mark unlearnings."""
     room = 3.5 * max(map(len, names), default=0)  # for slanted names
     figure = new_figure(270 + room, min(max(WIDTH, 32 * len(names) + 80), 1440))
     above, below = axes = figure.subplots(2, 1, sharex=True)
@@ -203,7 +203,7 @@ class LayerMasks:
 
 
 def layer_masks(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> list[LayerMasks]:
-    """Masks layer by layer, made ready to be drawn; of more than 24 layers those evenly spread over the depth."""
+    """Return the masks of at most 24 layers, evenly spread over the depth, as pixels to draw."""
     layers = list(next(iter(masks.values()), {}))
     if len(layers) > MAX_LAYERS:
         layers = [layers[i] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS).round().astype(int)]
@@ -237,18 +237,18 @@ def _rows(masks: Mapping[int, Tensor]) -> Tensor:
 
 
 def masks_figure(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> Figure:
-    """Units (or weights) of every layer, along x, that each remaining task, a row, uses; a panel per layer.
+    """Draw the units (or weights) that each remaining task uses: a panel per layer, a row per task.
 
     Args:
         masks: task label -> layer -> mask of shape (units,). Layers wider than 1,024 units show the mean of neighbours;
-            of more than 24 layers those are shown that are evenly spread over the depth.
+            networks with more than 24 layers show 24 layers evenly spread over the depth.
     """
     return layers_figure(list(masks), layer_masks(masks))
 
 
 @house_style
 def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
-    """The figure of :func:`masks_figure`, from what :func:`layer_masks` made ready."""
+    """Draw the figure of :func:`masks_figure` from the result of :func:`layer_masks`."""
     figure = new_figure(60 + max(len(layers), 1) * (48 + 14 * max(len(tasks), 1)), width=580)
     if not layers:
         figure.text(0.5, 0.5, "no task remains: no mask", ha="center", va="center")
@@ -267,10 +267,10 @@ def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
 
 
 class CapacityPictures(CallbackMetric):
-    """Masks and capacity as pictures, after every training and unlearning of a model with masks.
+    """Metric that emits pictures of masks and capacity after every task and unlearning of a model with masks.
 
-    Emits ``Figure/Masks`` (a panel per layer, a row per remaining task) and ``Figure/Capacity`` (all events so far),
-    which are drawn only for loggers that show them.
+    Emits ``Figure/Masks`` (a panel per layer, a row per remaining task) and ``Figure/Capacity`` (all events so far).
+    They are drawn only for loggers that can show them.
     """
 
     def __init__(self) -> None:
@@ -307,5 +307,5 @@ class CapacityPictures(CallbackMetric):
 
 
 def capacity_pictures_metrics() -> list[CapacityPictures]:
-    """Pictures of masks and capacity."""
+    """Return the metric that emits pictures of masks and capacity."""
     return [CapacityPictures()]

@@ -1,4 +1,4 @@
-"""Membership inference: separation of unlearned samples from test samples by their losses."""
+"""Membership inference: can an attacker separate unlearned samples from test samples by their losses?"""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,12 +20,12 @@ Kind = Literal["accuracy", "membership"]
 
 
 def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
-    """Area under the ROC curve of the attack that takes samples of small loss for members.
+    """Return the AUC (area under the ROC curve) of an attack that classifies samples with a small loss as members.
 
     ``AUC = P(ℓ_member < ℓ_other) + ½ P(ℓ_member = ℓ_other)`` (loss threshold: Yeom et al., Privacy risk in machine
     learning, CSF 2018); equal to scikit-learn's ``roc_auc_score`` of the negative losses. Losses of training samples
-    ``(n,)`` and of further samples ``(m,)``, n and m ≥ 1, infinity allowed → in [0, 1]: 0.5 for uninformative losses, 1
-    if every member's loss is smaller. ``ValueError`` for losses of another shape, none, or NaN.
+    ``(n,)`` and of other samples ``(m,)``, n and m ≥ 1, infinity allowed → in [0, 1]: 0.5 for uninformative losses, 1
+    if every member's loss is smaller. ``ValueError`` for losses of another shape, empty losses, or NaN.
     """
     for name, losses in (("member_losses", member_losses), ("other_losses", other_losses)):
         if losses.dim() != 1 or len(losses) == 0 or bool(losses.isnan().any()):
@@ -37,22 +37,22 @@ def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
 
 
 class MembershipInference(ComparedMetric):
-    """AUC with which losses separate an unlearned task's training samples from its test samples.
+    """Metric of membership inference: AUC of separating an unlearned task's training and test samples by loss.
 
-    In [0, 1], 0.5 where they do not. Losses are cross-entropies through the head and mask that the task had, which
-    the evaluation kept. Near the same number of the reference (``Membership_reference``), which never saw the task, is
-    good: the two sets may differ by themselves, and a kept head knows its training samples a little. Emitted after
-    every evaluation between tasks, per unlearned task and as their mean, as ``Membership``; ``Membership_tasks`` is
-    the number of tasks in these means: tasks without a probe (``keep_probes=False``) or with logits that are not
-    finite are left out.
+    In [0, 1], 0.5 for losses that do not separate them. Losses are cross-entropies through the task's former head and
+    mask, which the evaluation keeps. A good value is close to that of the reference (``Membership_reference``), which
+    never saw the task; it may differ from 0.5 because the two sets differ and the kept head has seen the training
+    samples. Emitted after every evaluation between tasks as ``Membership``, per unlearned task and as their mean.
+    ``Membership_tasks`` is the number of tasks in these means. Tasks without a probe (``keep_probes=False``) or with
+    infinite or NaN logits are left out.
 
     Args:
-        benchmark: of the run; its streams hold the unlearned tasks' data.
-        references: of the run; None: no comparison.
+        benchmark: the run's benchmark; its streams contain the unlearned tasks' data.
+        references: the run's references; None: no comparison.
         samples: largest number of training samples, evenly spread, at least 1.
 
     Raises:
-        TypeError: for a benchmark or references that are none.
+        TypeError: if ``benchmark`` or ``references`` has another type.
         ValueError: for fewer than one sample.
 
     Reference: Yeom et al., Privacy risk in machine learning: analyzing the connection to overfitting, CSF 2018.
@@ -68,7 +68,7 @@ class MembershipInference(ComparedMetric):
         self.samples = checks.whole_number("samples", samples)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """AUC of the task's train against its test losses; None where it has no head."""
+        """Return the AUC of the task's training losses against its test losses; None if it has no finite logits."""
         losses = []
         train = some_task_data(self.train_experiences[task], self.samples)
         for x, y in (train, task_data(self.test_experiences[task])):
@@ -85,25 +85,25 @@ class MembershipInference(ComparedMetric):
 def membership_metrics(
     benchmark: Any, references: References | None = None, *, samples: int = 10_000
 ) -> list[MembershipInference]:
-    """Membership inference on the unlearned tasks of a benchmark; arguments as of :class:`MembershipInference`."""
+    """Return the metric of membership inference on unlearned tasks; arguments as for :class:`MembershipInference`."""
     return [MembershipInference(benchmark, references, samples)]
 
 
 class ForgottenSamples(ComparedMetric):
-    """Accuracy on forgotten samples of remaining tasks, or the AUC of separating them from test samples by loss.
+    """Metric on unlearned samples of remaining tasks: accuracy, or AUC of separating them from test samples by loss.
 
-    In [0, 1]. Good is the number of the reference, which never had the samples (the same name with ``_reference``);
-    where the unlearning is exact, the two are equal. An AUC of 0.5 means uninformative losses; test samples are
-    those of the forgotten samples' classes. Emitted after every evaluation between tasks, per task that lost samples
-    and as their mean, as ``ForgottenSamples_accuracy`` or ``ForgottenSamples_membership``.
+    In [0, 1]. A good value is that of the reference, which never saw the samples (the same name with ``_reference``);
+    after an exact unlearning the two are equal. An AUC of 0.5 means uninformative losses. Test samples are those of
+    the unlearned samples' classes. Emitted after every evaluation between tasks, per task that lost samples and as
+    their mean, as ``ForgottenSamples_accuracy`` or ``ForgottenSamples_membership``.
 
     Args:
-        benchmark: of the run; its streams hold the tasks' data.
-        references: of the run; None: no comparison.
+        benchmark: the run's benchmark; its streams contain the tasks' data.
+        references: the run's references; None: no comparison.
         kind: ``accuracy`` or ``membership``.
 
     Raises:
-        TypeError: for a benchmark or references that are none.
+        TypeError: if ``benchmark`` or ``references`` has another type.
         ValueError: for another kind.
     """
 
@@ -120,17 +120,17 @@ class ForgottenSamples(ComparedMetric):
         self._positions: dict[int, list[int]] = {}
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """As the base class's."""
+        """Return the values per task and their mean, after looking up the positions of the unlearned samples."""
         sizes = {task: len(experience.dataset) for task, experience in self.train_experiences.items()}
         self._positions = unlearning_of(strategy).forgotten.left_out(sizes)
         return super().values(strategy, unlearned, remaining)
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Those that lost samples."""
+        """Return the tasks that lost samples."""
         return list(self._positions)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Number of one task; None where no test sample is of the forgotten ones' classes."""
+        """Return a task's accuracy or AUC; no AUC (None) if no test sample has an unlearned sample's class."""
         x, y = task_data(self.train_experiences[task], torch.tensor(self._positions[task]))
         if self.kind == "accuracy":
             return accuracy(self._logits(model, x, task), y)
@@ -153,5 +153,5 @@ class ForgottenSamples(ComparedMetric):
 
 
 def forgotten_samples_metrics(benchmark: Any, references: References | None = None) -> list[ForgottenSamples]:
-    """Accuracy and membership inference on samples that remaining tasks forgot; arguments of the class."""
+    """Return the metrics on unlearned samples of remaining tasks; arguments as for :class:`ForgottenSamples`."""
     return [ForgottenSamples(benchmark, references, "accuracy"), ForgottenSamples(benchmark, references, "membership")]

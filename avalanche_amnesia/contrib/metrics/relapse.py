@@ -1,4 +1,4 @@
-"""Relapse: accuracy of new heads, fitted to many samples or a few, on the features of an unlearned task."""
+"""Relapse: how well new heads, fitted to many or a few samples, classify an unlearned task's features."""
 
 import warnings
 from abc import abstractmethod
@@ -24,7 +24,7 @@ _SHOTS = 5
 def linear_probe_accuracy(
     train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, *, penalty: float = 1.0
 ) -> float:
-    """Test accuracy of a multinomial logistic regression fitted to training features; nothing is drawn.
+    """Return the test accuracy of a multinomial logistic regression fitted to training features; deterministic.
 
     Linear classifier probes (Alain and Bengio, Understanding intermediate layers, ICLR workshop 2017), fitted to
     whitened features by :func:`~avalanche_amnesia.unlearning.logistic.fit_head` in float64.
@@ -40,7 +40,7 @@ def linear_probe_accuracy(
         In [0, 1].
 
     Raises:
-        ValueError: for features and labels of different lengths, empty ones, or features with NaN or infinity.
+        ValueError: for features and labels of different lengths, no samples, or features with NaN or infinity.
     """
     checks.above("penalty", penalty, 0)
     n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
@@ -51,12 +51,12 @@ def linear_probe_accuracy(
 def few_shot_accuracy(
     train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor, *, penalty: float = 1e-2
 ) -> float:
-    """Test accuracy of a multinomial logistic regression fitted to fewer samples than there are features.
+    """Return the test accuracy of a multinomial logistic regression fitted to fewer samples than features.
 
-    The whitening of :func:`linear_probe_accuracy` would amplify the directions in which a few samples hardly vary
-    (on the digits' 64 pixels: .34 at five samples per class, against .83 here). So the features are centred and
-    divided by one number, their root mean square, and the penalty is on the weights themselves. Nothing is drawn.
-    Features, labels, result and errors are as of :func:`linear_probe_accuracy`.
+    The whitening of :func:`linear_probe_accuracy` would amplify directions along which a few samples hardly vary
+    (digits with 64 pixels, five samples per class: accuracy .34 instead of .83). So the features are centred and
+    divided by a single number, their root mean square, and the penalty applies to the weights themselves.
+    Deterministic. Features, labels, result and errors are those of :func:`linear_probe_accuracy`.
 
     Args:
         penalty: above 0: ``mean cross-entropy + penalty / 2 · ‖W‖²``, bias included.
@@ -65,7 +65,7 @@ def few_shot_accuracy(
     n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
     mean = train_features.double().mean(0)
     scale = (train_features.double() - mean).square().mean().sqrt()
-    scale = torch.where(scale == 0, 1.0, scale)  # equal features say nothing, and need no scale
+    scale = torch.where(scale == 0, 1.0, scale)  # constant features: avoid a division by 0
 
     def scaled(features: Tensor) -> Tensor:
         return torch.nn.functional.pad((features.double() - mean) / scale, (0, 1), value=1.0)  # 1: for the bias
@@ -94,7 +94,7 @@ def _fit_penalised(features: Tensor, labels: Tensor, n_classes: int, penalty: fl
 
 
 def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> int:
-    """Check features and labels of both parts, and count their classes."""
+    """Check the training and test samples, and return their number of classes."""
     for name, features, labels in (("train", train_features, train_labels), ("test", test_features, test_labels)):
         if features.dim() != 2 or labels.shape != features.shape[:1] or len(labels) == 0:
             raise ValueError(
@@ -107,24 +107,24 @@ def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: 
 
 
 class FreshHead(ComparedMetric):
-    """Test accuracy of a head on unlearned tasks' features, fitted at every evaluation: base of one class per attacker.
+    """Base class of metrics that fit a new head to an unlearned task's features and return its test accuracy.
 
-    In [0, 1]. This is the accuracy of an attacker with labelled samples of the task, where
-    ``UnlearnedAccuracy`` has only the old head. Near the same number of the
-    reference (``<name>_reference``), which never saw the task, is good; chance is not to be expected, as random
-    features separate easy tasks too. A rise after later tasks, with no such rise in the reference, is a relapse.
-    Emitted after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` is the
-    number of tasks in these means: ``own`` leaves out tasks without a kept mask (``keep_probes=False``). Tasks whose
-    features have NaN or infinity are left out with a warning.
+    In [0, 1]. This is the accuracy of an attacker with labelled samples of the task (for ``UnlearnedAccuracy`` the
+    attacker has only the old head). A good value is close to that of the reference (``<name>_reference``), which
+    never saw the task. It is rarely at chance level, because random features separate easy tasks, too. A rise
+    after later tasks is a relapse if the reference's value does not rise. The head is fitted, and its accuracy
+    emitted, after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` is the number
+    of tasks in these means: ``own`` leaves out tasks without a kept mask (``keep_probes=False``). Tasks whose features
+    have NaN or infinity are left out with a warning.
 
     Args:
-        benchmark: of the run; its streams hold the unlearned tasks' data.
-        references: of the run; None: no comparison.
-        probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
+        benchmark: the run's benchmark; its streams contain the unlearned tasks' data.
+        references: the run's references; None: no comparison.
+        probe: ``own``: through the task's former mask; ``remaining``: mean features over the masks of the
             remaining tasks; ``none``: all units open. Models without masks use their plain backbone for all three.
 
     Raises:
-        TypeError: for a benchmark or references that are none.
+        TypeError: if ``benchmark`` or ``references`` has another type.
         ValueError: for an unknown probe.
     """
 
@@ -140,15 +140,15 @@ class FreshHead(ComparedMetric):
 
     @abstractmethod
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
-        """Inputs ``(n, …)`` and labels ``(n,)`` that the attacker has of a task."""
+        """Return the attacker's samples of a task: inputs ``(n, …)`` and labels ``(n,)``."""
 
     @staticmethod
     @abstractmethod
     def reading(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> float:
-        """Test accuracy of the attacker's head: features ``(n, features)`` and labels ``(n,)``, twice."""
+        """Return the test accuracy of the attacker's head: features ``(n, features)`` and labels ``(n,)``, twice."""
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Accuracy of a fresh probe; None where there is no mask to look through."""
+        """Return the accuracy of a new head; None if the probe's mask is missing or features are not finite."""
         (x, y), (test_x, test_y) = self.samples_of(task), task_data(self.test_experiences[task])
         train, test = (self.probed_features(model, main, each, task, remaining, self.probe) for each in (x, test_x))
         if train is None or test is None:
@@ -163,16 +163,16 @@ class FreshHead(ComparedMetric):
 
 
 class Relapse(FreshHead):
-    """Relapse: test accuracy of a linear probe fitted to an unlearned task's training data.
+    """Metric of relapse: test accuracy of a linear probe fitted to an unlearned task's training data.
 
-    Emitted as ``Relapse``, of other probes as ``Relapse_none``; how to read it: :class:`FreshHead`.
+    Emitted as ``Relapse``, with other probes as e.g. ``Relapse_none``. :class:`FreshHead` explains the values.
 
     Args:
         benchmark, references, probe: as for :class:`FreshHead`.
         samples: largest number of training samples, evenly spread, at least 1.
 
     Raises:
-        ValueError: also for fewer than one sample.
+        ValueError: also if ``samples`` is below 1.
     """
 
     name, helper = "Relapse", "relapse_metrics"
@@ -185,25 +185,25 @@ class Relapse(FreshHead):
         self.samples = checks.whole_number("samples", samples)
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
-        """At most ``samples`` of the task's training data."""
+        """Return at most ``samples`` samples of the task's training data."""
         return some_task_data(self.train_experiences[task], self.samples)
 
 
 class FewShot(FreshHead):
-    """Few-shot relearning: test accuracy of a head fitted to a few samples per class of an unlearned task.
+    """Metric of few-shot relearning: test accuracy of a head fitted to a few samples per class of an unlearned task.
 
-    Features that still know a task need few samples to read it; many samples make up for features that never saw it,
-    which hides the difference from :class:`Relapse`. The samples are drawn from the training data by (seed, task): the
-    same for the model, its reference, and every evaluation. Emitted as ``FewShot``, of other numbers of shots and
-    probes as ``FewShot20_none``; how to read it: :class:`FreshHead`.
+    Features that still know a task need few samples; features that never saw it need many. :class:`Relapse` uses many
+    samples and so hides the difference. The samples are drawn from the training data by (seed, task): the same ones
+    for the model, its reference, and every evaluation. Emitted as ``FewShot``, with other shots and probes as e.g.
+    ``FewShot20_none``. :class:`FreshHead` explains the values.
 
     Args:
         benchmark, references, probe: as for :class:`FreshHead`.
-        shots: samples per class, at least 1; of a class that has fewer all are taken.
-        seed: of the draw.
+        shots: number of samples per class, at least 1; all samples of a smaller class.
+        seed: seed of the draw.
 
     Raises:
-        ValueError: also for fewer than one shot, or a seed that is no integer.
+        ValueError: also if ``shots`` is below 1, or ``seed`` is no integer.
     """
 
     helper = "few_shot_metrics"
@@ -222,24 +222,24 @@ class FewShot(FreshHead):
         self.name = "FewShot" if shots == _SHOTS else f"FewShot{shots}"
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
-        """The task's shots."""
+        """Return the task's few training samples."""
         experience, seed = self.train_experiences[task], derive_seed(self.seed, "shots", task)
         return task_data(experience, few_shots(targets_of(experience), self.shots, seed))
 
 
 def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
-    """Positions of a few samples of every class, drawn by the seed.
+    """Draw a few samples of every class, and return their positions.
 
     Args:
         labels: ``(N,)``, int64.
-        shots: per class, at least 1; of a class that has fewer all are taken.
-        seed: of the draw, which depends on nothing else.
+        shots: number of samples per class, at least 1; all samples of a smaller class.
+        seed: seed of the draw, which depends only on it and the labels.
 
     Returns:
         int64 ``(n,)``, ascending.
 
     Raises:
-        ValueError: for fewer than one shot, or a seed that is no integer.
+        ValueError: if ``shots`` is below 1, or ``seed`` is no integer.
     """
     checks.whole_number("shots", shots)
     chosen = []
@@ -253,7 +253,7 @@ def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
 def relapse_metrics(
     benchmark: Any, references: References | None = None, *, probe: ProbeKind = "own", samples: int = 10_000
 ) -> list[Relapse]:
-    """Accuracy of fresh linear probes on the unlearned tasks of a benchmark; arguments as of :class:`Relapse`."""
+    """Return the metric of relapse on the unlearned tasks of a benchmark; arguments as for :class:`Relapse`."""
     return [Relapse(benchmark, references, probe, samples)]
 
 
@@ -265,5 +265,5 @@ def few_shot_metrics(
     shots: int = _SHOTS,
     seed: int = 0,
 ) -> list[FewShot]:
-    """Accuracy of heads fitted to a few samples of each unlearned task; arguments as of :class:`FewShot`."""
+    """Return the metric of few-shot relearning of unlearned tasks; arguments as for :class:`FewShot`."""
     return [FewShot(benchmark, references, probe, shots, seed)]

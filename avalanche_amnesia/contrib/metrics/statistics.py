@@ -11,14 +11,14 @@ from avalanche_amnesia import checks
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Comparison of two methods, seed by seed.
+    """Result of comparing two methods seed by seed.
 
     Attributes:
         n: number of seeds.
         mean_difference: mean of the first method's values minus the second's.
         interval: Student-t confidence interval of the mean difference; None for one seed, or if all differences are
             equal.
-        p_value: two-sided p-value of the paired t-test; None in the same cases.
+        p_value: two-sided p-value of the paired t-test; None if the interval is None.
     """
 
     n: int
@@ -28,15 +28,15 @@ class PairedTest:
 
 
 def paired_test(first: Sequence[float], second: Sequence[float], *, confidence: float = 0.95) -> PairedTest:
-    """Compare two methods by one value of each per seed, with :func:`scipy.stats.ttest_1samp` of the differences.
+    """Compare two methods with one value per method and seed, by :func:`scipy.stats.ttest_1samp` of the differences.
 
     Args:
         first: values of the first method, in the order of the seeds, n ≥ 1.
         second: values of the second method for the same seeds.
-        confidence: of the interval, in (0, 1).
+        confidence: confidence level of the interval, in (0, 1).
 
     Raises:
-        ValueError: for lists of different lengths, empty lists, values that are not finite, or another confidence.
+        ValueError: for lists of different lengths, empty lists, infinite or NaN values, or an invalid confidence.
     """
     checks.within("confidence", confidence, "(0, 1)")
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
