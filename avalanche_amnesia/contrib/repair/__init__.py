@@ -1,4 +1,4 @@
-"""Repair: a few steps on kept samples of the tasks that an unlearning affected."""
+"""Repair: train the tasks affected by an unlearning for a few steps on stored samples."""
 
 from avalanche_amnesia.faces import face
 

@@ -1,4 +1,4 @@
-"""Repair of remaining tasks after an unlearning, by a few steps on stored samples."""
+"""Repair: train the tasks affected by an unlearning for a few steps on stored samples."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,17 +29,17 @@ from avalanche_amnesia.unlearning.context import own_parameters
 
 
 class RepairPlugin(MemoryPlugin):
-    """Trains affected tasks on a few stored samples inside an unlearning.
+    """Avalanche plugin that trains affected tasks on a few stored samples as a part of the unlearning.
 
-    Affected are the remaining tasks that were trained after an unlearned task and read entries that its deletion
-    changed. Only their own heads and norms move, and those backbone entries that the deletion changed and no other task
-    reads. All other entries are restored after each step, so they keep their bits under any optimizer. The network
-    runs in evaluation mode (no dropout).
+    A remaining task is affected if it was trained after an unlearned task and uses entries changed by the deletion.
+    The repair trains only the affected tasks' heads and norms, and backbone entries that the deletion changed and no
+    other task uses. It restores all other entries after each step, so they keep their bits under any optimizer. The
+    network runs in evaluation mode (no dropout).
 
     Stored logits come from a model that knew the unlearned task, so they are dropped and computed again from the model
     without it. If no compensation has replaced the head, the running statistics of its norms are estimated again on the
-    samples first, and logits are kept only for correctly classified samples. The labels of the further samples get the
-    logits' weight, too.
+    samples first, and logits are kept only for correctly classified samples. For the misclassified samples, the label
+    gets the logits' weight, too.
 
     The next request first removes the repair, bit for bit; then all affected tasks are repaired again from the same
     samples. Counterfactual heads refer to the backbone without any repair, so they stay valid.
@@ -48,22 +48,22 @@ class RepairPlugin(MemoryPlugin):
 
     Args:
         steps: number of steps, each on samples of all repaired tasks; at least 1.
-        batch_size: samples of each task in a step, at least 1.
-        samples_per_task: samples stored of each task, at least 1.
-        size: samples stored of all tasks together, in equal parts, instead; at least 1.
+        batch_size: number of samples of each task in a step, at least 1.
+        samples_per_task: number of samples stored for each task, at least 1.
+        size: number of samples for all tasks together, in equal parts; replaces ``samples_per_task``; at least 1.
         logits: weight of the squared distance to the stored logits (DER++), at least 0.
         labels: weight of the cross-entropy, at least 0.
         optimizer: function from a list of parameters to the repair's optimizer; by default one of the class and
             settings of the strategy's optimizer.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
 
     Attributes:
         memory: the stored samples.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
         TypeError: before a training, if the model has no masks.
-        DivergedError: from an unlearning, if the steps lead to values that are not finite; nothing was changed.
+        DivergedError: during an unlearning, if the steps lead to infinite or NaN values; nothing was changed.
 
     Reference: DER++: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
     """
@@ -91,7 +91,7 @@ class RepairPlugin(MemoryPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model before the task begins."""
+        """Check that the model has masks, before the task begins."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"a repair needs a model with masks, got {type(strategy.model).__name__}: without them every task "
@@ -99,13 +99,13 @@ class RepairPlugin(MemoryPlugin):
             )
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Store samples of the task that has just been trained and recorded."""
+        """Store samples of the task just trained."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     # Inside an unlearning -------------------------------------------------------------------------------------
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the affected tasks with samples; the deletion restores tasks that are not tainted."""
+        """Return the affected tasks with stored samples; the deletion alone restores tasks outside ``tainted``."""
         if not isinstance(model, TaskMaskedModel):
             return ()
         samples = self.memory.samples
@@ -113,7 +113,7 @@ class RepairPlugin(MemoryPlugin):
         return tuple(task for task in affected if task in held)
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
-        """Drop the samples of some tasks."""
+        """Delete the stored samples of some tasks."""
         return f"Repair: {self.memory.forget(tasks, change)} samples of the tasks dropped"
 
     def carry_out(
@@ -141,7 +141,7 @@ class RepairPlugin(MemoryPlugin):
         committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
         for name, value in now.items():
             change.call(parameters[name].copy_, value)
-        # An interruption may come while the repair restores these flags itself.
+        # The repair restores these flags itself, but may be interrupted before.
         for parameter in {*model.parameters(), *parameters.values()}:
             change.call(parameter.requires_grad_, parameter.requires_grad)
         for buffer in buffers:
@@ -177,12 +177,12 @@ class RepairPlugin(MemoryPlugin):
         """Train the tasks' own parameters and the free entries; return the number of steps."""
         with preserved_rng(), evaluating(model):
             for task in tasks:
-                if task in compensated:  # its head and statistics were fitted to far more samples: stay close to them
+                if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples
                     self.memory.renew(model, task)
                     continue
                 self._retake_statistics(model, task)
                 held = self.memory.samples[task]
-                if not bool(held.has_logits.any()):  # stay close to what is left: few labels lead astray
+                if not bool(held.has_logits.any()):  # stay close to the model's output, because labels are few
                     self.memory.renew(model, task, only_right=True)
             use = model.graph.parameter_use(*(model.masks[task] for task in tasks))
             parameters = dict(model.backbone.named_parameters())
@@ -205,7 +205,7 @@ class RepairPlugin(MemoryPlugin):
         tasks: Sequence[int],
         movable: Mapping[nn.Parameter, Tensor],
     ) -> None:
-        """Take the steps; ``movable`` are the entries of backbone parameters that may move, bool of their shapes."""
+        """Train for all steps; ``movable``: backbone parameter → bool tensor, True for entries that may change."""
         own = [p for task in tasks for module in model.task_modules(task) for p in module.parameters()]
         working = [*movable, *own]
         batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
@@ -216,7 +216,7 @@ class RepairPlugin(MemoryPlugin):
                     losses = [self.loss(model, {task: next(batches[task])}) for task in tasks]
                     torch.stack(losses).sum().backward()
                 start = [parameter.detach().clone() for parameter in working]
-                # Entries without a gradient (a head's columns outside the mask) must not move by decay or momentum.
+                # Weight decay or momentum must not move entries without a gradient (a head's columns outside the mask).
                 reached = [torch.zeros_like(p, dtype=torch.bool) if p.grad is None else p.grad != 0 for p in own]
                 stepped.step()
                 for parameter, old, moves in zip(working, start, [*movable.values(), *reached], strict=True):
@@ -230,7 +230,7 @@ class RepairPlugin(MemoryPlugin):
             )
 
     def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:
-        """Yield mini-batches without end: epochs without replacement, drawn from (seed, task)."""
+        """Yield mini-batches endlessly: epochs without replacement; the draw depends only on (seed, task)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
@@ -238,10 +238,10 @@ class RepairPlugin(MemoryPlugin):
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the backbone entries that the deletion changed and that only these tasks read."""
+    """Return the backbone entries that the deletion changed and only these tasks use."""
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
     if not set(others) <= set(model.masked_tasks):
-        return {}  # a task without a mask reads every entry
+        return {}  # a task without a mask uses every entry
     masks = model.masks
     held = model.graph.parameter_use(*(masks[task] for task in others)) if others else {}
     free, changed = {}, inside_backbone(changed)
@@ -256,7 +256,7 @@ def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping
 
 @contextmanager
 def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Let only these parameters receive gradients; restore the flags and drop the gradients afterwards."""
+    """Enable gradients for these parameters only; restore the flags and delete the gradients afterwards."""
     was = {parameter: parameter.requires_grad for parameter in (*model.parameters(), *parameters)}
     try:
         for parameter in was:

@@ -1,4 +1,4 @@
-"""Compensation by shadow copies (`backup`)."""
+"""Shadow copies: compensation by weights that learned later tasks without the unlearned one (`backup`)."""
 
 from avalanche_amnesia.faces import face
 

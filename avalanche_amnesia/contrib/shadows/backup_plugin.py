@@ -1,4 +1,4 @@
-"""Shadow copies that learn later tasks without the tasks that may be unlearned (``BackupPlugin``)."""
+"""Plugin for compensation by shadow copies: weights that learn later tasks without an unlearnable task."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,13 +38,13 @@ ShadowOrder = Literal["oldest", "newest"]
 
 @dataclass(frozen=True)
 class Backup:
-    """Updates and norms that a task learned without an earlier one."""
+    """Updates and norms that a task's shadow learned without an earlier task."""
 
     updates: Mapping[str, SparseValues]
     parts: Mapping[str, Tensor]
 
 
-@dataclass  # not frozen: a rehearsal then finds the shadows, and puts back what it taught them
+@dataclass  # not frozen, so that a rollback of the strategy finds the shadows and restores them
 class _ShadowedTask:
     """Shadows of the task in training."""
 
@@ -54,48 +54,48 @@ class _ShadowedTask:
 
 
 class BackupPlugin(SupervisedPlugin):
-    """Trains shadows beside a task: for each earlier task that may be unlearned one that learns without it.
+    """Avalanche plugin that trains shadows together with each task: copies that learn it without an earlier task.
 
-    By default a shadow owns the entries that the earlier task was the first to use: nothing is ever written into what
-    tasks before it own. Its cross-entropy, through the head and the mask of the task in training, is added to the loss
-    (mean over the shadows). When the task ends, what the shadow learned is kept where both tasks' masks overlap; an
-    unlearning of the earlier task puts it there, as the later task's own update, and replaces that task's norms by
-    the shadow's. Shadows of tasks that became permanent, or are gone, are dropped.
+    There is one shadow per earlier task that may be unlearned. By default it owns the entries that the earlier task was
+    the first to use, so entries of still earlier tasks never change. Its cross-entropy, through the head and mask of
+    the task in training, is added to the loss (mean over the shadows). When the task ends, the shadow's values are kept
+    at entries that both tasks use. If the earlier task is unlearned, they become the later task's update, and the
+    shadow's norms replace that task's norms. Shadows of permanent or unlearned tasks are dropped.
 
     ``BackupPlugin(scope="unit", start="fresh", joint=True)`` are the copies of the AmnesiacHAT paper: in layer ``l``
-    ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in training. Here a copy also has norms
-    of its own, and dropout masks.
+    ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in training. Here a copy also has its
+    own norms and dropout masks.
 
-    Needs :class:`HATPlugin` and :class:`TrajectoryPlugin` in front of it, and
-    :class:`UnlearningPlugin` beside it. Where an unlearning names several tasks, a task's norms are those of the
-    shadow of the last trained of them.
+    Needs :class:`UnlearningPlugin`, and before it in the list of plugins :class:`HATPlugin` and
+    :class:`TrajectoryPlugin`. If several tasks are unlearned together, a later task gets its norms from the shadow of
+    the last trained of them.
 
     Args:
-        scope: what a shadow ``B`` owns: each ``entry`` that the earlier task was the first to use, or each ``unit`` in
-            a mask ``a``, with all its weights and its bias: the cumulative mask up to that task (``unit``), the task's
-            own mask (``own_unit``, as in the authors' code), or the cumulative mask of all tasks before the one in
-            training (``any_unit``). What stands in for the earlier task is in all where both tasks' masks overlap; by
-            units that may be what tasks before it own.
-        start: where the shadow's entries begin: at the state ``before`` the earlier task, at the current state minus
-            its update (``delete``), or at new weights for every shadow, by ``reset_parameters`` of the modules
-            (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are the same: no other task
-            writes there. An unlearning replaces the values by those of a ``fresh`` shadow, also what other tasks
-            wrote there; of the others it adds what they learned since their start.
-        order: in which the affected tasks' entries are written over one another: ``oldest`` first, so that the newest
-            task's stay where several overlap, or ``newest`` first.
+        scope: entries that a shadow ``B`` owns: each ``entry`` that the earlier task was the first to use, or each
+            unit in a mask ``a``, with all its weights and its bias. The mask is the cumulative mask up to that task
+            (``unit``), the task's own mask (``own_unit``, as in the authors' code), or the cumulative mask of all tasks
+            before the one in training (``any_unit``). An unlearning always places only entries that both tasks use; by
+            units, these may include entries of still earlier tasks.
+        start: initial values of the shadow: the state ``before`` the earlier task, the current state minus that task's
+            update (``delete``), or new weights for every shadow, by ``reset_parameters`` of the modules
+            (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are equal, because no other task
+            changes these entries. An unlearning replaces values, also those of other tasks, by the values of a
+            ``fresh`` shadow; from the other two kinds it adds the difference to their start.
+        order: order in which the affected tasks' entries overwrite each other: ``oldest`` first, so that the newest
+            task's values remain at common entries, or ``newest`` first.
         joint: let the shadows' loss train the main weights, the head and the mask as well, as published; permanent
             tasks then have shadows too, only for their loss. By default it trains only the shadows, and the main
-            training is what it would be without them, bit for bit.
+            training is bit-identical to a training without shadows.
         seed: fresh weights are drawn from it, the task and the earlier task.
 
     Attributes:
         kept: task → earlier task → :class:`Backup`.
-        placed: task → parameter name in the backbone → values of fresh shadows that unlearnings put there.
+        placed: task → parameter name in the backbone → values of fresh shadows that unlearnings placed.
 
     Raises:
-        ValueError: for a value that is not allowed, or where a plugin that it needs is missing; before a training, for
-            a fresh start of a parameter whose module has no ``reset_parameters``.
-        TypeError: before a training, if the model is no :class:`MaskedModel`.
+        ValueError: for an invalid value, or if a required plugin is missing; before a training, for a fresh start of a
+            parameter whose module has no ``reset_parameters``.
+        TypeError: before a training, if the model is not a :class:`MaskedModel`.
 
     Reference: the copies by units, their joint loss and the two orders are those of AmnesiacHAT.
     """
@@ -120,7 +120,7 @@ class BackupPlugin(SupervisedPlugin):
         self._now: _ShadowedTask | None = None
 
     def state(self) -> dict[str, Any]:
-        """State to save: what was kept, and what unlearnings placed."""
+        """Return the state to save: stored backups, and values placed by unlearnings."""
         kept = {
             task: {other: {**vars(backup), "updates": entries_state(backup.updates)} for other, backup in of.items()}
             for task, of in self.kept.items()
@@ -128,7 +128,7 @@ class BackupPlugin(SupervisedPlugin):
         return {"kept": kept, "placed": {task: entries_state(values) for task, values in self.placed.items()}}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Load a saved state."""
         kept, placed = checked(state, kept=dict, placed=dict)
         backups = {
             task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
@@ -140,7 +140,7 @@ class BackupPlugin(SupervisedPlugin):
     # While a task trains --------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the plugins beside it, before anything of the task is made."""
+        """Check the model and the other plugins, before the task changes anything."""
         model, _, _ = _surroundings(strategy)
         undrawn = sorted(model.graph.factors.keys() - fresh_weights(model.backbone, 0)) if self.start == "fresh" else []
         if undrawn:
@@ -151,10 +151,10 @@ class BackupPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Make a shadow of every earlier task that may be unlearned; with ``joint``, of every one that remains.
+        """Create a shadow for every earlier task that may be unlearned, or, with ``joint``, for every remaining task.
 
-        What trains the main weights must not depend on who may be unlearned: a deadline counts tasks that are gone, so
-        that a retrained model may have other shadows.
+        Joint shadows train the main weights, so they must not depend on which tasks may be unlearned: deadlines count
+        unlearned tasks, so a retrained model could have other shadows.
         """
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
@@ -163,11 +163,11 @@ class BackupPlugin(SupervisedPlugin):
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         inside_values = inside_backbone(values)
         shadowed = trajectory.tasks if self.joint else unlearnable
-        # A task from which this one is isolated takes nothing with it when it goes.
+        # Unlearning a task can't affect this one if the two are isolated, so no shadow is needed.
         seen = [other for other in shadowed if masking.influences is None or other in masking.influences]
         for other in seen:
             region = self._region(model, trajectory.tasks, other)
-            # Outside its region a shadow reads the main weights, but without what the earlier task wrote there.
+            # Outside its region a shadow uses the main weights minus the earlier task's update.
             written = inside_backbone(trajectory.remove([other], values).updates[other])
             offset = {
                 name: torch.where(inside, 0.0, written[name].to(inside_values[name]))
@@ -183,7 +183,7 @@ class BackupPlugin(SupervisedPlugin):
                 )
 
     def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
-        """Parameter name in the backbone → bool tensor of its shape: the entries that a shadow owns."""
+        """Return the entries that a shadow owns: parameter name in the backbone → bool tensor of its shape."""
         earlier = tasks[: tasks.index(other)]
         if self.scope == "entry":
             return first_used(model, other, earlier)
@@ -202,13 +202,13 @@ class BackupPlugin(SupervisedPlugin):
         return inside_backbone(result)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Run the shadows and add their loss; the random streams stay as the main network left them."""
+        """Run the shadows and add their loss, without advancing the main network's random streams."""
         now = self._now
         if now is None or not now.shadows:
             return
         task, x, y = now.statistics.task, strategy.mb_x, strategy.mb_y
         now.statistics.see(x, strategy.mb_task_id)
-        if single_task(strategy.mb_task_id) != task:  # replayed samples of other tasks train only the main network
+        if single_task(strategy.mb_task_id) != task:  # replayed samples train only the main network
             rows = strategy.mb_task_id == task
             x, y = x[rows], y[rows]
             if len(x) < 2:
@@ -218,13 +218,13 @@ class BackupPlugin(SupervisedPlugin):
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Step the shadows."""
+        """Take an optimizer step for each shadow."""
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.step()
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Keep what the shadows learned of the task that has just been trained, where both tasks' masks overlap."""
+        """Store the shadows' values of the task just trained, at entries that both tasks use."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
@@ -242,17 +242,17 @@ class BackupPlugin(SupervisedPlugin):
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Drop the shadows of the task in training."""
+        """Delete the shadows of the task in training."""
         self._now = None
 
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Tell whether a shadow learned the task without one of these."""
+        """Return True if a shadow learned the task without one of the tasks in ``gone``."""
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Updates that the shadows learned replace the tasks' own; every entry is one task's."""
+        """Return revisions that replace the tasks' updates by the shadows'; at each entry, at most one task's."""
         if self.start == "fresh":
             return self._replacements(trajectory.tasks, gone)
         return {
@@ -266,7 +266,7 @@ class BackupPlugin(SupervisedPlugin):
         }
 
     def _won(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Task → parameter name → what its shadows learned at the entries where it has the last word."""
+        """Return task → parameter name → values of its shadows, only at entries that no task overwrites later."""
         affected = [task for task in tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
@@ -279,7 +279,7 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     def _asked(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Parameter name → what the task's shadows of tasks that go learned; the last of them has the last word."""
+        """Return parameter name → values of the task's shadows without tasks in ``gone``; the last one's win."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in gone if other in of_task):
@@ -288,8 +288,8 @@ class BackupPlugin(SupervisedPlugin):
                 result[name] = result[name].extended(index, part.values) if name in result else part
         return result
 
-    # Values of fresh shadows are absolute: an earlier task that goes later must not be subtracted from them. So every
-    # unlearning puts them there again, over the values that it has computed below them.
+    # Values of fresh shadows are absolute, so later unlearnings of earlier tasks must not subtract updates from them.
+    # Therefore every unlearning places these values again, over the values that it has computed there.
 
     def _replacements(self, tasks: Sequence[int], gone: Collection[int]) -> Revisions:
         first = min(map(tasks.index, gone), default=len(tasks))
@@ -302,7 +302,7 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     def _placed_without(self, gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Values of shadows that stand in the remaining tasks once some are gone, as :attr:`placed`."""
+        """Return the new :attr:`placed`: fresh shadows' values in the remaining tasks after unlearning ``gone``."""
         result: dict[int, dict[str, SparseValues]] = {}
         for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
             if bool(stands.any()):
@@ -312,10 +312,10 @@ class BackupPlugin(SupervisedPlugin):
     def _standing(
         self, tasks: Sequence[int], gone: Collection[int]
     ) -> Iterator[tuple[int, str, Tensor, Tensor, Tensor]]:
-        """Remaining task, parameter name, and tensors of its shape once some tasks are gone.
+        """Yield, after unlearning ``gone``: remaining task, parameter name, and three tensors of its shape.
 
-        Bool: the entries that hold values of the task's shadows, and those that another task's shadows took from it;
-        then these values, 0 elsewhere.
+        Two are bool: the entries with values of the task's shadows, and the entries overwritten by another task's
+        shadows. The third has these values, and 0 elsewhere.
         """
         won = self._won(tasks, gone)
         for task in tasks:
@@ -335,7 +335,7 @@ class BackupPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Put the shadows' norms in place, and drop all shadows of the tasks that go, and those that they learned."""
+        """Install the shadows' norms, and delete the shadows without an unlearned task, or trained by one."""
         change.keep(self, "kept", "placed", "_now")
         self.placed = self._placed_without(gone) if self.start == "fresh" else {}
         lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
@@ -357,7 +357,7 @@ class BackupPlugin(SupervisedPlugin):
             shadows = {other: shadow for other, shadow in self._now.shadows.items() if other not in gone}
             self._now = replace(self._now, shadows=shadows)
             recorder, task = self._now.recorder, self._now.statistics.task
-            before = {} if recorder.snapshot is None else recorder.snapshot.values  # none before the training begins
+            before = {} if recorder.snapshot is None else recorder.snapshot.values  # no snapshot before the training
             values = {name: value for name, value in before.items() if name.startswith("backbone.")}
             for other, shadow in shadows.items():
                 shadow.start_from(self._start_values(model, recorder.trajectory, task, other, values), change)

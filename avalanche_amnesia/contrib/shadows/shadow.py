@@ -1,4 +1,4 @@
-"""A copy of an earlier task's entries in the backbone, which learns the task in training without that task."""
+"""Shadow: a copy of backbone entries that learns the task in training without an earlier task."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +23,10 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class Shadow:
-    """Values that a task would write into the entries of an earlier one, learned while the task is in training.
+    """Copy of an earlier task's entries (its region) that learns the task in training without the earlier task.
 
-    In each forward pass the shadow's own values stand in its region, and the main weights everywhere else: one layer
-    is run, not two. With the region ``C``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
+    Each forward pass uses the shadow's values in its region, and the main weights elsewhere, in a single pass.
+    With region ``C``, shadow ``B`` and the earlier task's update ``D``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Shadow:
         self._main = {name: parameter.detach() for name, parameter in model.backbone.named_parameters()}
         self._values = {name: nn.Parameter(start[name].clone()) for name in self.region}
         self._all = {**self._main, **self._values}
-        # Listed once: each step fills the shadow's tensors with the main weights outside the region.
+        # Lists for ``_foreach_lerp_``, which fills the shadow's tensors with the main weights outside the region.
         self._copies = [values.data for values in self._values.values()]
         self._originals = [self._main[name] for name in self._values]
         self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
@@ -55,7 +55,7 @@ class Shadow:
         self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Logits ``(batch, classes)`` of the task in training, through its open gate, in training mode."""
+        """Return the logits ``(batch, classes)`` of the task in training, through its gate, in training mode."""
         head, gate = self.model.head(self.task), self.model.gate.leaves
         weights, gate = (self._joint_weights(), gate) if self.joint else (self._weights(), gate.detached())
         features = functional_call(self.model.backbone, weights, (x, self.parts, gate))
@@ -66,7 +66,7 @@ class Shadow:
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """The weights, cut off from the main ones: outside the region they are copied in, into the shadow's tensors."""
+        """Return the weights, detached from the main ones, which are copied into the shadow's tensors."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -82,13 +82,13 @@ class Shadow:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Step the shadow's values and its copy of the task's norms."""
+        """Take an optimizer step for the shadow's values and its copy of the task's norms."""
         self._step()
         for parameter in self._learned:
             parameter.grad = None
 
     def way_back(self) -> Callable[[], None]:
-        """A function that puts everything that steps move back to what it is now."""
+        """Return a function that restores the current values, norms and optimizer state after further steps."""
         values = [(tensor, tensor.detach().clone()) for tensor in (*self._learned, *self.parts.buffers())]
         step_back = self._step.way_back()
 
@@ -101,30 +101,30 @@ class Shadow:
 
     @torch.no_grad()
     def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:
-        """Move to another start, keeping what was learned."""
+        """Change the initial values, and keep the learned differences to them."""
         for name, inside in self.region.items():
             values, old, new = self._values[name].data, self._start[name], start[name][inside]
             change.call(values.copy_, values.clone())
             change.call(self._start.__setitem__, name, old)
             learned = values[inside]
             moved = (new.double() + (learned.double() - old.double())).to(new.dtype)
-            # Where the start stays, so do the learned bits: rounding must not move them.
+            # At entries with an unchanged start, rounding must not change the learned bits.
             values[inside] = torch.where(same_bits(old, new), learned, moved)
             self._start[name] = new
 
     @torch.no_grad()
     def settle(self) -> bool:
-        """End the learning, once the task has its mask, which cuts the norms; whether all values are finite."""
+        """Reset the norms outside the task's final mask; return True if all learned values are finite."""
         self.model.settle_parts(self.parts, self.task)
         return all(bool(parameter.isfinite().all()) for parameter in self._learned)
 
     def masked_features(self, x: Tensor) -> Tensor:
-        """Features ``(batch, features)`` through the task's binary mask."""
+        """Return features ``(batch, features)`` through the task's binary mask."""
         mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def learned(self, use: Mapping[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
-        """Learned values: parameter name → those of the entries that are used."""
+        """Return parameter name → learned values (or updates) of the region's entries that are in ``use``."""
         result = {}
         for name, inside in self.region.items():
             learned = torch.zeros_like(self._values[name].data)
@@ -135,13 +135,13 @@ class Shadow:
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
-    """Parameter name in the backbone → bool tensor of its shape: what the task's mask covers; all without a mask."""
+    """Return the entries that a task uses (all without a mask): backbone parameter name → bool tensor of its shape."""
     parameters = dict(model.named_parameters())
     return inside_backbone({name: covered.expand(parameters[name].shape) for name, covered in model.entries_of(task)})
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
-    """Parameter name in the backbone → bool tensor of its shape: what the task uses and no earlier one does."""
+    """Return the entries that a task uses and no earlier task: backbone parameter name → bool tensor of its shape."""
     result = entries_in_use(model, task)
     for other in earlier:
         used = entries_in_use(model, other)
@@ -150,7 +150,7 @@ def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[st
 
 
 def units_used(model: MaskedModel, tasks: Iterable[int]) -> dict[str, Tensor]:
-    """Parameter name in the backbone → bool tensor of its shape: the entries of the units in the tasks' masks."""
+    """Return the entries of all units in the tasks' masks: backbone parameter name → bool tensor of its shape."""
     parameters = dict(model.backbone.named_parameters())
     units = torch.stack([model.binary_mask(task) for task in tasks]).any(0)
     return {name: rows.expand_as(parameters[name]) for name, rows in model.graph.entries_of_units(units).items()}
@@ -158,7 +158,7 @@ def units_used(model: MaskedModel, tasks: Iterable[int]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Parameter name → new values of its shape, drawn by ``reset_parameters`` of the module that holds it."""
+    """Draw parameter name → new values of its shape, by ``reset_parameters`` of the parameter's module."""
     drawn: dict[str, Tensor] = {}
     with preserved_rng():
         seed_all(seed)
@@ -173,7 +173,7 @@ def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """The plugins of masks and of updates that a compensation needs, which is ``made`` so."""
+    """Return the HAT and trajectory plugins that a compensation needs; ``made``: its constructor call, for errors."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

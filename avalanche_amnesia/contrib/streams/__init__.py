@@ -1,4 +1,4 @@
-"""Streams of real data sets, networks for them, and request scenarios."""
+"""Streams over image data sets, networks for them, and request scenarios."""
 
 from avalanche_amnesia.faces import face
 

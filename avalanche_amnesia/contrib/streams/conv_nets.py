@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class SmallConvNet(nn.Module):
-    """Three convolutions of 3 × 3, each with BatchNorm, ReLU and a pool, and one linear layer.
+    """Network of three 3 × 3 convolutions, each with BatchNorm, ReLU and max pooling, and one linear layer.
 
     Inputs ``(batch, 3, 32, 32)``, features ``(batch, 128)``.
 
@@ -25,14 +25,14 @@ class SmallConvNet(nn.Module):
         self.linear = nn.Linear(widths[-1] * 4 * 4, self.features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch of images of 32 × 32 pixels."""
+        """Return the features of a batch of images of 32 × 32 pixels."""
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = self.pool(torch.relu(norm(convolution(x))))
         return torch.relu(self.linear(x.flatten(1)))
 
 
 class CharacterNet(nn.Module):
-    """Two convolutions and one linear layer, for images of 28 × 28 pixels.
+    """Network of two 5 × 5 convolutions with max pooling and one linear layer, for images of 28 × 28 pixels.
 
     Inputs ``(batch, 1, 28, 28)``, features ``(batch, 128)``.
 
@@ -48,7 +48,7 @@ class CharacterNet(nn.Module):
         self.linear = nn.Linear(two * 7 * 7, self.features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch of drawings."""
+        """Return the features of a batch of images of 28 × 28 pixels."""
         x = self.pool(torch.relu(self.first(x)))
         x = self.pool(torch.relu(self.second(x)))
         return torch.relu(self.linear(x.flatten(1)))
@@ -59,9 +59,9 @@ def _scaled(scale: float, *widths: int) -> list[int]:
 
 
 def cifar_resnet18() -> nn.Module:
-    """torchvision's ResNet-18 for images of 32 × 32 pixels: a first convolution of 3 × 3 without stride, and no pool.
+    """Return torchvision's ResNet-18 adapted to images of 32 × 32 pixels; features ``(batch, 512)``.
 
-    Features ``(batch, 512)``.
+    The first convolution is 3 × 3 without stride, and the max pooling is removed.
     """
     from torchvision.models import resnet18
 

@@ -1,4 +1,4 @@
-"""Streams over sets of images: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 below a data root; rotated digits."""
+"""Streams over image data sets: MNIST, Fashion-MNIST, CIFAR-10 and CIFAR-100 from a data root; rotated digits."""
 
 import io
 import os
@@ -20,9 +20,9 @@ from avalanche_amnesia.benchmarks.families import Images, all_classes, permuted,
 
 ENVIRONMENT = "AMNESIA_DATA"
 JPEG = Path("cifar10-jpeg") / "cifar10_jpeg.npz"
-"""Below a data root: CIFAR-10 with each image as JPEG of quality 75, see :func:`SplitCIFAR10`."""
+"""File under the data root: CIFAR-10 with each image as JPEG of quality 75, see :func:`SplitCIFAR10`."""
 Parts = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Images and labels for training, and for the test."""
+"""Images and labels: the training set, then the test set."""
 
 
 class DataNotFoundError(FileNotFoundError):
@@ -30,11 +30,11 @@ class DataNotFoundError(FileNotFoundError):
 
 
 class CorruptDataError(OSError):
-    """A file of a data set is not what was published."""
+    """A file of a data set differs from the published one."""
 
 
 def data_root(name: str, root: str | Path | None, holds: str) -> Path:
-    """The data root that is given, or that the environment names."""
+    """Return the given data root, or the one in the environment variable."""
     given = root if root is not None else os.environ.get(ENVIRONMENT)
     if not given:
         raise DataNotFoundError(
@@ -45,7 +45,7 @@ def data_root(name: str, root: str | Path | None, holds: str) -> Path:
 
 
 def missing(name: str, what: str, root: Path, downloads: bool = True, instead: str = "") -> DataNotFoundError:
-    """The error for files that are not there."""
+    """Return the error to raise for missing files."""
     way_out = (", or give download=True" if downloads else "") + (f"; {instead}" if instead else "")
     return DataNotFoundError(
         f"{name}: {what} missing in {root}; put it there, point root= or the environment variable {ENVIRONMENT} to a "
@@ -55,7 +55,7 @@ def missing(name: str, what: str, root: Path, downloads: bool = True, instead: s
 
 @dataclass(frozen=True)
 class Scale:
-    """Divide a batch by a constant, e.g. 255 for bytes to [0, 1]."""
+    """Transform that divides a batch by a constant, e.g. by 255 to scale bytes to [0, 1]."""
 
     by: float
 
@@ -65,7 +65,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Standardise:
-    """Subtract a mean and divide by a standard deviation, the same for all pixels."""
+    """Transform that subtracts a mean and divides by a standard deviation, the same for all pixels."""
 
     mean: float
     std: float
@@ -84,7 +84,7 @@ _STANDARD = {
 
 @dataclass(frozen=True)
 class Rotate:
-    """Rotate counter-clockwise about the centre, bilinear, with zeros from outside the image."""
+    """Transform that rotates images counter-clockwise about the centre (bilinear, filled with zeros)."""
 
     degrees: float
 
@@ -95,7 +95,7 @@ class Rotate:
 
 
 def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLScenario:
-    """All classes in every task; the images of each task turned by an angle of its own."""
+    """Return a stream with all classes in every task, and each task's images rotated by its own angle."""
     n_tasks = checks.whole_number("n_tasks", n_tasks)
     turns = [90.0 * task / max(1, n_tasks - 1) for task in range(n_tasks)] if angles is None else list(angles)
     if len(turns) != n_tasks:
@@ -104,7 +104,7 @@ def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLS
 
 
 def prepared(name: str, parts: Parts, standardise: bool, n_train: int | None, n_test: int | None, seed: int) -> Images:
-    """Subsets of bytes, whose pixels tasks get in [0, 1], or standardised."""
+    """Return stratified subsets of images as bytes; tasks read them scaled to [0, 1], or standardised."""
     images = Images(*parts, before=(Scale(255),), after=(_STANDARD[name],) if standardise else ())
     return images.subset(n_train, n_test, seed)
 
@@ -120,23 +120,23 @@ def SplitMNIST(
     download: bool = False,
     standardise: bool = True,
 ) -> CLScenario:
-    """The ten digits of MNIST in equal parts, one part per task; images float32 (1, 28, 28).
+    """Return a stream over MNIST with the ten digits split equally among the tasks; images float32 (1, 28, 28).
 
     Args:
         n_tasks: 1, 2, 5 or 10.
-        seed: draws the subsets.
-        n_train: images kept of the whole training set before the split into tasks, stratified, 10 to 60,000;
+        seed: seed of the subsets.
+        n_train: number of training images before the split into tasks, stratified, 10 to 60,000;
             None: all.
-        n_test: the same of the test set, 10 to 10,000.
-        class_order: the ten classes in the order in which the tasks take them; None: 0 to 9.
-        root: the folder that holds ``MNIST/raw``; None: the environment variable AMNESIA_DATA.
-        download: let torchvision fetch what is missing.
+        n_test: number of test images, stratified, 10 to 10,000; None: all.
+        class_order: the ten classes in the order of their tasks; None: 0 to 9.
+        root: the folder with ``MNIST/raw``; None: the environment variable AMNESIA_DATA.
+        download: let torchvision download missing files.
         standardise: subtract 0.1307 and divide by 0.3081; otherwise pixels are in [0, 1].
 
     Raises:
-        DataNotFoundError: a file is missing; the message says which and what helps.
-        CorruptDataError: a file is not the published one.
-        ValueError: a value that is not allowed; the message names those that are.
+        DataNotFoundError: a file is missing; the message says which one and how to get it.
+        CorruptDataError: a file differs from the published one.
+        ValueError: for an invalid value; the message lists the valid ones.
     """
     images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
     return split(images, n_tasks, class_order)
@@ -153,7 +153,7 @@ def SplitFashionMNIST(
     download: bool = False,
     standardise: bool = True,
 ) -> CLScenario:
-    """The ten classes of Fashion-MNIST in equal parts, one part per task; images float32 (1, 28, 28).
+    """Return a stream over Fashion-MNIST with its ten classes split equally among the tasks; float32 (1, 28, 28).
 
     Arguments and errors are those of :func:`SplitMNIST`, with the files in ``FashionMNIST/raw``, mean 0.2860 and
     standard deviation 0.3530.
@@ -172,14 +172,14 @@ def PermutedMNIST(
     download: bool = False,
     standardise: bool = True,
 ) -> CLScenario:
-    """All of MNIST in every task; task 0 as it is, each later task with its pixels in a fixed new order.
+    """Return a stream with all of MNIST in every task: unchanged in task 0, then each task with its own pixel order.
 
     Args:
         n_tasks: at least 1; all tasks share one copy of the images.
-        seed: draws the subsets and each task's order of pixels, which depends on the seed and the task only.
-        n_train: images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
-        n_test: the same of the test set, 10 to 10,000.
-        root, download, standardise: as of :func:`SplitMNIST`; errors too.
+        seed: seed of the subsets and of each task's pixel order, which depends on the seed and the task only.
+        n_train: training images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
+        n_test: test images per task, stratified, 10 to 10,000; None: all.
+        root, download, standardise: see :func:`SplitMNIST`, also for the errors.
     """
     images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
     return permuted(images, n_tasks, seed)
@@ -196,14 +196,14 @@ def RotatedMNIST(
     download: bool = False,
     standardise: bool = True,
 ) -> CLScenario:
-    """All of MNIST in every task, turned counter-clockwise by the task's angle (bilinear, black corners).
+    """Return a stream with all of MNIST in every task, rotated counter-clockwise by the task's angle.
 
     Args:
         n_tasks: at least 1; all tasks share one copy of the images.
         angles: degrees, one per task; None: evenly spaced from 0 to 90, both included.
-        seed: draws the subsets.
-        n_train, n_test: as of :func:`PermutedMNIST`.
-        root, download, standardise: as of :func:`SplitMNIST`; pixels are standardised after turning. Errors too.
+        seed: seed of the subsets.
+        n_train, n_test: see :func:`PermutedMNIST`.
+        root, download, standardise: see :func:`SplitMNIST`, also for the errors; rotation (bilinear) comes first.
     """
     images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
     return rotated(images, n_tasks, angles)
@@ -217,17 +217,17 @@ def RotatedDigits(
     n_train: int | None = None,
     n_test: int | None = None,
 ) -> CLScenario:
-    """All ten digits in every task, turned by an angle of the task's own.
+    """Return a stream with all of scikit-learn's digits in every task, rotated by the task's angle.
 
     Args:
         n_tasks: at least 1.
-        angles: one per task, in degrees; None: evenly from 0 to 90.
-        seed: draws the train/test split and the subsets.
-        n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
-        n_test: the same of the test set, 10 to 360.
+        angles: degrees, one per task; None: evenly spaced from 0 to 90, both included.
+        seed: seed of the train/test split and of the subsets.
+        n_train: training images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
+        n_test: test images per task, stratified, 10 to 360; None: all.
 
     Raises:
-        ValueError: a value that is not allowed; the message names those that are.
+        ValueError: for an invalid value; the message lists the valid ones.
     """
     return rotated(digits(seed).subset(n_train, n_test, seed), n_tasks, angles)
 
@@ -244,16 +244,16 @@ def SplitCIFAR10(
     standardise: bool = True,
     jpeg: bool = False,
 ) -> CLScenario:
-    """The ten classes of CIFAR-10 in equal parts, one part per task; images float32 (3, 32, 32).
+    """Return a stream over CIFAR-10 with its ten classes split equally among the tasks; images float32 (3, 32, 32).
 
     Args:
         n_tasks: 1, 2, 5 or 10.
-        n_train, n_test: as of :func:`SplitMNIST`, at most 50,000 and 10,000.
-        root: the folder that holds ``cifar-10-batches-py``; None: the environment variable AMNESIA_DATA.
+        n_train, n_test: see :func:`SplitMNIST`, at most 50,000 and 10,000.
+        root: the folder with ``cifar-10-batches-py``; None: the environment variable AMNESIA_DATA.
         standardise: subtract 0.473 and divide by 0.251; otherwise pixels are in [0, 1].
-        jpeg: read ``cifar10-jpeg/cifar10_jpeg.npz`` instead: the same images from JPEG of quality 75, whose numbers
-            are not to be compared with published ones.
-        seed, class_order, download: as of :func:`SplitMNIST`; errors too.
+        jpeg: read ``cifar10-jpeg/cifar10_jpeg.npz`` instead: the same images as JPEG of quality 75. Do not compare
+            the results with published ones.
+        seed, class_order, download: see :func:`SplitMNIST`, also for the errors.
     """
     images = cifar10_jpeg(data_root("CIFAR10", root, str(JPEG))) if jpeg else cifar("CIFAR10", root, download)
     return split(prepared("CIFAR10", images, standardise, n_train, n_test, seed), n_tasks, class_order)
@@ -270,14 +270,14 @@ def SplitCIFAR100(
     download: bool = False,
     standardise: bool = True,
 ) -> CLScenario:
-    """The hundred classes of CIFAR-100 in equal parts, one part per task; images float32 (3, 32, 32).
+    """Return a stream over CIFAR-100 with its 100 classes split equally among the tasks; images float32 (3, 32, 32).
 
     Args:
         n_tasks: 1, 2, 4, 5, 10, 20, 25, 50 or 100.
-        n_train, n_test: as of :func:`SplitCIFAR10`, at least 100.
-        root: the folder that holds ``cifar-100-python``; None: the environment variable AMNESIA_DATA.
+        n_train, n_test: see :func:`SplitCIFAR10`, at least 100.
+        root: the folder with ``cifar-100-python``; None: the environment variable AMNESIA_DATA.
         standardise: subtract 0.478 and divide by 0.268; otherwise pixels are in [0, 1].
-        seed, class_order, download: as of :func:`SplitCIFAR10`; errors too.
+        seed, class_order, download: see :func:`SplitCIFAR10`, also for the errors.
     """
     images = prepared("CIFAR100", cifar("CIFAR100", root, download), standardise, n_train, n_test, seed)
     return split(images, n_tasks, class_order)
@@ -287,7 +287,7 @@ def SplitCIFAR100(
 
 
 def load_idx(name: str, root: str | Path | None, download: bool) -> Parts:
-    """Training and test set of the MNIST family, from the files that torchvision keeps, which stay as they are."""
+    """Return training and test set of MNIST or Fashion-MNIST from torchvision's files, without changing the files."""
     from torchvision import datasets
 
     given = data_root(name, root, f"{name}/raw")
@@ -307,7 +307,7 @@ def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
     from torchvision.datasets.utils import check_integrity, extract_archive
 
     read = read_image_file if "images" in extracted.name else read_label_file
-    with TemporaryDirectory() as folder:  # the root may be read-only, and torchvision reads no .gz in place
+    with TemporaryDirectory() as folder:  # extracts .gz files, as the root may be read-only
         path = extracted
         if not extracted.is_file():
             if not check_integrity(packed, md5):
@@ -326,7 +326,7 @@ def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
 
 @cache
 def cifar10_jpeg(root: Path) -> Parts:
-    """CIFAR-10 from JPEG of quality 75: ``(x, y)`` for training and test, x uint8 (n, 3, 32, 32)."""
+    """Return CIFAR-10 from JPEG of quality 75: ``(x, y)`` for training and test, x uint8 (n, 3, 32, 32)."""
     if not (root / JPEG).is_file():
         raise missing("CIFAR10", str(JPEG), root, downloads=False)
     return _unpacked(root / JPEG, "train"), _unpacked(root / JPEG, "test")
@@ -343,7 +343,7 @@ def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
 
 
 def cifar(name: str, root: str | Path | None, download: bool) -> Parts:
-    """Training and test set by torchvision, x uint8 (n, 3, 32, 32)."""
+    """Return training and test set of CIFAR-10 or CIFAR-100 from torchvision, x uint8 (n, 3, 32, 32)."""
     from torchvision import datasets
 
     family = getattr(datasets, name)
@@ -358,7 +358,7 @@ def cifar(name: str, root: str | Path | None, download: bool) -> Parts:
     for train in (True, False):
         try:
             part = family(given, train=train, download=bool(absent))
-        except RuntimeError as error:  # a checksum that differs
+        except RuntimeError as error:  # wrong checksum
             raise CorruptDataError(
                 f"{given / family.base_folder} is not what was published ({error}); delete it and fetch it again"
             ) from error

@@ -1,7 +1,4 @@
-"""Request scenarios: schedules of unlearning requests for a stream of n tasks, made by a rule.
-
-Tasks are numbered by their position in the stream, from 0.
-"""
+"""Functions that create unlearning schedules (scenarios) for streams of n tasks; positions and tasks count from 0."""
 
 import inspect
 import random
@@ -20,13 +17,13 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True)
 class Scenario:
-    """A schedule of requests, with the permanent tasks, deadline and order that belong to it.
+    """Schedule of unlearning requests, with permanent tasks, a deadline and the training order.
 
     Attributes:
-        requests: as :func:`with_unlearning` takes them.
-        permanent: tasks that are permanent from the end of their training.
-        deadline: further tasks after which a task becomes permanent by itself; None: never.
-        order: tasks in the order of their training, some of them again; None: each once, as the stream has them.
+        requests: requests in the form of :func:`with_unlearning`.
+        permanent: tasks declared permanent at the end of their training.
+        deadline: number of later tasks after which a task becomes permanent by itself; None: never.
+        order: tasks in training order, possibly with repetitions; None: the order of the stream.
     """
 
     requests: Requests = ()
@@ -35,14 +32,14 @@ class Scenario:
     order: tuple[int, ...] | None = None
 
     def on(self, benchmark: CLScenario) -> CLScenario:
-        """The benchmark with these requests; the given one stays as it is.
+        """Return a new benchmark with these requests; the given benchmark is not changed.
 
         Args:
-            benchmark: of as many tasks as the scenario was made for, with the task labels 0, 1, 2 …
+            benchmark: a benchmark with the scenario's number of tasks, and task labels 0, 1, 2 …
 
         Raises:
-            RequestError: where a request does not fit the benchmark.
-            ValueError: as of :func:`with_unlearning`; or where ``order`` names a task that the benchmark does not have.
+            RequestError: if a request does not fit the benchmark.
+            ValueError: as for :func:`with_unlearning`; or if ``order`` contains an unknown task.
         """
         if self.order is not None:
             n = len(benchmark.train_stream)
@@ -54,13 +51,13 @@ class Scenario:
 
     @property
     def requested(self) -> frozenset[int]:
-        """Tasks that are requested at some time."""
+        """All tasks with a request."""
         given = self.requests.values() if isinstance(self.requests, Mapping) else self.requests
         return frozenset(task for one in given for task in (one.tasks if isinstance(one, UnlearningRequest) else one))
 
 
 def none(n_tasks: int) -> Scenario:
-    """No request."""
+    """Return a scenario without requests."""
     checks.whole_number("n_tasks", n_tasks)
     return Scenario()
 
@@ -74,18 +71,18 @@ def listed(
     permanent: Sequence[int] = (),
     deadline: int | None = None,
 ) -> Scenario:
-    """Requests as they are listed, which is how a file of settings gives a schedule of its own.
+    """Return a scenario with explicitly listed requests, e.g. from a configuration file.
 
     Args:
-        n_tasks: of the stream.
+        n_tasks: number of tasks in the stream.
         requests: position → tasks, ``{3: [0]}``, or the arguments of an :class:`UnlearningRequest`, ``{3: {"task": 1,
             "samples": [0, 7]}}``; or a list of such arguments, with ``at``.
-        permanent: tasks that are permanent from the end of their training.
-        deadline: further tasks after which a task becomes permanent by itself; None: never.
+        permanent: tasks declared permanent at the end of their training.
+        deadline: number of later tasks after which a task becomes permanent by itself; None: never.
 
     Raises:
-        ValueError: for requests in another form; what they may ask for, the benchmark says.
-        TypeError: for an argument that a request does not have.
+        ValueError: for requests in another form; :meth:`Scenario.on` checks whether they fit a benchmark.
+        TypeError: for an unknown argument of a request.
     """
     checks.whole_number("n_tasks", n_tasks)
     if isinstance(requests, Mapping):
@@ -116,8 +113,9 @@ def _request(given: Mapping[str, Any]) -> UnlearningRequest:
 
 
 def published(n_tasks: int) -> Scenario:
-    """The AmnesiacHAT paper's schedule: of every five tasks the first goes after the second, the second after the
-    fourth, and the fifth at once.
+    """Return the AmnesiacHAT paper's schedule, which repeats every five tasks.
+
+    The first task is unlearned after the second, the second after the fourth, and the fifth after itself.
     """
     checks.whole_number("n_tasks", n_tasks, 2)
     pattern = {1: 0, 3: 1, 4: 4}
@@ -125,7 +123,7 @@ def published(n_tasks: int) -> Scenario:
 
 
 def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
-    """After every task each remaining one is requested with a probability of its own draw."""
+    """Return a scenario that requests each remaining task with probability ``rate`` after every task."""
     checks.whole_number("n_tasks", n_tasks, 2)
     if not isinstance(rate, Real) or not 0 <= rate <= 1:
         raise ValueError(f"rate must lie in 0 to 1, got {rate!r}")
@@ -142,7 +140,7 @@ def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
 
 
 def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
-    """After every few tasks the one that was learned first of those that remain."""
+    """Return a scenario that requests the oldest remaining task after every ``every`` tasks."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     moments = range(every - 1, n_tasks, every)
@@ -150,14 +148,14 @@ def oldest_first(n_tasks: int, every: int = 2) -> Scenario:
 
 
 def newest_first(n_tasks: int, every: int = 2) -> Scenario:
-    """After every few tasks the one that was just learned."""
+    """Return a scenario that requests the newest task after every ``every`` tasks."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     return Scenario({at: [at] for at in range(every - 1, n_tasks, every)})
 
 
 def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
-    """After every few tasks several at once, the oldest of those that remain."""
+    """Return a scenario that requests the ``size`` oldest remaining tasks at once, after every ``every`` tasks."""
     size = checks.whole_number("size", size)
     every = checks.whole_number("every", every, size + 1)
     checks.whole_number("n_tasks", n_tasks, every)
@@ -166,7 +164,7 @@ def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
 
 
 def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
-    """Every task becomes permanent a few tasks later, and requests come at the last moment."""
+    """Return a scenario with a deadline of ``tasks`` tasks, and requests for some tasks just before it."""
     tasks, every = checks.whole_number("tasks", tasks, 2), checks.whole_number("every", every, 2)
     checks.whole_number("n_tasks", n_tasks, tasks + 1)
     requested = range(0, n_tasks - tasks + 1, every)
@@ -174,14 +172,14 @@ def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
 
 
 def permanent(n_tasks: int, every: int = 2) -> Scenario:
-    """Every few tasks one is permanent from the start; each of the others goes when the next task was learned."""
+    """Return a scenario with a permanent task every ``every`` tasks; the rest are requested one task later."""
     checks.whole_number("n_tasks", n_tasks, 3)
     stays = range(0, n_tasks, checks.whole_number("every", every, 2))
     return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))
 
 
 def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
-    """In the middle of a task's training the one before it."""
+    """Return a scenario that requests the previous task in the middle of a task's training."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     iteration = checks.whole_number("iteration", iteration, 0)
@@ -190,7 +188,7 @@ def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
 
 
 def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenario:
-    """Tasks are unlearned, and come again at the end of the stream."""
+    """Return a scenario that unlearns tasks and trains them again at the end of the stream."""
     checks.whole_number("n_tasks", n_tasks, 2)
     again = checks.integers("tasks", tasks, "tasks")
     after = checks.whole_number("after", after, 0)
@@ -207,4 +205,4 @@ _MAKERS = (
     *(bursts, deadline, permanent, mid_task, relearn),
 )
 SCENARIOS = {make.__name__: make for make in _MAKERS}
-"""Name → the function that makes the scenario: ``make(n_tasks, **options)``."""
+"""Name → function that creates the scenario: ``make(n_tasks, **options)``."""
