@@ -1,4 +1,4 @@
-"""Multi-head models with masks over their units or weights."""
+"""Multi-head models: plain ones, and models with a mask over units or weights, or separate weights, per task."""
 
 from avalanche_amnesia.faces import face
 

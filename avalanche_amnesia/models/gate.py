@@ -1,6 +1,6 @@
-"""The soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
+"""Soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
 
-Also the choice of the units that are computed in a step.
+Also chooses which units to compute in a step.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from torch import Tensor, nn
 from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
 
 SHUT = 1e-12
-"""The network reads a gate up to here as 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""
+"""Gates up to this value are set to 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""
 FAR = 85.0
-"""A unit with ``s·e`` below minus this is left out.
+"""Units with ``s·e`` below minus this are not computed.
 
-Its gate of e^-85 is read as 0. The loss's gradient with respect to its embedding would be σ'(s·e)·s_max·(cosh c + 1) /
-(cosh e + 1) times that with respect to its gate: with c = 50 and s_max = 400 less than 1e-12 times, which moves no
+Their gates, below e^-85, are set to 0. The gradient of the embedding would be σ'(s·e)·s_max·(cosh c + 1) /
+(cosh e + 1) times the gradient of the gate: with c = 50 and s_max = 400 less than 1e-12 times, too little to change a
 number of single precision.
 """
 EVERY = 16
-"""Steps between two looks whether more units can be left out."""
+"""Number of steps between two searches for further units to leave out."""
 MASKS = 32
-"""Masks whose entries are remembered: as many as the tasks that share a mini-batch, mostly."""
+"""Size of the cache of masks' entries: usually enough for the tasks of a mini-batch."""
 
 EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
-"""From units, bool ``(n_units,)``, to the entries of weights that these read, where it is much less than all."""
+"""Function from units, bool ``(n_units,)``, to the weight entries that they use, for weights mostly unused."""
 
 
 class EntriesOfMasks:
-    """Entries that fixed masks read, remembered for those that were asked for last."""
+    """Cache of the weight entries that fixed masks use (least recently used masks are dropped)."""
 
     def __init__(self, entries_of: EntriesOf) -> None:
         self._entries_of = entries_of
         self._known: OrderedDict[tuple[torch.device, bytes], Mapping[str, OpenEntries]] = OrderedDict()
 
     def __call__(self, units: Tensor) -> Mapping[str, OpenEntries]:
-        """Entries that units, bool ``(n_units,)``, read."""
+        """Return the entries that units, bool ``(n_units,)``, use."""
         mask = units.device, units.cpu().numpy().tobytes()
         if mask not in self._known:
             self._known[mask] = self._entries_of(units)
@@ -51,10 +51,10 @@ class EntriesOfMasks:
 
 
 class ComputedUnits:
-    """Chooses the units that are computed, while a gate closes and opens.
+    """Chooses the units to compute, while gates close and open during training.
 
-    Units that were left out are looked at in every step, and come back before their gates are read as anything but 0.
-    A mask that no longer changes leaves out exactly what it closes.
+    Every step checks the units left out, and includes them again before their gates become nonzero. For a mask that no
+    longer changes, exactly the closed units are left out.
     """
 
     def __init__(self, entries_of: EntriesOf) -> None:
@@ -64,29 +64,29 @@ class ComputedUnits:
         self._looks = 0
 
     def leave_out(self, units: Tensor) -> None:
-        """Compute all but some units, bool ``(n_units,)``, from here on."""
+        """Compute all units except these, bool ``(n_units,)``, from now on."""
         if self._left_out is None or not torch.equal(units, self._left_out):
             self._left_out, self._bounds = units, torch.where(units, -FAR, math.inf)
             self.entries = self._entries_of(~units)
 
     def look(self, exponent: Tensor) -> None:
-        """Follow a gate that learns."""
-        if exponent.device.type != "cpu":  # all is computed: an accelerator would have to be waited for in every step
+        """Update the choice for a gate in training, from ``s · e``."""
+        if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
-        if turn or (self.entries and bool((exponent > self._bounds).any())):  # one of them came back
+        if turn or (self.entries and bool((exponent > self._bounds).any())):  # a unit left out is opening
             self.leave_out(exponent < -FAR)
 
 
 class Gate:
-    """Soft mask ``a = σ(s · e)`` over the units of all layers, cut into layers that are leaves of autograd.
+    """Soft mask ``a = σ(s · e)`` over the units of all layers, split by layer into leaf tensors of autograd.
 
-    Gradients collect in the leaves over every forward until the gate is opened again: the way from there to the
-    embedding is short enough to be gone by hand, once per step.
+    Gradients accumulate in the leaves over all forward passes until the gate is opened again. The step from there to
+    the embedding is short, so it is computed by hand, once per step.
 
-    In the leaves a gate up to :data:`SHUT` is exactly 0. A learned embedding closes units at 1e-20 and less for most of
-    an epoch: activations and gradients times that fall below the smallest normal float, with which common processors
-    compute several times as slowly. The embedding's own gradient and the regulariser are taken at the exact ``a``.
+    In the leaves, gates up to :data:`SHUT` are exactly 0. Learned embeddings close units to 1e-20 and less for most of
+    an epoch. Products with such gates would be denormal floats, which make common processors several times slower.
+    The embedding's gradient and the regulariser use the exact ``a``.
     """
 
     _fixed_at: float | None
@@ -107,7 +107,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Set the gate ``a``, ``(n_units,)``, to a scale ``s``; where it ``learns`` its leaves collect gradients."""
+        """Return the gate ``a``, ``(n_units,)``, at scale ``s``; its leaves get gradients if it ``learns``."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
@@ -124,14 +124,14 @@ class Gate:
         return self.value
 
     def reread(self) -> None:
-        """Let the next :meth:`open` read the embedding again: values were loaded."""
+        """Discard cached values after the embedding was loaded; the next :meth:`open` reads it again."""
         self._computed = ComputedUnits(self._entries_of)
         self._fixed_at = None
 
     def gradient(self) -> Tensor:
-        """``∂loss/∂a``, ``(n_units,)``; zero for layers that no backward pass reached, and units not computed."""
+        """Return ``∂loss/∂a``, ``(n_units,)``; zero for layers without a backward pass, and for units not computed."""
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:
-        """``a > 0.5``, bool ``(n_units,)``."""
+        """Return ``a > 0.5``, bool ``(n_units,)``."""
         return self.embedding.detach() > 0  # σ(s·e) > ½ at every scale

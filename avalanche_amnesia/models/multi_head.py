@@ -1,4 +1,4 @@
-"""A backbone with one head per task, the base of all masked models; and the task labels of its mini-batches."""
+"""Multi-head model (one backbone, one head per task), the base of all masked models; and task labels of batches."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
-# Logits of classes that a sample's task does not have, where a batch mixes tasks with different numbers of classes.
+# Logit of classes unknown to a sample's task, in batches that mix tasks with different numbers of classes.
 NO_CLASS = -1000.0
 _BACKBONE = "backbone."
 _EXTRA = "_extra_state"
@@ -23,50 +23,50 @@ Value = TypeVar("Value")
 
 
 class UnknownTaskError(KeyError):
-    """A task without a head was asked for: never trained, or unlearned."""
+    """The requested task has no head: it was never trained, or was unlearned."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NoHead(nn.Module):
-    """Head of a task that was never trained, or was unlearned: equal logits for every class."""
+    """Stand-in head of an untrained or unlearned task: returns equal logits for every class."""
 
     def __init__(self, n_classes: int) -> None:
         super().__init__()
         self.out_features = n_classes
 
     def forward(self, features: Tensor) -> Tensor:
-        """``(batch, features)`` → zeros ``(batch, classes)``."""
+        """Return zeros ``(batch, classes)`` for features ``(batch, features)``."""
         return features.new_zeros(len(features), self.out_features)
 
 
 class MultiHeadModel(MultiTaskModule):
-    """A feature extractor shared by all tasks, and one linear head for each.
+    """Multi-head model: a feature extractor shared by all tasks, and one linear head per task.
 
-    Unlike Avalanche's own multi-head classifier it makes no head while evaluating, so that evaluating never changes
-    a later training, and a head can be taken out again. Where a stock strategy evaluates a task that has no head, all
-    its classes get equal logits.
+    Unlike Avalanche's multi-head classifier, it creates no head during evaluation, so an evaluation never changes
+    later training; and heads can be removed. If an Avalanche strategy evaluates a task without a head, all its classes
+    get equal logits.
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
-        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+        n_features: width of the features; by default ``backbone.features``, if it is an integer.
 
     Raises:
-        ModelError: if the width of the features is not known, or the backbone is none.
-        TypeError: for a backbone that is no module.
+        ModelError: if the width of the features is unknown, or the module can't be used as a backbone.
+        TypeError: if the backbone is no module.
     """
 
     task_containers: tuple[str, ...] = ("heads",)
-    """Names of the containers that hold a task's own modules under its label."""
+    """Names of the containers of per-task modules (task label → module)."""
     features_per_task = False
-    """True: features depend on the task, through norms, a mask or a network of its own."""
+    """True if features depend on the task, through its norms, mask or network."""
     state_per_task = False
-    """True: each task has its own of all that forward keeps beside the parameters (running statistics, buffers)."""
+    """True if each task has its own copy of all state except parameters (running statistics, buffers)."""
     isolates: bool = False
-    """True: the training of a task neither reads nor writes anything of one that may be unlearned."""
+    """True if training a task neither uses nor changes entries of another task that may be unlearned."""
     trains_again = False
-    """True: whatever trains the model, a task can be trained again in its place, with others trained since."""
+    """True if any strategy can train a task again in its old position, even after later tasks were trained."""
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     def begins_as(self, name: str) -> str:
-        """Name of the parameter as which a task's own one begins; its own name where it is drawn."""
+        """Return the name of the parameter that a task's parameter starts as a copy of; its own name if none."""
         return name
 
     def free_share(self) -> float | None:
-        """Share of its weights that no task owns, in [0, 1]; None where weights are nobody's own."""
+        """Return the share of weights that no task owns, in [0, 1]; None if tasks do not own weights."""
         return None
 
     @property
@@ -104,11 +104,11 @@ class MultiHeadModel(MultiTaskModule):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Labels of the tasks that have a head, in the order they were made."""
+        """Labels of the tasks with a head, in the order of the heads' creation."""
         return self.heads.tasks
 
     def adaptation(self, experience: Any) -> None:
-        """Make the head of a task that is about to be trained; while evaluating, only note how many classes it has."""
+        """Create a head for a task that will be trained; in evaluation mode, only record its number of classes."""
         if not hasattr(experience, "task_labels"):
             raise UnknownTaskError(
                 "an experience has no task labels, by which heads are told apart: give its stream some, by "
@@ -122,7 +122,7 @@ class MultiHeadModel(MultiTaskModule):
                     self._evaluated_untrained[int(task)] = _n_classes(experience)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``nn.Module``'s; where all lies on the device already, as before most evaluations, nothing is done."""
+        """Move the model like ``nn.Module.to``; return at once if all tensors are already on the device."""
         if len(args) == 1 and isinstance(args[0], (str, torch.device)) and not kwargs:
             device = torch.device(args[0])
             if all(tensor.device == device for tensor in (*self.parameters(), *self.buffers())):
@@ -130,7 +130,7 @@ class MultiHeadModel(MultiTaskModule):
         return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Add a freshly drawn head ``features → n_classes`` for a task."""
+        """Add a randomly initialised head ``features → n_classes`` for a task."""
         self.heads[task] = self._new_head(n_classes)
         self.known_train_tasks_labels.add(task)
 
@@ -139,18 +139,18 @@ class MultiHeadModel(MultiTaskModule):
         return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Parameters like those of a next task's head, for whoever must know their shapes; no part of the model."""
+        """Return new parameters like those of a next task's head, e.g. for their shapes; not part of the model."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             return list(self._new_head(1).parameters())
 
     def remove_task(self, task: int) -> None:
-        """Take out everything that belongs to the task alone."""
+        """Remove everything that belongs only to this task."""
         for store in self._stores:
             store.drop(task)
         self.known_train_tasks_labels.discard(task)
 
     def task_modules(self, task: int) -> list[nn.Module]:
-        """The modules that belong to the task alone: its head first, then whatever else it has.
+        """Return the modules that belong only to this task: its head, then its other modules.
 
         Raises:
             UnknownTaskError: if the task has no head.
@@ -159,7 +159,7 @@ class MultiHeadModel(MultiTaskModule):
         return [head, *(held[task] for held in self._containers[1:] if task in held)]
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Names, in ``state_dict``, of everything but parameters that goes with the tasks."""
+        """Return the names, in ``state_dict``, of the buffers in the tasks' own modules."""
         return [
             f"{path}.{task}.{name}"
             for path, container in zip(self.task_containers, self._containers, strict=True)
@@ -169,26 +169,26 @@ class MultiHeadModel(MultiTaskModule):
         ]
 
     def task_state(self) -> Any:
-        """State that belongs to single tasks, for :meth:`restore_task_state`; holds references, copies nothing."""
+        """Return the per-task state for :meth:`restore_task_state`, as references, without copies."""
         return [store.state() for store in self._stores], set(self.known_train_tasks_labels)
 
     def restore_task_state(self, state: Any) -> None:
-        """Go back to what :meth:`task_state` returned."""
+        """Restore the per-task state that :meth:`task_state` returned."""
         states, known = state
         for store, held in zip(self._stores, states, strict=True):
             store.restore(held)
         self.known_train_tasks_labels = set(known)
 
     def tasks_read(self, task: int) -> Sequence[int]:
-        """Other tasks without which a finished task has no network."""
+        """Return the other tasks whose parameters a finished task's network needs."""
         return ()
 
     @torch.no_grad()
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
-        """Write -1000 into some rows of a task's head, as bias: it predicts these classes no more.
+        """Stop a task's head from predicting some classes: set their weights to 0 and their bias to -1000.
 
         Raises:
-            ModelError: for a head that is not the task's own, or has no bias.
+            ModelError: if the task has no head, or its head has no bias.
         """
         head = self.heads.get(task)
         if classes and getattr(head, "bias", None) is None:
@@ -197,18 +197,18 @@ class MultiHeadModel(MultiTaskModule):
             head.weight[label], head.bias[label] = 0.0, NO_CLASS
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Backbone features ``(batch, features)`` of ``x`` for a task label, or one label per sample ``(batch,)``."""
+        """Return the features ``(batch, features)`` of ``x`` for one task label, or labels per sample ``(batch,)``."""
         return by_task(x, task, self._features) if self.features_per_task else run_on(self.backbone, x)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        """Features of samples of one task, where they depend on it."""
+        """Return features of samples of one task; only called if features depend on the task."""
         raise NotImplementedError
 
     def head(self, task: int) -> nn.Module:
-        """The head of a task.
+        """Return the head of a task.
 
         Raises:
-            UnknownTaskError: if the task has none.
+            UnknownTaskError: if the task has no head.
         """
         if task not in self.heads:
             if not self.training and task in self._evaluated_untrained:
@@ -220,15 +220,15 @@ class MultiHeadModel(MultiTaskModule):
         return self.heads[task]
 
     def forward(self, x: Tensor, task_labels: int | Tensor | None = None) -> Any:
-        """Logits of a batch.
+        """Return the logits of a batch.
 
         Args:
             x: ``(batch, …)``.
-            task_labels: one label, or one per sample ``(batch,)``; None for every head's logits, as LwF asks.
+            task_labels: one label, or one per sample ``(batch,)``; None for the logits of every head, as LwF needs.
 
         Returns:
-            ``(batch, classes)``; where tasks are mixed, the widest task's classes, with ``-1000`` for those that a
-            sample's task does not have. For None a dict task → ``(batch, classes)``.
+            ``(batch, classes)``; if tasks are mixed, with the largest number of classes, and ``-1000`` for classes
+            unknown to a sample's task. For None a dict task → ``(batch, classes)``.
 
         Raises:
             UnknownTaskError: for a task without a head.
@@ -250,21 +250,21 @@ class MultiHeadModel(MultiTaskModule):
         return logits
 
     def _all_logits(self, x: Tensor) -> dict[int, Tensor]:
-        """Logits of every head: task → ``(batch, classes)``."""
+        """Return the logits of every head: task → ``(batch, classes)``."""
         if self.features_per_task or not self.tasks:
             return {task: self.forward(x, task) for task in self.tasks}
-        features = self.features(x, self.tasks[0])  # the same for all tasks: one pass serves them
+        features = self.features(x, self.tasks[0])  # one pass, because features do not depend on the task
         return {task: self.head(task)(features) for task in self.tasks}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As ``nn.Module``'s, after giving the model the tasks that the state has, and no others.
+        """Load a state like ``nn.Module.load_state_dict``, after adding and removing tasks to match it.
 
         Raises:
-            TypeError: for what is no mapping of tensors.
-            ValueError: for the state of another model; nothing changed.
+            TypeError: if ``state_dict`` is not a mapping of tensors.
+            ValueError: for the state of another model; this model is then unchanged.
         """
         given = type(state_dict).__name__
-        if isinstance(state_dict, Mapping):  # of tensors, and what a module makes of its own beside them
+        if isinstance(state_dict, Mapping):  # of tensors, and any objects as extra state
             others = ((n, v) for n, v in state_dict.items() if not (isinstance(v, Tensor) or n.endswith(_EXTRA)))
             given = next((f"{name}: {type(value).__name__}" for name, value in others), "")
         if given:
@@ -283,7 +283,7 @@ class MultiHeadModel(MultiTaskModule):
                 return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except Exception as error:
             with torch.no_grad():
-                for value, held in zip(values, before, strict=False):  # torch has loaded by then what fits
+                for value, held in zip(values, before, strict=False):  # torch has loaded the matching tensors by now
                     value.copy_(held)
             self.restore_task_state(tasks)
             if not isinstance(error, RuntimeError):
@@ -294,7 +294,7 @@ class MultiHeadModel(MultiTaskModule):
             ) from error
 
     def _unlike(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Tensors of a state that the model has otherwise or not at all, and those that the state lacks, in words."""
+        """Describe the differences of names and shapes between a state and the model, one line each."""
         here, there = ({n: tuple(getattr(v, "shape", ())) for n, v in of.items()} for of in (self.state_dict(), state))
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
@@ -311,12 +311,12 @@ class MultiHeadModel(MultiTaskModule):
         for task, shape in shapes.items():
             if task in self.heads and self.heads[task].weight.shape == shape:
                 continue
-            with torch.random.fork_rng(devices=[]):  # the draw is overwritten: nobody's stream should pay for it
+            with torch.random.fork_rng(devices=[]):  # the draw is overwritten, so keep the random stream
                 self.add_head(task, shape[0])
 
 
 def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Values of the backbone's parameters, by their names inside it; those of other parameters are left out."""
+    """Return only the backbone's values, with names relative to the backbone."""
     return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
 
 
@@ -331,27 +331,27 @@ def _n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Labels of mini-batches of one task, which :func:`single_task` knows without waiting for an accelerator."""
+    """Label tensors of one task; :func:`single_task` reads their task without a device synchronisation."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)
 
     def labels(self, n: int) -> Tensor:
-        """Labels of a mini-batch, ``(n,)``: one number in memory."""
+        """Return the labels ``(n,)`` of a mini-batch, a view of a single number."""
         labels = self._label.expand(n)
-        if not labels.is_inference():  # these don't count what is written into them
+        if not labels.is_inference():  # inference tensors have no version counter
             setattr(labels, _KNOWN, (self.task, labels._version))
         return labels
 
 
 def single_task(task_labels: int | Tensor) -> int | None:
-    """The one task of a batch, None where it mixes several."""
+    """Return the task of a batch, or None if it mixes several tasks."""
     if type(task_labels) is int:
         return task_labels
     if not isinstance(task_labels, Tensor) or not task_labels.dim():
         return checks.integer(task_labels)
     known: tuple[int, int] | None = getattr(task_labels, _KNOWN, None)
-    if known is not None and task_labels._version == known[1]:  # nobody has written into it since
+    if known is not None and task_labels._version == known[1]:  # not changed in place since
         return known[0]
     if task_labels.stride(0) == 0:  # one value, expanded: nothing to compare
         return int(task_labels[0])
@@ -360,7 +360,7 @@ def single_task(task_labels: int | Tensor) -> int | None:
 
 
 def _one_each(task_labels: Any, n: int) -> Tensor:
-    """Labels of a batch in which tasks are mixed."""
+    """Check and return the labels of a batch with mixed tasks."""
     if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
         raise TypeError(
             f"task_labels must be the label of a task (an int), or a tensor of one label for each of {n} samples, got "
@@ -370,7 +370,7 @@ def _one_each(task_labels: Any, n: int) -> Tensor:
 
 
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Apply a function of samples and their task to a batch in which tasks may be mixed."""
+    """Apply a function of samples and task to a batch, task by task if tasks are mixed."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)

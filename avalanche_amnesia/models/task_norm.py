@@ -1,4 +1,4 @@
-"""A multi-head model whose norms are each task's own: BatchNorm backbones for strategies without masks."""
+"""Multi-head model with separate norms per task, for BatchNorm backbones in strategies without masks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 
 class TaskNormModel(MultiHeadModel):
-    """A multi-head model in which every task has its own norms: parameters and running statistics.
+    """Multi-head model in which every task has its own norms: parameters and running statistics.
 
-    They are made with the task's head from the backbone's, lie in it (``heads.0.norms``), and are removed with it. Only
-    a training of their task changes their statistics: where another task's training runs them (on replayed samples, for
-    a head that is distilled), they go by the statistics they have, as in evaluation. So a task that was unlearned has
-    left nothing in them. What a task without a head runs through are the backbone's own norms, as they were given.
+    They are copies of the backbone's norms, created with the task's head, stored in it (``heads.0.norms``), and removed
+    with it. Only the training of their own task changes their statistics. In another task's training (on replayed
+    samples, or for a distilled head) they use their stored statistics, as in evaluation. So an unlearned task leaves no
+    trace in them. A task without a head runs through the backbone's original norms.
 
-    Without norms in the backbone it is a :class:`MultiHeadModel`.
+    For a backbone without norms this is a plain :class:`MultiHeadModel`.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``. BatchNorm, InstanceNorm, LayerNorm, GroupNorm
-            and RMSNorm modules are each task's own; nothing is traced, so that its ``forward`` may be anything.
-        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``. Each task gets its own BatchNorm, InstanceNorm,
+            LayerNorm, GroupNorm and RMSNorm modules. Nothing is traced, so ``forward`` may be any code.
+        n_features: width of the features; by default ``backbone.features``, if it is an integer.
 
     Raises:
-        ModelError: if the width of the features is not known, or the backbone is none.
-        TypeError: for a backbone that is no module.
+        ModelError: if the width of the features is unknown, or the module can't be used as a backbone.
+        TypeError: if the backbone is no module.
 
     Reference: task-owned norms: Duan, HAT-CL, 2023.
     """
@@ -45,22 +45,22 @@ class TaskNormModel(MultiHeadModel):
         self.train(self.training)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """As the base class's; with the task's norms in it."""
+        """Add a randomly initialised head for a task, with the task's norms in it."""
         super().add_head(task, n_classes)
         copies = dict(zip(self._names, self._copies.begun(), strict=True))
         norms = OwnModules(copies)
         norms.learn(False, self.training)
-        # In the head, not in a container beside it: parameters are then appended to the model's, as hosts expect that
-        # go through old and new ones side by side (EWC's mode "online").
+        # In the head, not in a separate container, so that new parameters come last in the model. Strategies that
+        # compare old and new parameters in order expect this (EWC's mode "online").
         self.heads[task].add_module("norms", norms)
 
     def task_norms(self, task: int) -> OwnModules | None:
-        """Norms of a task; None where it has no head."""
+        """Return the norms of a task, or None if it has no head."""
         norms = getattr(self.heads[task], "norms", None) if task in self.heads else None
         return norms if isinstance(norms, OwnModules) else None
 
     def adaptation(self, experience: Any) -> None:
-        """As the base class's; in a training only the statistics of its own tasks' norms learn."""
+        """Create the heads of new tasks; in training mode, let only this experience's tasks update their norms."""
         super().adaptation(experience)
         if self.training:
             labels = {int(task) for task in experience.task_labels}
@@ -70,18 +70,18 @@ class TaskNormModel(MultiHeadModel):
                     norms.learn(task in labels, True)
 
     def train(self, mode: bool = True) -> TaskNormModel:
-        """As ``nn.Module``'s; the norms that were given never learn."""
+        """Set the mode like ``nn.Module.train``, but keep the original norms in evaluation mode."""
         super().train(mode)
         self._copies.hold()
         return self
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Features ``(batch, features)`` through a task's norms; one label, or one per sample ``(batch,)``."""
+        """Return features ``(batch, features)`` through the norms of one task, or of one per sample ``(batch,)``."""
         return by_task(x, task, lambda samples, label: self.features_through(samples, self.task_norms(label)))
 
     def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
-        """Features ``(batch, features)`` through norms that a task has, or had; None: those that were given."""
-        # A teacher (LwF) is a copy in training mode that runs without gradients: it must stay as it was copied.
+        """Return features ``(batch, features)`` through a task's present or former norms; None: the original norms."""
+        # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
         others = self._copies.standing_in(() if norms is None else norms.values(), learn=torch.is_grad_enabled())
         with self._substitutes.put(others):
             features: Tensor = run_on(self.backbone, x)
