@@ -1,4 +1,4 @@
-"""A masked model in tables: its layers, what feeds them, which rule covers its parameters, and what tasks use."""
+"""Tables about a masked model: its layers, their inputs, the rules for its parameters, and the units in use."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from avalanche_amnesia.models.masked import MaskedModel
 
 ALL_LAYERS = "all"
-"""Row of a utilisation table that takes all layers together."""
+"""Name of a utilisation table's last row, over all layers."""
 
 
 class Description:
-    """Printed, it is a table; its attributes are what the table says."""
+    """Printable table of a masked model's layers and parameters; the attributes are the table's values."""
 
     def __init__(self, backbone: nn.Module, graph: UnitGraph, *, tried: bool) -> None:
         sizes = {name: parameter.numel() for name, parameter in backbone.named_parameters()}
@@ -64,7 +64,7 @@ def _shortened(names: Sequence[str], most: int = 3) -> str:
 
 
 def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
-    """Names of the layers whose units feed a layer, in their order; ``input`` first."""
+    """Return the names of the layers whose units feed a layer, in order; ``input`` first."""
     sets: Tensor | None = graph.sources(layer)
     if sets is None:
         return ("input",)
@@ -79,7 +79,7 @@ def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
 
 
 def utilisation(model: MaskedModel, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-    """Units that each remaining task's mask opens, layer by layer.
+    """Return the share (or count) of each layer's units in each remaining task's mask.
 
     >>> import torch
     >>> from avalanche_amnesia.models import MLP, MaskedModel

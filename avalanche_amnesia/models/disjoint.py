@@ -1,4 +1,4 @@
-"""Weight pools: one network whose weights are dealt out, so that no task reads what another one may take with it."""
+"""Weight pools: a network whose weights are partitioned among tasks, so that no task uses an unlearnable one's."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -23,27 +23,26 @@ from avalanche_amnesia.unit_graph.backbones import run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _DEALT, _ENTRIES = "dealt", "entries."
-"""Names in the state of a task's share: how it was dealt, and in front of the names of its tensors."""
+"""State-dict keys of a task's partition: its parameters, and the prefix of its tensors."""
 
 _COPIES = 0.05
-"""Of a network's parameters, for copies of its smallest layers; chosen on validation images."""
+"""Fraction of parameters that may be spent on per-task copies of the smallest layers (chosen on validation images)."""
 
 _PERMUTATIONS = 32
-"""Permutations of a row's entries that are drawn for a tensor; each row takes one of them, turned by a number."""
+"""Number of random permutations per tensor; each of its rows uses one of them with a cyclic shift of the slots."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Entries of every tensor that a task owns, and the tasks whose entries it reads beside its own.
+    """A task's partition: which entries of every tensor it owns, and which other tasks' entries it uses.
 
-    The partition of the entries follows from (seed, tensor name) and takes no memory: it is made again where it is
-    needed.
+    The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
 
     Attributes:
-        seed: of the partition.
-        slots: disjoint parts that every tensor is cut into.
-        slot: the one that the task owns, from 0.
-        reads: tasks that may never be unlearned, whose entries it reads and never changes.
+        seed: seed of the partition.
+        slots: number of disjoint parts of every tensor.
+        slot: the part that the task owns, from 0.
+        reads: permanent tasks whose entries the task uses but never changes.
     """
 
     seed: int
@@ -52,41 +51,41 @@ class Share:
     reads: tuple[int, ...] = ()
 
     def encoded(self) -> Tensor:
-        """The share as numbers, int64 ``(3 + tasks read,)``."""
+        """Return the attributes as int64 ``(3 + number of tasks in reads,)``."""
         *numbers, reads = astuple(self)
         return torch.tensor([*numbers, *reads], dtype=torch.int64)
 
     @classmethod
     def decoded(cls, numbers: Tensor) -> Self:
-        """The share that :meth:`encoded` wrote; a ValueError for numbers that are none."""
+        """Return the share from the result of :meth:`encoded`; a ValueError for invalid numbers."""
         found = numbers.tolist() if numbers.dtype == torch.int64 and numbers.dim() == 1 else []
         if len(found) < 3 or not 0 <= found[2] < found[1]:
             raise ValueError(f"{found} is no share: seed, slots, slot, tasks that are read")
         return cls(found[0], found[1], found[2], tuple(found[3:]))
 
     def overlaps(self, other: Self) -> bool:
-        """Tell whether an entry may lie in both."""
+        """Return True if the two may have a common entry."""
         return (self.seed, self.slots) != (other.seed, other.slots) or self.slot == other.slot
 
     def deals(self, shape: torch.Size) -> bool:
-        """Tell whether a tensor is dealt to the slots; each task has a copy of its own of any other one.
+        """Return True if a tensor of this shape is partitioned; otherwise each task has its own copy.
 
-        One is not that has a single row (biases, norms, a token, an embedding of positions), or rows with fewer entries
-        than there are slots, in which outputs would have no input left: such tensors are small.
+        Tensors with a single row (biases, norms, a token, an embedding of positions) are copied, and tensors whose rows
+        have fewer entries than slots, because outputs would lose all inputs. Such tensors are small.
         """
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def owned(self, name: str, shape: torch.Size) -> Tensor:
-        """Entries of a tensor that is dealt, bool of its shape: of each row ``n_in / slots``, rounded up or down."""
+        """Return the owned entries of a partitioned tensor as bool: ``n_in / slots`` per row, rounded up or down."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)
 
 
-@lru_cache(maxsize=1024)  # small: of a matrix a few rows
+@lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Slot of every entry in some permutations of a row; which of them each row takes, and turned by what."""
-    # RandomState, whose stream is frozen for good: a state that was saved is read by other versions too.
+    """Return the slots of all entries in each permutation, and each row's permutation and shift."""
+    # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
     rows, turns = random.randint(len(ranks), size=n_rows), random.randint(slots, size=n_rows)
@@ -95,11 +94,11 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 
 
 class TaskShare(nn.Module):
-    """Possessions of one task: while it trains a whole network, once it is finished only the entries that it owns.
+    """Parameters and buffers of one task: a whole network during its training, afterwards only its own entries.
 
     Args:
-        entries: the network; or a tree of modules without a forward that holds its tensors under their names.
-        dealt: what :meth:`Share.encoded` wrote; None: nothing is dealt yet.
+        entries: the network; or, after training, a tree of empty modules with the task's tensors under their names.
+        dealt: result of :meth:`Share.encoded`; None before the network is partitioned.
 
     Attributes:
         backbone: hashes of the backbone's tensors when the task's training began; empty for a finished task.
@@ -114,32 +113,32 @@ class TaskShare(nn.Module):
 
     @property
     def share(self) -> Share:
-        """Share that was dealt to the task."""
+        """The task's partition."""
         return Share.decoded(self.dealt)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers, by their names in the backbone."""
+        """All parameters and buffers, by their names in the backbone."""
         return dict((*self.entries.named_parameters(), *self.entries.named_buffers()))
 
 
 class DisjointModel(MultiHeadModel):
-    """Any network whose weights are dealt out to disjoint shares, one for each task, and one head per task.
+    """Multi-head model whose weights are partitioned among the tasks, for any network.
 
-    A task reads only its own share of every layer's weights, and those of tasks that may never be unlearned; all others
-    are +0 for it. Biases, norms, buffers and heads are the task's own, and so are the smallest layers (:meth:`dealt`).
-    So no task's training or features depend on a task that may go. Nothing is traced: ``forward`` may be anything.
+    A task uses only its own part of every layer's weights, and the parts of permanent tasks; all other weights are +0
+    for it. Each task has its own biases, norms, buffers and head, and its own copy of the smallest layers
+    (:meth:`dealt`). So no task's training or features depend on an unlearnable task. Nothing is traced, so ``forward``
+    may be any code.
 
-    The backbone stays as it was given. Its values are those from which every share begins, scaled to the share, and it
-    stands in for tasks that the model does not have. A parameter that does not require gradients (of a pretrained
-    network) is dealt to nobody: every task reads it as it is.
+    The backbone itself never changes. Every part starts from its values, scaled for the missing weights, and unknown
+    tasks run through it. All tasks share parameters without gradients (e.g. of a pretrained network).
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``; it must be possible to copy it.
-        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``; it must support ``deepcopy``.
+        n_features: width of the features; by default ``backbone.features``, if it is an integer.
 
     Raises:
-        ModelError: if the width of the features is not known, or the backbone can't be copied.
+        ModelError: if the width of the features is unknown, or the backbone can't be copied.
     """
 
     task_containers = ("heads", "shares")
@@ -152,26 +151,26 @@ class DisjointModel(MultiHeadModel):
         self.shares = TaskModules()
         self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
         self._opened = _Opened()
-        self.copied()  # raises where that can't be done
+        self.copied()  # raises if the backbone can't be copied
 
     # Shares ---------------------------------------------------------------------------------------------------
 
     def share(self, task: int) -> Share | None:
-        """The share of a task; None where it has none yet."""
+        """Return a task's partition, or None if it has none yet."""
         held: TaskShare | None = self.shares.get(task)
         return None if held is None or held.dealt is None else held.share
 
     def tasks_read(self, task: int) -> Sequence[int]:
-        """Other tasks without which a finished task has no network."""
+        """Return the other tasks whose parameters a finished task's network needs."""
         share = self.share(task)
         return () if share is None else share.reads
 
     def dealt(self, share: Share) -> dict[str, nn.Parameter]:
-        """Parameters of the backbone of which a task owns only its share, by name; of all others it has copies.
+        """Return the backbone's partitioned parameters by name; of its other trainable parameters, tasks have copies.
 
-        Those are what :meth:`Share.deals` leaves out, and the smallest matrices and kernels, as many as make, in copies
-        for all slots together, a twentieth of the network: a first convolution has few inputs, of which a share would
-        leave too little.
+        Copied are parameters that :meth:`Share.deals` excludes, and the smallest matrices and kernels, as long as all
+        slots' copies together are at most a twentieth of the network. A first convolution, for example, has too few
+        inputs to be partitioned.
         """
         named = self.backbone.named_parameters()
         learning = {name: parameter for name, parameter in named if name in self._learning}
@@ -185,10 +184,10 @@ class DisjointModel(MultiHeadModel):
         return dealt
 
     def describe(self, slots: int) -> str:
-        """Table of the backbone's parameters: what becomes of each with so many slots, and how much a task keeps of it.
+        """Return a table of the backbone's parameters: the rule for each, and the number of entries per task.
 
         Args:
-            slots: as of :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
+            slots: number of slots, see :class:`~avalanche_amnesia.isolation.Pools`, at least 1.
         """
         share = Share(0, checks.whole_number("slots", slots), 0)
         dealt, rows, total = self.dealt(share), [], 0
@@ -204,11 +203,11 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
-        """As the base class's: a task's copy of the backbone begins as that."""
+        """Return the backbone's parameter name for a parameter of a task's copy; other names unchanged."""
         return re.sub(rf"^shares\.\d+\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
-        """As the base class's: of the weights that are dealt out."""
+        """Return the share of partitioned weights that no task owns, in [0, 1]."""
         shares = {task: share for task in self.tasks if (share := self.share(task)) is not None}
         parameters = self.dealt(next(iter(shares.values()))) if shares else {}
         total = sum(parameter.numel() for parameter in parameters.values())
@@ -220,16 +219,16 @@ class DisjointModel(MultiHeadModel):
     # Life of a task -------------------------------------------------------------------------------------------
 
     def adaptation(self, experience: Any) -> None:
-        """As the base class's; a task in training gets a copy of the backbone, of which :meth:`deal` leaves a share."""
+        """Add heads of new tasks, and, in training mode, copies of the backbone, which :meth:`deal` reduces later."""
         super().adaptation(experience)
         if self.training:
-            self._opened = _Opened()  # room for the task's own
+            self._opened = _Opened()  # frees memory for the new network
         for task in map(int, experience.task_labels if self.training else ()):
             if task not in self.shares:
                 self.shares[task] = TaskShare(self.copied()).train(self.training)
 
     def copied(self) -> nn.Module:
-        """A copy of the backbone; what does not learn is in common."""
+        """Return a copy of the backbone that shares its parameters without gradients."""
         frozen = {id(p): p for name, p in self.backbone.named_parameters() if name not in self._learning}
         try:
             return deepcopy(self.backbone, frozen)
@@ -241,16 +240,17 @@ class DisjointModel(MultiHeadModel):
 
     @torch.no_grad()
     def deal(self, task: int, share: Share) -> dict[str, Tensor]:
-        """Leave a task that begins its share of the network, in its initial values; all else is +0.
+        """Reduce a new task's network to its partition: initialise its own entries, and set unused weights to +0.
 
-        A weight begins as the backbone's, times ``1/√density`` for the share of its tensor that the task reads.
+        Own entries start from the backbone's values times ``1/√density``, for the density of entries that the task uses
+        in the tensor.
 
         Args:
-            task: its label; it has a head, and no share yet.
-            share: its share.
+            task: label of a task with a head, and without a partition.
+            share: the task's partition.
 
         Returns:
-            Name in the backbone → bool tensor of the entries that the task owns, of parameters that are dealt.
+            Name in the backbone → bool tensor of the task's own entries, for all partitioned parameters.
         """
         held: TaskShare = self.shares[task]
         held.dealt, held.backbone = share.encoded(), _hashes(self.backbone)
@@ -266,18 +266,18 @@ class DisjointModel(MultiHeadModel):
         return owned
 
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Where a finished task's entries of a parameter lie, and what they hold."""
+        """Return positions (bool, of the parameter's shape) and values of a finished task's entries."""
         held: TaskShare = self.shares[task]
         values = held.entries.get_parameter(name).detach()
         return held.share.owned(name, shape).to(values.device), values
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
-        """Keep of a task's network only what is its own, which ends its training.
+        """End a task's training: keep only its own entries of its network.
 
         Raises:
-            ModelError: if forwards changed a tensor that is no parameter, buffer or tensor attribute of a module, or
-                the training changed the backbone of which the task has a copy.
+            ModelError: if forward passes changed a tensor that is no parameter, buffer or tensor attribute of a module,
+                or if the training changed the original backbone.
         """
         held: TaskShare = self.shares[task]
         now = _hashes(self.backbone)
@@ -309,7 +309,7 @@ class DisjointModel(MultiHeadModel):
         self._keep(task, TaskShare(kept, held.dealt))
 
     def remove_task(self, task: int) -> None:
-        """As the base class's; nothing of the task stays in memory."""
+        """Remove everything of a task, also the cached network."""
         self._opened = _Opened()
         super().remove_task(task)
 
@@ -321,7 +321,7 @@ class DisjointModel(MultiHeadModel):
     # Forward --------------------------------------------------------------------------------------------------
 
     def network(self, task: int) -> nn.Module:
-        """The network as a task runs through it; of a finished one good until the next task is asked for."""
+        """Return a task's network; for a finished task, it is valid only until the next call for another task."""
         if task not in self.shares:
             return self.backbone
         held: TaskShare = self.shares[task]
@@ -342,14 +342,14 @@ class DisjointModel(MultiHeadModel):
                 parameter.zero_()
                 for other in (*held.share.reads, task):
                     where, values = self._entries_of(other, name, parameter.shape)
-                    parameter.masked_scatter_(where, values)  # a third of the time of an assignment
+                    parameter.masked_scatter_(where, values)  # three times as fast as an assignment
             elif name in own:
                 parameter.copy_(own[name])
         for site, given in zip(state_sites(network), state_sites(self.backbone), strict=True):
             site.value.copy_(own.get(site.name, given.value))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._opened = _Opened()  # it has other devices and types
+        self._opened = _Opened()  # the cached network has the old device and type
         return super()._apply(fn, recurse)
 
     # State ----------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class DisjointModel(MultiHeadModel):
         for task, share in shares.items():
             in_training = task in self.shares.unfinished and self.share(task) == share
             if in_training and _shapes(self.shares[task].state_dict()) == _shapes(saved[task]):
-                continue  # the middle of its training, loaded again
+                continue  # a state saved during this training
             room = self._room(share, saved[task])
             others = {other for other in shares if other != task and not shares[other].overlaps(share)}
             fits = _shapes(room.state_dict()) == _shapes(saved[task])
@@ -378,7 +378,7 @@ class DisjointModel(MultiHeadModel):
             self._keep(task, room)
 
     def _room(self, share: Share, saved: Mapping[str, Tensor]) -> TaskShare:
-        """Room for what a finished task keeps of this backbone, which a state then fills."""
+        """Return zero tensors in the shapes of a finished task's entries, for a state to load into."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in self.backbone.named_parameters():
             if name in self._learning:
@@ -399,7 +399,7 @@ def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
 
 
 class _Opened:
-    """The network of the finished task that was asked for last: no part of the model, made again where it is needed."""
+    """Cache of the last requested finished task's network; it is not part of the model, copies or saved states."""
 
     def __init__(self) -> None:
         self._network: nn.Module | None = None
@@ -409,19 +409,19 @@ class _Opened:
         return _Opened, ()
 
     def network(self, model: DisjointModel, task: int) -> nn.Module:
-        """A finished task's network, in evaluation mode, which learns nothing."""
+        """Return a finished task's network, in evaluation mode and without gradients."""
         with torch.inference_mode(False):
             if self._network is None:
                 self._network, self._holds = model.copied().requires_grad_(False).eval(), None
             if self._holds is None or self._holds != _versions(model, task, self._network):
-                self._holds = None  # interrupted, it holds no task
+                self._holds = None  # the network is invalid if the next line is interrupted
                 model.write_network(self._network, task)
                 self._holds = _versions(model, task, self._network)
         return self._network
 
 
 def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
-    """Versions of all tensors that a network was made of, and of its own: a forward may write into its buffers."""
+    """Return versions of a network's source tensors and of its own, as a forward may write into its buffers."""
     held: TaskShare = model.shares[task]
     sources = (network, held, *(model.shares[other] for other in held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
@@ -429,12 +429,12 @@ def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
 
 
 def _hashes(backbone: nn.Module) -> dict[str, str]:
-    """Name → hash of every tensor of a backbone."""
+    """Return name → hash of every tensor of a backbone."""
     return kept_tensors(backbone) | {name: tensor_hash(parameter) for name, parameter in backbone.named_parameters()}
 
 
 def _place(root: nn.Module, name: str, value: Tensor) -> None:
-    """Put a tensor under a name with dots, into modules that are made for it."""
+    """Register a tensor under a dotted name, and create the modules on the path."""
     *path, last = name.split(".")
     for part in path:
         if part not in root._modules:

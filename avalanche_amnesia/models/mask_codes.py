@@ -1,13 +1,13 @@
-"""Binary masks of many tasks, and the scores of a trained task, in few bytes.
+"""Compression of the binary masks of many tasks, and of the scores of a trained task.
 
-Masks of successive tasks resemble each other, as one task's scores start where the last one's ended. So the bits that a
-weight has in eight tasks make a byte, and a Huffman code of these bytes takes little more than their joint entropy:
-much less than masks one by one. Every further group of eight is written as what differs from the mask before it.
+Masks of successive tasks are similar, because a task's scores start from the last task's. So a weight's bits in eight
+tasks form one byte, and these bytes are Huffman-coded. The size is close to their joint entropy, much less than for
+separate masks. Each further group of eight tasks is stored as its difference (XOR) to the mask before it.
 
-Of scores the ranking of ``|score|`` counts: the score and its gradient straight through the choice change sign
-together. The task's mask, which the model keeps anyway, tells the chosen scores from the others: the first bit. Every
-further bit halves the ranks among either of them. Their sizes come back from a table of quantiles, in an order within
-one half that is drawn once and for all.
+Of the scores only the ranking of ``|score|`` matters, because the score and its straight-through gradient change sign
+together. The task's mask, which the model stores anyway, is the first bit: chosen or not. Each further bit halves the
+range of ranks within both groups. Decoded sizes come from a table of quantiles, and a fixed random draw orders the
+scores of equal code.
 """
 
 import zlib
@@ -21,27 +21,27 @@ from avalanche_amnesia.seeding import derive_seed
 
 _GROUP = 8
 _QUANTILES = 65
-"""Sizes that are kept of the chosen scores of a layer, and as many of the others."""
+"""Number of quantiles stored per layer for the chosen scores, and for the rest."""
 
 
 def pack_bits(mask: Tensor) -> Tensor:
-    """A bool mask ``(n,)`` as packed bytes, uint8 ``(⌈n/8⌉,)``, first entry in the highest bit."""
+    """Pack a bool mask ``(n,)`` into uint8 ``(⌈n/8⌉,)``, first entry in the highest bit."""
     return torch.from_numpy(np.packbits(mask.cpu().numpy())).to(mask.device)
 
 
 def unpack_bits(packed: Tensor, n: int) -> Tensor:
-    """The bool mask ``(n,)`` of what :func:`pack_bits` returned."""
+    """Return the bool mask ``(n,)`` from the result of :func:`pack_bits`."""
     bits = np.unpackbits(packed.cpu().numpy(), count=n)
     return torch.from_numpy(bits.view(np.bool_)).to(packed.device)
 
 
 def encode_masks(masks: Sequence[Tensor]) -> bytes:
-    """The masks of several tasks, compressed together."""
+    """Compress the masks of several tasks together."""
     if any(mask.dtype != torch.bool or mask.ndim != 1 or len(mask) != len(masks[0]) for mask in masks):
         shapes = [f"{mask.dtype} {tuple(mask.shape)}" for mask in masks]
         raise ValueError(f"masks must be bool vectors of one length, got {shapes}")
     rows = [mask.cpu().numpy() for mask in masks]
-    # No matches are looked for: there are none to find, and they would cost more than the Huffman code alone.
+    # Huffman code only: searching for repeated strings finds none, and would enlarge the result.
     coder = zlib.compressobj(level=9, memLevel=9, strategy=zlib.Z_HUFFMAN_ONLY)
     code = b""
     for first in range(0, len(rows), _GROUP):
@@ -49,12 +49,12 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
         bits = np.zeros((len(group), _width(group.shape[1])), np.bool_)
         bits[:, : group.shape[1]] = group ^ rows[first - 1][:, None] if first else group
         code += coder.compress(np.packbits(bits).tobytes())
-        code += coder.flush(zlib.Z_SYNC_FLUSH)  # so that every group has a Huffman code of its own
+        code += coder.flush(zlib.Z_SYNC_FLUSH)  # starts a new Huffman code for each group
     return code + coder.flush()
 
 
 def decode_masks(data: bytes, n_tasks: int, n: int) -> list[Tensor]:
-    """The masks that :func:`encode_masks` compressed."""
+    """Return the masks compressed by :func:`encode_masks`."""
     counts = [min(_GROUP, n_tasks - first) for first in range(0, n_tasks, _GROUP)]
     sizes = [-(-n * _width(count) // 8) for count in counts]
     coder = zlib.decompressobj()
@@ -77,12 +77,12 @@ def decode_masks(data: bytes, n_tasks: int, n: int) -> list[Tensor]:
 
 
 def _width(n_tasks: int) -> int:
-    """Bits that a weight takes in a group: a power of two, so that no weight lies across two bytes."""
+    """Return the bits per weight in a group: a power of two, so that no weight spans two bytes."""
     return 1 << (n_tasks - 1).bit_length()
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:
-    """Code of scores, uint8, on their device."""
+    """Encode scores as uint8, on their device, with ``bits`` bits per score (the first one is the mask's)."""
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):
@@ -97,7 +97,7 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
 
 
 def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Scores ``(n,)``, of at least 0, that :func:`encode_scores` would give the same code."""
+    """Return nonnegative scores ``(n,)`` for which :func:`encode_scores` returns this code."""
     n, n_table = len(mask), 4 * 2 * len(sizes) * _QUANTILES
     coded = data.cpu().numpy()
     tables = coded[:n_table].view("<f4").reshape(-1, _QUANTILES)
@@ -107,14 +107,14 @@ def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
     generator = torch.Generator().manual_seed(derive_seed(0, "places of scores"))
     scores, places = np.empty(n, dtype=np.float32), torch.rand(n, generator=generator).numpy()
     for (group, levels), table in zip(_groups(torch.from_numpy(code), mask.cpu(), sizes), tables, strict=True):
-        order = np.argsort(levels + 0.999 * places[group])  # no place reaches the next level
+        order = np.argsort(levels + 0.999 * places[group])  # 0.999: stay below the next level
         at = np.linspace(0, _QUANTILES - 1, len(order))
         scores[group[order]] = np.interp(at, np.arange(_QUANTILES), table)
     return torch.from_numpy(scores).to(data.device)
 
 
 def _groups(values: Tensor, mask: Tensor, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Index and values of the scores that are chosen, and of the others, layer by layer."""
+    """Return index and values of each layer's chosen scores, then of its other scores."""
     groups, start = [], 0
     for size in sizes:
         chosen = mask[start : start + size].numpy()

@@ -1,4 +1,4 @@
-"""A backbone with a mask over its units per task: hard attention to the task (HAT, Serrà et al., ICML 2018)."""
+"""Model with a mask over units for each task: hard attention to the task (HAT, Serrà et al., ICML 2018)."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ if TYPE_CHECKING:
 
 
 class MaskedModel(TaskMaskedModel):
-    """Any traceable backbone with one mask per task over the units of all its weighted layers, and one head per task.
+    """Multi-head model with one mask per task over the units of all weighted layers of a traceable backbone.
 
-    A task without a mask (trained by a strategy that does not mask) uses all units. While a task is being masked its
-    gate is ``σ(scale · embedding)`` in training mode and binary in evaluation mode; afterwards its binary mask is
-    kept in a buffer. Masks of all layers lie in one vector, in the order of :attr:`graph`'s layers. Norms are the
-    task's own: made with its head from the backbone's, taken over the units in its mask, removed with it.
+    A task without a mask (trained by a strategy without masks) uses all units. During a task's training, its
+    gate is ``σ(scale · embedding)`` in training mode and binary in evaluation mode. Afterwards its binary mask is
+    stored in a buffer. A mask is one vector over all layers, in the order of :attr:`graph`'s layers. Each task has its
+    own norms: copies of the backbone's, restricted to the units in its mask, created and removed with its head.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``; read by torch.export and validated. Its
-            parameters are used as they are (the same objects): pretrained weights are ``θ^(0)``. Those that do not
-            require gradients stay as they are for all tasks, and have no masks. What returns more than features (a
-            ``ModelOutput``, a tuple) will do where one tensor of it has two axes.
-        input_shape: shape of one input without the batch; found by trying where the features' width does not depend
-            on it.
-        example: a batch, in place of the shape: a tensor ``(batch, …)``, a tuple of tensors, or a mapping of tensors by
-            the names that the backbone's forward gives them (token ids and attention mask).
-        classifier: name of the backbone's own classifier (``fc`` of a ResNet), which is left out: the features are
-            what it was given. Names of several, or of the ``ModuleDict`` or ``ModuleList`` that holds them, will do.
-            Avalanche's multi-head classifiers are left out by themselves.
-        norm: ``task``: each task has its own parameters and statistics; ``batch``: no parameters, the statistics of
-            the batch at hand in evaluation too, as WSN's authors do.
-        frozen: names of modules or parameters that the first task alone trains; what they return counts as always
-            in use. Such modules run in evaluation mode: no dropout, and running statistics as they were given.
-        task_owned: names of modules or parameters of which each task gets a copy.
-        trial: whether to try out at once that no task's features move by a bit when everything outside of random masks
-            is moved (a few forwards on copies of the parameters).
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``; traced by torch.export and validated. Its
+            parameters stay the same objects, and pretrained weights are ``θ^(0)``. Parameters without gradients have no
+            masks, stay constant and are shared by all tasks. Outputs with several tensors (a ``ModelOutput``, a tuple)
+            are allowed if exactly one of them has two axes.
+        input_shape: shape of one input without the batch; by default found by trial if the width of the features does
+            not depend on it.
+        example: a batch, instead of the shape: a tensor ``(batch, …)``, a tuple of tensors, or a mapping of tensors by
+            the names of the forward's arguments (token ids and attention mask).
+        classifier: name of the backbone's own classifier (``fc`` of a ResNet), which is removed: its input becomes the
+            features. Several names, or the name of a ``ModuleDict`` or ``ModuleList`` of classifiers, are allowed.
+            Avalanche's multi-head classifiers are removed automatically.
+        norm: ``task``: each task has its own parameters and statistics; ``batch``: no parameters, and statistics of
+            the current batch in evaluation too, as in WSN's code.
+        frozen: names of modules or parameters that only the first task trains; their outputs count as always
+            in use. Such modules run in evaluation mode: no dropout, and the original running statistics.
+        task_owned: names of modules or parameters; each task gets its own copy of them.
+        trial: whether to check at once, with a few forward passes on copies of the parameters, that no feature changes
+            by a bit when all parameters outside random masks change.
 
     Raises:
-        ModelError: if some part of the backbone can't be masked safely; the message says which, why, and the fix.
-        ValueError: for a norm or a name that is not known.
+        ModelError: if a part of the backbone can't be masked safely; the message says which part, why, and the fix.
+        ValueError: for an unknown norm or name.
 
     Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018;
     task-owned norms: Duan, HAT-CL, 2023.
@@ -95,8 +95,8 @@ class MaskedModel(TaskMaskedModel):
         self._entries_of = EntriesOfMasks(self.graph.open_entries)
 
     def describe(self) -> Description:
-        """Layers, units, what feeds them, and the share of parameters that each rule covers, as a table."""
-        from avalanche_amnesia.models.description import Description  # tables are for people: training needs none
+        """Return a table of layers, units, their inputs, and the share of parameters under each rule."""
+        from avalanche_amnesia.models.description import Description  # lazy, because training needs no tables
 
         return Description(self.backbone, self.graph, tried=self.backbone.tried)
 
@@ -104,13 +104,13 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def n_units(self) -> int:
-        """Units of all weighted layers together."""
+        """Number of units of all weighted layers together."""
         return sum(self._sizes)
 
     def read_mask(self, mask: Tensor) -> LayerMasks:
-        """A fixed mask over all units, ``(n_units,)``, as a forward of the backbone reads it.
+        """Convert a fixed mask over all units, ``(n_units,)``, for the backbone's forward.
 
-        Of what it closes nothing is computed: features depend on none of it.
+        Closed units are not computed, so features do not depend on them.
         """
         return LayerMasks(self.by_layer(mask.float()), self._entries_of(mask > 0))
 
@@ -118,27 +118,27 @@ class MaskedModel(TaskMaskedModel):
         return self.gate.open_units()
 
     def task_embedding(self, task: int) -> Tensor:
-        """The embedding that the task's mask was read from, ``(n_units,)``, copied."""
+        """Return a copy of the embedding of the task's mask, ``(n_units,)``."""
         return self._learned[task].clone()
 
     def importance(self, task: int) -> Tensor:
-        """Importance of each unit in a task, ``(n_units,)``, copied: 1 in its mask where none was measured."""
+        """Return a copy of each unit's importance for a task, ``(n_units,)``; by default 1 in its mask, else 0."""
         kept: Tensor | None = self._importances.get(task)
         return self.binary_mask(task).float() if kept is None else kept.clone()
 
     def keep_importance(self, task: int, importance: Tensor) -> None:
-        """Keep the importance of a finished task's units, ``(n_units,)``, not negative and 0 outside of its mask."""
+        """Store the importance of a finished task's units, ``(n_units,)``: nonnegative, and 0 outside its mask."""
         self._importances[task] = importance
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
-        """As the base class's."""
+        """Return the tasks whose masks cover any of these entries."""
         if not tasks:
             return frozenset()
         found = self.graph.covering(torch.stack([self._masks[task] for task in tasks]), inside_backbone(entries))
         return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
 
     def check_gradients(self) -> None:
-        """Raise a ModelError if a parameter of the backbone has gradients now and had none when the model was made."""
+        """Raise a ModelError if a backbone parameter requires gradients now but did not when the model was created."""
         learning = {name for name, parameter in self.backbone.named_parameters() if parameter.requires_grad}
         loose = sorted(learning - self.graph.factors.keys() - self.graph.owned)
         if loose:
@@ -148,23 +148,23 @@ class MaskedModel(TaskMaskedModel):
             )
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-        """Share of every layer that each task uses; see :func:`~avalanche_amnesia.models.description.utilisation`.
+        """Return each task's share of every layer; see :func:`~avalanche_amnesia.models.description.utilisation`.
 
         Args:
-            counts: numbers of open units instead of shares.
+            counts: return numbers of open units instead of shares.
 
         Returns:
-            Layer → a row: each task's share, "any" (what any task uses), and "units" (how many there are); last the
-            row "all", of all layers together. `pandas.DataFrame.from_dict(rows, orient="index")` makes a frame of them.
+            Layer → row: each task's share, "any" (share used by any task), and "units" (number of units); the last
+            row, "all", is over all layers. `pandas.DataFrame.from_dict(rows, orient="index")` turns it into a table.
         """
         from avalanche_amnesia.models.description import utilisation
 
         return utilisation(self, counts=counts)
 
-    # What a task has of its own -------------------------------------------------------------------------------
+    # Per-task modules -----------------------------------------------------------------------------------------
 
     def adaptation(self, experience: Any) -> None:
-        """As the base class's; in a training only the norms of its own tasks learn, whatever samples are replayed."""
+        """Create the heads of new tasks; in training mode, let only this experience's tasks update their norms."""
         super().adaptation(experience)
         if self.training:
             labels = {int(task) for task in experience.task_labels}
@@ -172,17 +172,17 @@ class MaskedModel(TaskMaskedModel):
                 self.own[task].learn(task in labels, True)
 
     def fresh_parts(self) -> OwnModules:
-        """A copy of everything, besides a head, that tasks have of their own, with the backbone's values."""
+        """Return copies of the per-task modules (except heads), with the backbone's values."""
         return self.backbone.fresh_parts()
 
     def parts_of(self, task: int) -> OwnModules:
-        """Modules of a task besides its head; fresh ones, where it has none yet."""
+        """Return a task's own modules except its head; new ones, if it has none yet."""
         parts = self.task_parts(task)
         return parts if isinstance(parts, OwnModules) else self.fresh_parts().train(self.training)
 
     @torch.no_grad()
     def settle_parts(self, parts: OwnModules, task: int) -> None:
-        """End the learning of a task's own norms (or of a copy): outside its binary mask they are as they began."""
+        """End the training of a task's norms (or of a copy), and reset them outside its binary mask."""
         use = self.graph.sets.use(self._masks[task].float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
@@ -192,25 +192,25 @@ class MaskedModel(TaskMaskedModel):
         """Begin to learn a task's mask.
 
         Args:
-            task: its label; it must have no mask yet.
+            task: label of a task without a mask.
             embedding: initial values, ``(n_units,)``.
 
         Returns:
-            The embedding, to be stepped by an optimizer of its own.
+            The embedding, as a parameter for a separate optimizer.
         """
         learned = self._begin(task, embedding)
         self._opened = Gate(learned, self.by_layer, self.graph.open_entries)
         return learned
 
     def finish_task(self) -> None:
-        """Keep the binary mask ``a > 0.5`` of the task in training, which ends its training."""
+        """End the task in training, and store its binary mask ``a > 0.5``."""
         task = self._keep(self.gate.open_units(), self.gate.embedding.detach())
         if task in self.own:
             self.settle_parts(self.parts_of(task), task)
 
     @property
     def gate(self) -> Gate:
-        """The soft mask of the task in training; a ValueError while there is none."""
+        """Soft mask of the task in training; a ValueError if no task is in training."""
         return self._in_training
 
     # Forward --------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class MaskedModel(TaskMaskedModel):
         return self.masked_features(x, self._mask_or_all(task), self.parts_of(task))
 
     def masked_features(self, x: Tensor, mask: Tensor | LayerMasks, parts: nn.Module | None = None) -> Tensor:
-        """As the base class's; the mask may have been read (:meth:`read_mask`)."""
+        """Return features ``(batch, features)`` through any mask, also one converted by :meth:`read_mask`."""
         own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.read_mask(mask) if isinstance(mask, Tensor) else mask)
 
@@ -229,7 +229,7 @@ class MaskedModel(TaskMaskedModel):
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)
-        if self.current_task is not None:  # the middle of its training, loaded again
+        if self.current_task is not None:  # a state saved during this training
             self.gate.reread()
             return
         for task in self.own.tasks:

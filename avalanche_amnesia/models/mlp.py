@@ -1,4 +1,4 @@
-"""A plain multilayer perceptron as a feature extractor."""
+"""Multilayer perceptron as a feature extractor."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -14,25 +14,25 @@ _NORMS = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
 class MLP(nn.Module):
-    """Fully connected layers from a flattened input to features: each linear, norm, activation, dropout.
+    """Fully connected network from flattened inputs to features; each layer: linear, norm, activation, dropout.
 
     Args:
-        in_features: entries of one flattened input.
-        hidden: units of the hidden layers, in order; one number: of a single hidden layer.
-        features: units of the last layer, the width of what the heads read.
-        dropout: probability behind every layer, or a pair (of the input, behind every layer) as in the HAT paper's
+        in_features: number of entries of one flattened input.
+        hidden: number of units of each hidden layer, in order; an int for a single hidden layer.
+        features: number of units of the last layer, the heads' input width.
+        dropout: probability after every layer, or a pair (of the input, after every layer) such as the HAT paper's
             (0.2, 0.5). In ``[0, 1)``.
-        activation: a class of modules, or a function that makes one, called once per layer without arguments:
-            ``nn.Tanh``, ``lambda: nn.LeakyReLU(0.2)``. Under a masked model a closed unit's value is 0 behind it,
-            whatever the activation makes of 0. A weight of its own (``nn.PReLU``) serves the units of its whole layer:
-            the first task freezes it in a ``MaskedModel``, and a ``SubnetModel`` refuses it.
+        activation: a module class or a function that returns a module, called once per layer without arguments:
+            ``nn.Tanh``, ``lambda: nn.LeakyReLU(0.2)``. In a masked model, a closed unit's value is 0 after the
+            activation, even if the activation maps 0 to another value. A layer's units share an activation's weight
+            (``nn.PReLU``): a ``MaskedModel`` freezes it after the first task, and a ``SubnetModel`` refuses it.
         bias: whether the linear layers have biases.
-        norm: behind every linear layer: ``none``, ``batch`` (BatchNorm1d) or ``layer`` (LayerNorm). A masked model
-            gives each task norms of its own, over the units in its mask.
+        norm: norm after every linear layer: ``none``, ``batch`` (BatchNorm1d) or ``layer`` (LayerNorm). In a masked
+            model, each task has its own norms, over the units in its mask.
 
     Raises:
-        ValueError: for a width below 1, a probability outside ``[0, 1)`` or a norm that is not known.
-        TypeError: for an activation that makes no module, a module that was made already too.
+        ValueError: for a width below 1, a probability outside ``[0, 1)`` or an unknown norm.
+        TypeError: if ``activation`` does not return a module, or is itself a module.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class MLP(nn.Module):
         self.dropout = nn.Dropout(of_layers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of a batch: ``(batch, …)`` → ``(batch, features)``."""
+        """Return the features ``(batch, features)`` of a batch ``(batch, …)``."""
         x = self.input_dropout(torch.flatten(x, 1))
         for layer, norm, activation in zip(self.layers, self.norms, self.activations, strict=True):
             x = self.dropout(activation(norm(layer(x))))

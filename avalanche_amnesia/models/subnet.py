@@ -1,4 +1,4 @@
-"""A backbone of which every task uses a part of the weights: winning subnetworks (WSN, Kang et al., ICML 2022)."""
+"""Model with a mask over weights for each task: winning subnetworks (WSN, Kang et al., ICML 2022)."""
 
 from __future__ import annotations
 
@@ -34,30 +34,30 @@ _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
 class SubnetModel(TaskMaskedModel):
-    """Any backbone, with one binary mask per task over the weights of its layers, and one head per task.
+    """Multi-head model with one binary mask per task over the weights of any backbone.
 
-    A task uses the ``c`` % of each layer's weights that its scores rank highest by magnitude: exactly
-    ``k = max(1, round(c·n))`` of a layer's ``n`` weights, the lowest index first among equal scores. The backbone runs
-    with ``weight ⊙ mask`` in the place of its weights; nothing is traced, so that its ``forward`` may be anything. A
-    task without a mask (trained by a strategy that does not mask) uses all weights.
+    A task uses the share ``c`` of each layer's weights with the largest absolute scores: exactly
+    ``k = max(1, round(c·n))`` of ``n`` weights; of equal scores, the lowest index comes first. The backbone runs
+    with ``weight ⊙ mask`` instead of its weights. Nothing is traced, so ``forward`` may be any code. A
+    task without a mask (trained by a strategy without masks) uses all weights.
 
-    While a task is in training its scores are the parameter :attr:`scores`. Afterwards its mask is kept as packed bits.
+    During a task's training, its scores are the parameter :attr:`scores`. Afterwards its mask is stored as packed bits.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, features)``. It is taken over: its weights are used as they
-            are (the same objects), biases that are off and normalisation that is stripped are taken out of it. Linear,
-            Bilinear, Conv, ConvTranspose and Embedding layers are masked. A parameter that does not require gradients
-            stays as it is for all tasks.
+        backbone: maps ``(batch, …)`` to features ``(batch, features)``. It is modified: its weights stay the same
+            objects, but biases (``bias="off"``) and norms (``norm="batch"``) are removed from it. Masks cover Linear,
+            Bilinear, Conv, ConvTranspose and Embedding layers. Parameters without gradients stay constant and are
+            shared by all tasks.
         density: ``c`` in (0, 1]: share of each layer's weights that a task uses.
-        bias: ``off``: no biases, in the heads neither, as in the paper; ``masked``: a task uses the best-scored ones.
-        norm: of BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. ``task``: every task has its own
-            parameters and running statistics, which begin as the backbone's; ``batch``: as in the paper, statistics
-            of the current batch (or sample) and no learned scale and shift, also in evaluation.
-        n_features: width of the features; by default ``backbone.features``, where that is an integer.
+        bias: ``off``: no biases, as in the paper, also none in the heads; ``masked``: a task uses the best-scored ones.
+        norm: rule for BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. ``task``: every task has its own
+            parameters and running statistics, which start as the backbone's; ``batch``: as in the paper, statistics
+            of the current batch (or sample) without learned scale and shift, also in evaluation.
+        n_features: width of the features; by default ``backbone.features``, if it is an integer.
 
     Raises:
-        ModelError: if a parameter has no rule, or the width of the features is not known.
-        ValueError: for an option that is not allowed.
+        ModelError: if a parameter has no rule, or the width of the features is unknown.
+        ValueError: for an invalid option.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
@@ -83,7 +83,7 @@ class SubnetModel(TaskMaskedModel):
         cover, sites, biases = take_inventory(backbone, density, bias, norm)
         super().__init__(backbone, n_features, cover, [tensor.size for tensor in cover.layers.values()])
         self.density, self.bias, self._sites = density, bias, sites
-        for module, attribute in biases:  # outputs are then those with biases of zero
+        for module, attribute in biases:  # equivalent to biases of zero
             module._parameters[attribute] = None
         norms = list(norms_of(backbone).values())
         if norm == "batch":
@@ -98,7 +98,7 @@ class SubnetModel(TaskMaskedModel):
 
     @property
     def n_weights(self) -> int:
-        """Weights (and masked biases) that a mask covers."""
+        """Number of weights (and masked biases) in a mask."""
         return sum(self._sizes)
 
     def _chosen(self) -> Tensor:
@@ -115,20 +115,20 @@ class SubnetModel(TaskMaskedModel):
         self._order = torch.tensor(self.masked_tasks, dtype=torch.int64, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
-        """As the base class's."""
+        """Return the tasks whose masks contain any of these entries."""
         nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
         parts = [(inside.get(name, nothing).reshape(-1).cpu(), of.size) for name, of in self.graph.layers.items()]
         asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).numpy()
         return frozenset(task for task in tasks if (self._masks[task].cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
-        """The mask that scores choose: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
+        """Return the mask for some scores: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
 
-        A method that chooses otherwise overrides this and :meth:`straight_through`.
+        Override this and :meth:`straight_through` for another rule.
 
         Args:
             scores: ``(n_weights,)``.
-            out: where to write it.
+            out: tensor to write the mask to; None: a new one.
         """
         marks = torch.empty_like(scores) if out is None else out
         parts = zip(scores.detach().split(self._sizes), marks.split(self._sizes), strict=True)
@@ -137,15 +137,15 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Gradient of the scores, straight through the choice: ``of_mask ⊙ sign(scores)``, as ``|score|`` is ranked.
+        """Return the straight-through gradient of the scores: ``of_mask ⊙ sign(scores)``, because ``|score|`` ranks.
 
-        A score of 0 counts as one below: its sign, 0, would hold it there.
+        The sign of 0 is -1 here; with sign 0, such a score would never change.
 
         Args:
-            of_mask: gradient of any part of the mask, ``(n,)``; may be written into.
-            scores: that belong to it, ``(n,)``.
+            of_mask: gradient of a part of the mask, ``(n,)``; may be overwritten.
+            scores: the scores of this part, ``(n,)``.
         """
-        # |s| is a leaky ReLU of slope -1, whose derivative takes one pass, where signs and their product take two.
+        # |s| is a leaky ReLU of slope -1, whose derivative takes one pass instead of two (sign and product).
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
     # Life of a task -------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class SubnetModel(TaskMaskedModel):
         return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
 
     def fresh_parts(self) -> nn.ModuleList | None:
-        """The task's normalisation, and other tensors of its own, as the backbone's; None: the backbone keeps none."""
+        """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""
         if not self._copies.prototypes and not self._state.sites:
             return None
         return nn.ModuleList([*self._copies.begun(), TaskState(self._state.sites)])
@@ -165,11 +165,11 @@ class SubnetModel(TaskMaskedModel):
         """Begin to learn a task's mask.
 
         Args:
-            task: its label; it must have no mask yet.
+            task: label of a task without a mask.
             scores: initial values, ``(n_weights,)``.
 
         Returns:
-            The scores, to be stepped by an optimizer of their own.
+            The scores, as a parameter for a separate optimizer.
         """
         learned = self._begin(task, scores)
         weights = {name: self.backbone.get_parameter(name) for name in self.graph.layers}
@@ -181,22 +181,22 @@ class SubnetModel(TaskMaskedModel):
         return learned
 
     def open_subnet(self) -> None:
-        """Choose weights by the scores; the task in training runs through them in training mode until the next call.
+        """Choose weights by the current scores, for all forward passes in training mode until the next call.
 
-        ``weight ⊙ mask`` are leaves, whose gradients collect over every forward until the next call.
+        ``weight ⊙ mask`` are leaf tensors, which accumulate gradients until the next call.
         """
         self._in_training.open()
 
     def pass_gradients(self) -> None:
-        """Hand the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
+        """Pass the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
         self._in_training.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
-        """Keep the mask of the task in training, which ends its training.
+        """End the task in training, and store its mask.
 
         Args:
-            keep_scores: whether to keep its scores too, for a later task to start from.
-            score_bits: bits per score that are kept, with the mask's; None: the scores as they are.
+            keep_scores: whether to store its scores too, for a later task to start from.
+            score_bits: number of bits stored per score, including the mask's bit; None: uncompressed.
         """
         mask, scores = self._chosen(), self._in_training.scores.detach()
         if keep_scores and score_bits is not None:
@@ -206,19 +206,19 @@ class SubnetModel(TaskMaskedModel):
             self.norms[task][-1].drop_unchanged(self._state.sites)
 
     def _end_training(self) -> None:
-        self._substitutes.take_back()  # a forward may have been interrupted
+        self._substitutes.take_back()  # in case a forward pass was interrupted
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
-        """As the base class's: each task's scores began as those of the task before it."""
+        """Return the tasks with stored scores from the first of these tasks on: each task's scores start the next's."""
         order = self.masked_tasks
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self._learned]
 
     def last_scores(self) -> Tensor | None:
-        """The scores of the last trained task, ``(n_weights,)``, copied; None where there are none.
+        """Return a copy of the last trained task's scores, ``(n_weights,)``, or None if none are stored.
 
-        After tasks were taken out: those of the last one that had been trained before the first of them.
+        After an unlearning, these are the scores of the last task trained before the first unlearned one.
         """
         task = next((task for task in reversed(self.masked_tasks) if task in self._learned), None)
         if task is None:
@@ -229,12 +229,12 @@ class SubnetModel(TaskMaskedModel):
         return kept.clone()
 
     def retain_scores(self, tasks: Sequence[int]) -> None:
-        """Drop the scores of all tasks but these."""
+        """Delete the scores of all tasks except these."""
         for task in set(self._learned.tasks) - set(tasks):
             self._learned.drop(task)
 
     def set_trainable(self, task: int, learn: bool) -> None:
-        """As the base class's; normalisation that the backbone's maker had frozen never learns."""
+        """Turn gradients of a task's own modules on or off; norms without gradients in the backbone stay frozen."""
         super().set_trainable(task, learn)
         own = self.task_parts(task)
         if own is not None:
@@ -243,7 +243,7 @@ class SubnetModel(TaskMaskedModel):
     # Forward --------------------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> SubnetModel:
-        """As ``nn.Module``'s; the normalisation that the backbone was given never learns."""
+        """Set the mode like ``nn.Module.train``, but keep the backbone's original norms in evaluation mode."""
         super().train(mode)
         self._copies.hold()
         return self
@@ -258,20 +258,20 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, weights, self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
-        """As the base class's."""
+        """Return features ``(batch, features)`` through any mask."""
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:
-        """As the base class's: other ones than buffers, and attributes that modules had when they were wrapped."""
+        """Return names of tensors that forward passes changed and all tasks share, e.g. in lists or new attributes."""
         return self._state.shared()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
         weights = ((name, self.backbone.get_parameter(name), part) for name, part in self.by_layer(mask).items())
-        # +0 where the mask is 0: the sign of a weight that another task may train is nothing for this one to read.
+        # Adding +0 turns -0 into +0 outside the mask, so that features do not depend on the sign of unused weights.
         return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
-        """The backbone's forward with other weights, norms and tensors put in for its duration."""
+        """Run the backbone with substituted weights, norms and tensors."""
         *norms, own = list[Any](parts or [None])
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
@@ -289,7 +289,7 @@ class SubnetModel(TaskMaskedModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def mask_bits(self) -> float | None:
-        """As the base class's; entropy-coded given the weights."""
+        """Return the bits per weight and task of the masks in :meth:`compressed_state`; None if there are no masks."""
         if not self.masked_tasks:
             return None
         return 8 * len(self._encoded_masks()) / (self.n_weights * len(self.masked_tasks))
@@ -298,15 +298,15 @@ class SubnetModel(TaskMaskedModel):
         return encode_masks([self.binary_mask(task) for task in self.masked_tasks])
 
     def compressed_state(self) -> dict[str, Tensor]:
-        """As ``state_dict``, with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
+        """Return a ``state_dict`` with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
         rest = {name: value for name, value in self.state_dict().items() if not name.startswith(f"{self.mask_store}.")}
         return rest | {"masks": torch.frombuffer(bytearray(self._encoded_masks()), dtype=torch.uint8)}
 
     def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load what :meth:`compressed_state` returned; the masks come back exactly.
+        """Load the result of :meth:`compressed_state`; the masks are restored exactly.
 
         Raises:
-            ValueError: if the masks are damaged, or those of another number of tasks or weights.
+            ValueError: if the masks are damaged, or have another number of tasks or weights.
         """
         tasks = state["_order"].tolist()
         masks = decode_masks(state["masks"].cpu().numpy().tobytes(), len(tasks), self.n_weights)

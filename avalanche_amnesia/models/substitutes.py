@@ -1,8 +1,8 @@
-"""A backbone run as it is, untraced, with a task's own tensors and norms put in for the backbone's.
+"""Substitution of per-task tensors and norms into an untraced backbone during a forward pass.
 
-Beside its parameters a backbone may keep tensors: buffers, and attributes of its modules. A moving average, power
-iterations, a functional norm on own buffers: what a forward in training mode writes there, all tasks would share. So
-every task has its own, which begins as the backbone's; what a task left as it was goes by the backbone's again.
+A backbone may store tensors that are no parameters: buffers, and attributes of its modules (a moving average, power
+iterations, a functional norm's statistics). Tasks would share all values that a forward in training mode writes there.
+So every task has its own copies, which start as the backbone's; unchanged copies are dropped after the training.
 """
 
 from collections import deque
@@ -18,16 +18,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from avalanche_amnesia.bits import same_bits, tensor_hash
 
 Place = tuple[dict[str, Any], str]
-"""Holder of something (a module's ``_parameters``, ``_buffers`` or attributes), and the name that it has there."""
+"""A dictionary (a module's ``_parameters``, ``_buffers`` or attributes), and a key in it."""
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-"""Classes of norms of which a task can have copies."""
+"""Classes of norms that can be copied per task."""
 
 
 class Substitutes:
-    """Substitutes of one forward, and the way back.
+    """Replaces parts of a backbone during one forward pass, and restores them.
 
-    The backbone's own things are noted before the first of them is replaced: a forward that was interrupted while it
-    put them back leaves nothing in their place for good.
+    It stores all original parts before it replaces the first, so it can restore them even if a forward pass was
+    interrupted.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Substitutes:
 
     @contextmanager
     def put(self, others: Sequence[tuple[Place, Any]]) -> Iterator[None]:
-        """Put things into their places, for the length of a block."""
+        """Replace the values at some places for the duration of a ``with`` block."""
         self.take_back()
         self._own = [(*place, place[0][place[1]]) for place, _ in others]
         try:
@@ -46,14 +46,14 @@ class Substitutes:
             self.take_back()
 
     def take_back(self) -> None:
-        """Put the backbone's own things back, where a block was left without that."""
+        """Restore the backbone's original values; does nothing if they are already restored."""
         for holder, name, value in self._own:
             holder[name] = value
         self._own = []
 
 
 def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
-    """Norms of a backbone that tasks change, by name: they have parameters that learn, or running statistics."""
+    """Return the backbone's norms, by name, with trainable parameters or running statistics."""
     return {
         name: module
         for name, module in backbone.named_modules()
@@ -62,7 +62,7 @@ def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
 
 
 class NormCopies:
-    """Norms of a backbone as prototypes, which nobody trains, of the copies that its tasks run through."""
+    """Norms of a backbone, frozen, as prototypes of the tasks' copies."""
 
     def __init__(self, prototypes: Sequence[nn.Module]) -> None:
         self.prototypes = list(prototypes)
@@ -71,24 +71,24 @@ class NormCopies:
             norm.requires_grad_(False)
 
     def begun(self) -> list[nn.Module]:
-        """Copies for a task that begins, with the prototypes' values."""
+        """Return copies for a new task, with the prototypes' values."""
         copies = [deepcopy(norm) for norm in self.prototypes]
         self.set_trainable(copies, True)
         return copies
 
     def set_trainable(self, copies: Iterable[nn.Module], learn: bool) -> None:
-        """Let copies receive gradients, or not; what the backbone's maker had frozen never does."""
+        """Turn the copies' gradients on or off; parameters frozen in the backbone stay frozen."""
         parameters = [parameter for norm in copies for parameter in norm.parameters()]
         for parameter, learned in zip(parameters, self._learned, strict=True):
             parameter.requires_grad_(learn and learned)
 
     def hold(self) -> None:
-        """Put the prototypes into evaluation mode: where they run themselves, they stay as they are."""
+        """Put the prototypes into evaluation mode, so that running them does not change their statistics."""
         for norm in self.prototypes:
             norm.eval()
 
     def standing_in(self, copies: Iterable[nn.Module], *, learn: bool = True) -> list[tuple[Place, Any]]:
-        """Substitutes during a forward: parameters, statistics and mode of a task's copies."""
+        """Return the substitutes for a forward pass: parameters, statistics and mode of a task's copies."""
         found: list[tuple[Place, Any]] = []
         for prototype, copy in zip(self.prototypes, copies, strict=False):
             found += [((vars(prototype), name), vars(copy)[name]) for name in ("_parameters", "_buffers")]
@@ -101,7 +101,7 @@ class NormCopies:
 
 @dataclass(frozen=True)
 class StateSite:
-    """Place where a backbone keeps a tensor."""
+    """Place of a tensor in a backbone: a buffer, or an attribute of a module."""
 
     name: str
     module: nn.Module
@@ -110,18 +110,18 @@ class StateSite:
 
     @property
     def place(self) -> Place:
-        """Dictionary that holds the tensor, and its name there."""
+        """The dictionary with the tensor, and its key."""
         return (self.module._buffers if self.is_buffer else vars(self.module)), self.attribute
 
     @property
     def value(self) -> Any:
-        """The value there now."""
+        """The current value."""
         holder, name = self.place
         return holder.get(name)
 
 
 class TaskState(nn.Module):
-    """One task's tensors for a backbone's sites, by the number of the site; they begin as the backbone's."""
+    """One task's copies of the tensors at a backbone's sites, by the number of the site."""
 
     def __init__(self, sites: Sequence[StateSite]) -> None:
         super().__init__()
@@ -129,33 +129,33 @@ class TaskState(nn.Module):
             self.register_buffer(str(number), site.value.detach().clone())
 
     def of(self, number: int) -> Tensor | None:
-        """The task's tensor for a site; None where it goes by the backbone's."""
+        """Return the task's tensor for a site, or None if it uses the backbone's."""
         return self._buffers.get(str(number))
 
     def drop_unchanged(self, sites: Sequence[StateSite]) -> None:
-        """Let go of what is still as the backbone has it."""
+        """Delete tensors that are equal to the backbone's."""
         for number, site in enumerate(sites):
             own = self.of(number)
             if own is not None and bool(same_bits(own, site.value.detach().to(own.device)).all()):
                 del self._buffers[str(number)]
 
     def drop_all_but(self, kept: Collection[str], prefix: str) -> None:
-        """Let go of all tensors whose names, behind a prefix, are not among some."""
+        """Delete all tensors except those whose names, with the prefix, are in ``kept``."""
         for name in [name for name in self._buffers if prefix + name not in kept]:
             del self._buffers[name]
 
 
 class ForwardState:
-    """The tensors that a backbone keeps, and those that it began to keep after it was wrapped."""
+    """Non-parameter tensors of a backbone: sites with a copy per task, and tensors that all tasks must share."""
 
     def __init__(self, backbone: nn.Module, norms: Collection[nn.Module]) -> None:
-        self._backbone = (backbone,)  # a plain container: nobody's submodule
+        self._backbone = (backbone,)  # a tuple, so that torch does not register a submodule
         self.sites = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in set(norms))]
         self._known = {name: tensor_hash(tensor) for name, tensor in self._others()}
         self._reshaped: set[str] = set()
 
     def standing_in(self, own: TaskState | None, *, learns: bool) -> list[tuple[Place, Tensor]]:
-        """Substitutes during a forward: the task's tensors if it learns, copies that are thrown away if not."""
+        """Return the substitutes for a forward pass: the task's tensors if it learns, else temporary copies."""
         found = []
         for number, site in enumerate(self.sites):
             mine = None if own is None else own.of(number)
@@ -164,7 +164,7 @@ class ForwardState:
         return found
 
     def keep(self, own: TaskState) -> None:
-        """Keep what a forward put into the places of a task's tensors, while they stand in."""
+        """Copy the values written by a forward pass to the task's tensors, before the substitution ends."""
         for number, site in enumerate(self.sites):
             mine, now = own.of(number), site.value
             if mine is None or now is mine:
@@ -175,19 +175,19 @@ class ForwardState:
                 self._reshaped.add(site.name)
 
     def shared(self) -> list[str]:
-        """Names of tensors that forwards have changed, or begun to keep, and that no task can have of its own."""
+        """Return names of tensors that forward passes changed or created, and that can't be copied per task."""
         new = {name for name, now in self._others() if name not in self._known or tensor_hash(now) != self._known[name]}
         return sorted(new | self._reshaped)
 
     def _others(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor that lies in no site: new attributes, and those in lists, tuples and mappings."""
+        """Yield every tensor outside the sites: in new attributes, lists, tuples and mappings."""
         known = {site.name for site in self.sites}
         yield from ((name, tensor) for name, tensor in _attributes(self._backbone[0]) if name not in known)
 
 
 def unlike(given: nn.Module, now: nn.Module) -> list[str]:
-    """Names of tensors by which a copy of a backbone differs from it where no task can have its own."""
-    # Those in lists and mappings must be as they were; those at a site need the same shape and type.
+    """Return names of tensors that differ between a backbone and its copy, except for values at its sites."""
+    # Tensors in lists and mappings must be unchanged; tensors at a site need the same shape and type.
     held = []
     for module in (given, now):
         sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(module)}
@@ -198,13 +198,13 @@ def unlike(given: nn.Module, now: nn.Module) -> list[str]:
 
 
 def kept_tensors(model: nn.Module) -> dict[str, str]:
-    """Name → hash of every tensor that a model keeps beside its parameters: buffers, and attributes of its modules."""
+    """Return name → hash of every tensor of a model except its parameters: buffers, and attributes of modules."""
     found = {name: tensor_hash(buffer) for name, buffer in model.named_buffers()}
     return found | {name: tensor_hash(tensor) for name, tensor in _attributes(model)}
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that are attributes of a model's modules, or lie in lists, tuples and mappings that are."""
+    """Yield tensors in attributes of a model's modules, also those inside lists, tuples and mappings."""
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute not in _OF_EVERY_MODULE:
@@ -215,7 +215,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def state_sites(backbone: nn.Module) -> Iterator[StateSite]:
-    """Places of the tensors that a backbone keeps beside its parameters, and of which a task can have its own."""
+    """Yield the sites of a backbone: non-parameter tensors that can be copied per task."""
     for path, module in backbone.named_modules():
         for is_buffer, held in ((True, module._buffers), (False, vars(module))):
             for attribute, value in held.items():

@@ -1,4 +1,4 @@
-"""Task and class of samples whose task is not known, read from every task's head."""
+"""Prediction of task and class for samples without task labels, from the certainty of every task's head."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ InferenceRule = Literal["entropy", "confidence"]
 
 
 class Prediction(NamedTuple):
-    """Tasks and classes that were predicted for a batch.
+    """Predicted tasks and classes of a batch.
 
     Attributes:
-        tasks: label of the task whose head was read, per sample: int64 of shape ``(batch,)``.
-        classes: its class with the largest logit, int64 of shape ``(batch,)``.
-        certainty: in [0, 1], 0 where all classes are equally probable; shape ``(batch,)``.
+        tasks: predicted task label of each sample, int64 ``(batch,)``.
+        classes: class with the largest logit in that task's head, int64 ``(batch,)``.
+        certainty: in [0, 1], 0 if all classes are equally probable; shape ``(batch,)``.
     """
 
     tasks: Tensor
@@ -31,20 +31,19 @@ class Prediction(NamedTuple):
 
 
 class TaskInference:
-    """Predicts samples without task labels: every task's head is read, and the most certain one is believed.
+    """Classifier for samples without task labels: runs every task's head, and takes the most certain one.
 
     The certainty of a head with ``C`` classes and softmax probabilities ``p`` is ``1 − H(p) / log C`` (``entropy``,
-    the criterion by which SupSup chooses a mask), or ``(max p − 1/C) / (1 − 1/C)`` (``confidence``). Nothing is
-    trained, and nothing is kept of a task: once it is unlearned, no sample is given to it. A batch costs one pass per
-    task.
+    SupSup's criterion to choose a mask), or ``(max p − 1/C) / (1 − 1/C)`` (``confidence``). Nothing is trained, and
+    no data of a task is stored, so an unlearned task is never predicted. A batch costs one forward pass per task.
 
     Args:
-        model: with a head for each task.
+        model: a model with a head for each task.
         rule: ``entropy`` or ``confidence``.
 
     Raises:
-        TypeError: for another model.
-        ValueError: for another rule.
+        TypeError: if ``model`` is not a :class:`MultiHeadModel`.
+        ValueError: for an unknown rule.
 
     Reference: Wortsman et al., "Supermasks in Superposition", NeurIPS 2020, for the entropy.
     """
@@ -62,13 +61,13 @@ class TaskInference:
         """Predict a batch.
 
         Args:
-            x: ``(batch, …)``, on the model's device; or several such tensors by the names of the backbone's arguments.
-            task: label of all samples' task, where it is known; None: inferred for each sample.
+            x: ``(batch, …)``, on the model's device; or a mapping of such tensors by the backbone's argument names.
+            task: label of all samples' task, if known; None: inferred for each sample.
 
         Raises:
             TypeError: if ``x`` is no batch.
             UnknownTaskError: if the task has no head.
-            ValueError: if no task is left.
+            ValueError: if the model has no task.
         """
         batch = as_batch(x)
         tasks = self.model.tasks if task is None else (task,)
@@ -85,7 +84,7 @@ class TaskInference:
         return Prediction(torch.tensor(tasks, device=batch.device)[chosen], classes, certainty)
 
     def _read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Certainty and class of each sample. A head of one class is always certain: it counts as undecided."""
+        """Return certainty and class of each sample; the certainty of a head with a single class counts as 0."""
         n, p = logits.shape[1], logits.float().softmax(1)
         most, classes = p.max(1)
         if n == 1:

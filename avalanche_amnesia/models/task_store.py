@@ -1,8 +1,8 @@
-"""Possessions of single tasks in a model: modules and tensors by label, out of torch's sight once a task is finished.
+"""Stores of per-task modules and tensors in a model; those of finished tasks are hidden from torch.
 
-A step, a change of mode, an optimizer or a copy of all parameters would take longer with every task if each were made
-of submodules for ever. So only what may still learn is a part of the model for torch. What a finished task has lies in
-a plain dictionary. It is saved, loaded, moved and copied with the model all the same.
+If every task's modules stayed registered, each step, change of mode or copy of all parameters would become slower with
+every task. So only modules that may still be trained are registered in torch. Those of finished tasks are in a plain
+dictionary, but are still saved, loaded, moved and copied with the model.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 
 class TaskStore(nn.Module):
-    """Task label → what the task has; base of stores of modules and of tensors."""
+    """Base class of stores: task label → module or tensor."""
 
     part: ClassVar[str]
-    """Name of the dictionary of every module in which torch looks for such things."""
+    """Name of the module attribute in which torch registers such objects."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,36 +33,36 @@ class TaskStore(nn.Module):
         return str(task) in self.held
 
     def get(self, task: int | str, default: Any = None) -> Any:
-        """A task's module or tensor, or a default where it has none."""
+        """Return a task's module or tensor, or a default if it has none."""
         return self.held.get(str(task), default)
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Labels, in the order in which they came."""
+        """Labels, in the order of insertion."""
         return tuple(map(int, self.held))
 
     def drop(self, task: int) -> None:
-        """Take out what a task has, if it has something."""
+        """Remove a task's module or tensor, if it has one."""
         self.held.pop(str(task), None)
         self._in_sight.pop(str(task), None)
         self._show(self._in_sight)
 
     def state(self) -> Any:
-        """Everything it holds, for :meth:`restore`; copies no module and no tensor."""
+        """Return the contents for :meth:`restore`, without copying modules or tensors."""
         return dict(self.held), dict(self._in_sight)
 
     def restore(self, state: Any) -> None:
-        """Go back to what :meth:`state` returned."""
+        """Restore the contents that :meth:`state` returned."""
         held, in_sight = state
         self.held, self._in_sight = dict(held), dict(in_sight)
         self._show(self._in_sight)
 
     def _show(self, parts: dict[str, Any]) -> None:
-        """Let torch see these; every change of the store calls it, as :func:`whole` may have been interrupted."""
+        """Register these in torch; every change of the store calls it, because :func:`whole` may be interrupted."""
         vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``nn.Module``'s, of all tasks."""
+        """Return the ``state_dict`` of all tasks, finished ones included."""
         with whole(self):
             return super().state_dict(*args, **kwargs)
 
@@ -73,7 +73,7 @@ class TaskStore(nn.Module):
 
 
 class TaskModules(TaskStore):
-    """Task label → a module: part of the model until the task is finished."""
+    """Store: task label → module, which is registered in torch until the task is finished."""
 
     part = "_modules"
 
@@ -83,24 +83,24 @@ class TaskModules(TaskStore):
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Labels of the tasks whose modules are part of the model."""
+        """Labels of the tasks whose modules are registered in torch."""
         return tuple(map(int, self._in_sight))
 
     def finish(self, task: int) -> None:
-        """Put a task's module aside: it learns no more, and torch sees it no more."""
+        """Freeze a task's module, and hide it from torch."""
         module = self._in_sight.pop(str(task), None)
         self._show(self._in_sight)
         if module is not None:
             module.eval().requires_grad_(False).zero_grad()
 
     def resume(self, task: int) -> None:
-        """Make a task's module a part of the model again."""
+        """Register a task's module in torch again."""
         self._in_sight[str(task)] = self.held[str(task)].train(self.training)
         self._show(self._in_sight)
 
 
 class TaskTensors(TaskStore):
-    """Task label → a tensor."""
+    """Store: task label → tensor."""
 
     part = "_buffers"
 
@@ -108,19 +108,19 @@ class TaskTensors(TaskStore):
         self.held[str(task)] = tensor
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
-        """Take on the tasks and shapes of a saved state, ready to load it."""
+        """Create zero tensors for the tasks and shapes of a saved state, to load it into."""
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.held = {task: torch.zeros_like(value, device=device) for task, value in saved.items()}
 
     def reorder(self, tasks: Iterable[int]) -> None:
-        """Take on an order of the tasks; those that it does not name go last."""
+        """Sort the tasks in this order; tasks that are not listed come last."""
         places = {str(task): place for place, task in enumerate(tasks)}
         self.held = dict(sorted(self.held.items(), key=lambda item: places.get(item[0], len(places))))
 
 
 @contextmanager
 def whole(model: nn.Module) -> Iterator[nn.Module]:
-    """Let torch see what finished tasks have, for the length of a block: in it walks over a model leave nothing out."""
+    """Register the modules and tensors of finished tasks in torch for the duration of a ``with`` block."""
     hidden = [(store, vars(store)[store.part]) for store in model.modules() if isinstance(store, TaskStore)]
     try:
         for store, _ in hidden:
@@ -132,7 +132,7 @@ def whole(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Name → parameter or buffer, of every module that a finished task has of its own."""
+    """Return name → parameter or buffer of all finished tasks' modules."""
     return {
         f"{path}.{task}.{name}": tensor
         for path, store in model.named_modules()
@@ -144,7 +144,7 @@ def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Parts:
-    """Modules, parameters and buffers of a model, listed when a module or tensor is first looked for among them."""
+    """Set of a model's modules, parameters and buffers, for membership tests; built at the first test."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -1,4 +1,4 @@
-"""The weights that scores choose, exactly so many and always the same ones, and ``weight ⊙ mask`` in training."""
+"""Deterministic choice of exactly the ``k`` weights with the highest scores, and ``weight ⊙ mask`` in training."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,23 +11,23 @@ from torch import Tensor, nn
 _hardshrink_backward = torch.ops.aten.hardshrink_backward.grad_input
 
 _BAND = 0.005
-"""Entries within this share of a guessed threshold are ranked: between two steps of WSN it seldom moves by more."""
+"""Relative width of the band around the last threshold whose entries are ranked; WSN's steps seldom move it more."""
 _NARROW = 0.001
-"""The share that is tried first: in most steps it moves by less, and fewer entries are ranked."""
+"""Band width tried first: sufficient in most steps, with fewer entries to rank."""
 
 _LARGEST = 1e38
-"""A guess from which on the band would overflow."""
+"""Thresholds above this are not used as a guess, because the band would overflow."""
 _BLOCK = 2**16
-"""Entries that are compared at a time: they stay in the processor's cache."""
+"""Number of entries compared at a time, so that they fit into the processor's cache."""
 
 
 def count_of_share(share: float, size: int) -> int:
-    """``share`` of ``size`` entries as a whole number, rounded half to even, and at least 1."""
+    """Return ``share · size`` as an integer, rounded half to even, at least 1."""
     return max(1, round(share * size))
 
 
 def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
-    """Mark the ``k`` largest magnitudes with 1 and all others with 0; among equal ones the lowest index goes first."""
+    """Write 1 at the ``k`` largest magnitudes and 0 elsewhere; of equal magnitudes, the lowest index comes first."""
     if not values.is_cpu or values.dtype != torch.float32:
         mark_by_sorting(values.abs(), k, out)
         return
@@ -39,7 +39,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
 
 
 def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
-    """As :func:`mark_largest` of what is not negative, without a number that the host would have to wait for."""
+    """Do :func:`mark_largest` for nonnegative values, without a device synchronisation."""
     sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
     threshold = sizes.sort(descending=True).values[k - 1]
     above, tied = sizes > threshold, sizes == threshold
@@ -48,9 +48,9 @@ def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
 
 
 class MovingTop:
-    """The largest magnitudes of a vector that moves little from one time to the next, as scores do between two steps.
+    """Finds the ``k`` largest magnitudes of a slowly changing vector, e.g. of scores between two steps.
 
-    They are told without a mark for every entry: what lies above the threshold, and some of the entries at it.
+    The result is a threshold and an index: all entries above ``threshold``, and the entries at positions ``others``.
     """
 
     def __init__(self, size: int, k: int) -> None:
@@ -61,7 +61,7 @@ class MovingTop:
         self._room = np.zeros(min(size, _BLOCK), np.float32)
 
     def update(self, vector: Tensor) -> None:
-        """Find the ``k`` largest; among equal ones the lowest index goes first, and NaN is smaller than any number."""
+        """Find the ``k`` largest; of equal magnitudes, the lowest index comes first; NaN is below all numbers."""
         values = vector.numpy()
         near = self.threshold
         shares = (_NARROW, _BAND) if 0 < near < _LARGEST else ()
@@ -69,7 +69,7 @@ class MovingTop:
             self._update_whole(values)
 
     def _update_around(self, values: npt.NDArray[np.float32], near: float, share: float) -> bool:
-        """Rank the entries within a share of a guess of the threshold; False, and nothing changed, where it is bad."""
+        """Rank only entries near a guessed threshold; return False, and change no result, if the guess is bad."""
         low, high = np.float32(near * (1 - share)), np.float32(near * (1 + share))
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -95,9 +95,9 @@ class MovingTop:
             self._take(sizes, self._k)
 
     def _take(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
-        """Note the threshold that lets ``k`` of some entries through, and those at it that are among them."""
+        """Set the threshold for the ``k`` largest of these entries, and ``others``: the chosen entries equal to it."""
         first = len(sizes) - k
-        ranked = np.partition(sizes, first)  # around one place: around two it takes ten times as long
+        ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
         least = ranked[first]
         below = ranked[:first].max(initial=-1)
         if 0 <= below < least:
@@ -108,10 +108,10 @@ class MovingTop:
 
 
 class Choice:
-    """The entries that scores choose, layer by layer: chosen values pass, others do not.
+    """Chosen weights of every layer: keeps their values, and sets the rest to 0.
 
-    Where each layer's largest ``|score|`` are chosen, on a CPU, the choice is a threshold: no mark is written, and none
-    is read. All others are by marks, however ``choose`` sets them.
+    On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
+    ``choose`` writes a mark for each entry.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Choice:
         self._marks, self._zero = torch.empty(0), torch.empty(0)
 
     def renew(self, scores: Tensor) -> None:
-        """Choose by the scores of all layers, ``(n_weights,)``."""
+        """Choose again, by the scores of all layers, ``(n_weights,)``."""
         if self._tops and scores.is_cpu:
             for top, part in zip(self._tops, scores.split(self._sizes), strict=True):
                 top.update(part)
@@ -131,21 +131,21 @@ class Choice:
         self._choose(scores, self._marks)
 
     def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
-        """Write a layer's values where they are chosen, and +0 elsewhere, into a contiguous tensor."""
+        """Copy a layer's chosen values into a contiguous tensor, with +0 elsewhere."""
         if not self._tops or not scores.is_cpu:
             marks = self._marks.split(self._sizes)[layer].view_as(values)
-            torch.addcmul(self._zero, values, marks, out=out)  # a product alone would be -0 in places
+            torch.addcmul(self._zero, values, marks, out=out)  # adding +0 turns -0 into +0
             return
         top, others = self._tops[layer], self._tops[layer].others
         besides = values if others is None else values.take(others)
-        # Where |score| exceeds the threshold hardshrink's derivative is 1, else 0.
+        # hardshrink's derivative is 1 if |score| exceeds the threshold, else 0.
         _hardshrink_backward(values, scores.view_as(values), top.threshold, grad_input=out)
         if others is not None:
             out.view(-1).scatter_(0, others, besides)  # not put_, which deterministic algorithms exclude
 
 
 class OpenSubnet:
-    """``weight ⊙ mask`` of every layer as leaves, whose gradients collect over every forward until the next opening."""
+    """``weight ⊙ mask`` of every layer as leaf tensors, which accumulate gradients until the next :meth:`open`."""
 
     @torch.no_grad()
     def __init__(
@@ -163,7 +163,7 @@ class OpenSubnet:
 
     @torch.no_grad()
     def open(self) -> None:
-        """Choose weights, and drop the gradients of those before."""
+        """Choose weights by the current scores, and clear the gradients."""
         self.choice.renew(self.scores.detach())
         parts = zip(self.leaves.values(), self._weights.values(), self.scores.split(self._sizes), strict=True)
         for layer, (leaf, weight, scores) in enumerate(parts):
@@ -172,9 +172,9 @@ class OpenSubnet:
 
     @torch.no_grad()
     def pass_gradients(self) -> None:
-        """Hand the gradient ``g`` of ``weight ⊙ mask`` on.
+        """Pass the gradient ``g`` of ``weight ⊙ mask`` on to weights and scores.
 
-        A weight that learns gets ``g ⊙ mask``; the mask ``g ⊙ weight``, of which ``straight_through`` makes the
+        Trainable weights get ``g ⊙ mask``. The mask gets ``g ⊙ weight``, which ``straight_through`` turns into the
         gradient of the scores.
         """
         if self.scores.grad is None:

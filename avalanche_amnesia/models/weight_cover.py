@@ -1,4 +1,4 @@
-"""Inventory of a backbone's parameters: those that masks can cover, and a rule for everything else that learns."""
+"""Inventory of a backbone's parameters for weight masks: masked ones, and a rule for every other trainable one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _WEIGHTED = (nn.Linear, nn.Bilinear, _ConvNd, nn.Embedding)
 
 @dataclass(frozen=True)
 class MaskedTensor:
-    """A parameter of the backbone of which every task uses its best-scored entries."""
+    """Masked parameter of the backbone: every task uses its ``kept`` best-scored entries."""
 
     shape: torch.Size
     kept: int
@@ -36,34 +36,34 @@ class MaskedTensor:
 
 @dataclass(frozen=True)
 class WeightCover:
-    """The parameters that masks cover, in the order of a mask vector."""
+    """Masked parameters of a backbone, in the order of a mask vector."""
 
     layers: Mapping[str, MaskedTensor]
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Number of tasks that use every weight."""
-        plain = [dict(mask) for mask in masks]  # views can't be copied, and with a strategy in training this is
+        """Return, for every weight, the number of these masks that contain it."""
+        plain = [dict(mask) for mask in masks]  # a deep copy of the strategy can't copy mapping proxies
         return Computed(self.layers, partial(self._use, plain))
 
     def _use(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Entries that one mask covers, by parameter: bool, of the parameter's shape."""
+        """Yield the entries that a mask contains: parameter name, bool tensor of its shape."""
         yield from ((name, mask[name].bool().reshape(tensor.shape)) for name, tensor in self.layers.items())
 
     def layer_of(self, parameter: str) -> int:
-        """Index of the parameter among the masked ones."""
+        """Return the index of a parameter among the masked ones."""
         return list(self.layers).index(parameter)
 
 
 Site = tuple[nn.Module, str]
 Inventory = tuple[WeightCover, dict[str, list[Site]], list[Site]]
-"""What masks cover, where in the backbone each of it lies, and the biases that are to be switched off."""
+"""Masked parameters, their places in the backbone, and the biases to switch off."""
 
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
-    """Find a rule for every parameter of a backbone, and list what masks cover; changes nothing."""
+    """Find a rule for every parameter of a backbone, and list the masked parameters; change nothing."""
     checks.within("density", density, "(0, 1]")
     checks.one_of("bias", bias, BiasRule)
     checks.one_of("norm", norm, NormRule)
@@ -88,7 +88,7 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
     if all(isinstance(module, NORMS) for module in modules):
         return "norm"
     if not parameter.requires_grad:
-        return "constant"  # frozen by the user: every task reads it, none changes it
+        return "constant"  # frozen by the user: all tasks use it, none changes it
     owner = next((module for module in modules if isinstance(module, _WEIGHTED)), None)
     if owner is None or any(isinstance(module, NORMS) for module in modules):
         raise ModelError(
@@ -106,7 +106,7 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
 
 
 def strip_normalisation(norms: list[nn.Module]) -> None:
-    """Leave normalisation by the statistics of the current batch (or sample) alone, without learned scale and shift."""
+    """Reduce norms to the statistics of the current batch (or sample), without learned scale and shift."""
     for module in norms:
         for held in (module._parameters, module._buffers):
             held.update(dict.fromkeys(held))
