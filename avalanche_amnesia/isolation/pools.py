@@ -1,8 +1,8 @@
-"""Weight pools: which share of the weights a task trains and which tasks it may read, so that unlearning is exact.
+"""Weight pools: rules for the weights that a task trains and uses, so that unlearning is exact.
 
-A task that may still be unlearned trains the weights of its own slot. It reads only those and the weights of tasks that
-can never be unlearned. Slot and readable tasks follow from the stream, never from which other tasks were trained. A
-training is therefore the same, to the bit, as in a run that never saw the unlearned tasks.
+A task that may be unlearned trains only the weights of its own slot. It uses only these weights and those of permanent
+tasks. Slots and usable tasks depend only on the stream, not on the tasks trained so far. So every training is
+bit-identical to the same training in a run that never saw the unlearned tasks.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 
 class CapacityError(ValueError):
-    """Error for a task whose slot another task holds, or that has no slot; nothing changed."""
+    """Error for a task without a slot, or with a slot occupied by another task; nothing changed."""
 
 
 class CapacityWarning(RuntimeWarning):
-    """Warning that a later task of the stream will find its slot taken."""
+    """Warning that the slot of a later task will be occupied when the task begins."""
 
 
 @dataclass(frozen=True)
 class Pools:
     """Slots of weights for :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
 
-    A random partition cuts the weights of every layer into one share per slot. A task trains the share of its own slot.
-    It also reads the shares of tasks that the stream declares permanent, and of tasks past their deadline. Tasks that
-    ``mark_permanent`` made permanent during the run are protected but not read, because a retrained model cannot know
-    when that happened.
+    A random partition splits the weights of every layer into one share per slot. A task trains its own slot's share. It
+    also uses the shares of tasks that the stream declares permanent, and of tasks past their deadline. It does not use
+    tasks that became permanent during the run by ``mark_permanent``, because a retrained model can't know when that
+    happened.
 
     Args:
         slots: number of slots, by default one per task of the stream; or the slot of every task by its label,
@@ -45,7 +45,7 @@ class Pools:
             stream allow.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
     """
 
     slots: int | Mapping[int, int] | None = None
@@ -60,12 +60,12 @@ class Pools:
     def planned(cls, benchmark: Any) -> Self:
         """Return pools with as few slots as the requests of a stream allow.
 
-        A slot is free again once its task is unlearned. With fewer slots each task has more weights. The slots follow
-        from the requests in the stream, so that a model that never saw a task has the same ones. If a request is not
-        obeyed, the slot stays taken.
+        A slot is free again when its task is unlearned. With fewer slots each task has more weights. The slots depend
+        only on the stream's requests, so a model that never saw a task has the same slots. If a request is not carried
+        out, the slot stays occupied.
 
         Args:
-            benchmark: its train stream carries the requests
+            benchmark: a benchmark with the requests in its train stream
                 (:func:`~avalanche_amnesia.benchmarks.with_unlearning`).
         """
         if not hasattr(benchmark, "train_stream"):
@@ -74,17 +74,17 @@ class Pools:
         return cls(planned_slots(stream, departures(stream)))
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Return the share of a task whose training begins, in the partition of a seed, with the tasks that it reads.
+        """Return the share of a new task in the partition by ``seed``, including the tasks that it may use.
 
         Raises:
-            CapacityError: if its share is another task's; nothing changed.
+            CapacityError: if another task occupies the share; nothing changed.
         """
-        from avalanche_amnesia.models.disjoint import Share  # lazy: a circle
+        from avalanche_amnesia.models.disjoint import Share  # lazy: a circular import
 
         layout = self._layout(strategy)
         shares = {other: share for other in model.tasks if (share := model.share(other)) is not None}
         reads = tuple(sorted(other for other in shares if layout.is_open(other, task)))
-        held = seed if -(2**63) <= seed < 2**63 else derive_seed(seed, "partition")  # a share is kept as int64
+        held = seed if -(2**63) <= seed < 2**63 else derive_seed(seed, "partition")  # a share is stored as int64
         found = Share(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
@@ -96,8 +96,8 @@ class Pools:
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
-        """Return the layout of the stream of the task in training."""
-        # The deadline of the ledger counts: the user may have set another one than the stream's.
+        """Return the layout of the current task's stream."""
+        # The ledger's deadline takes precedence: the user may have set one that differs from the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
         deadline = getattr(strategy.experience, "deadline", None) if ledger is None else ledger.deadline
@@ -105,13 +105,13 @@ class Pools:
         task = int(strategy.experience.task_labels[0])
         if ledger is None or task not in ledger.remaining:
             return layout
-        # Trained again, it reads what it read at first: nothing of tasks that came later.
+        # A task trained again uses the same tasks as the first time, so no later ones.
         return replace(layout, later=frozenset(ledger.remaining[ledger.remaining.index(task) :]))
 
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """Slots of all tasks of a stream, whichever of them a run trains."""
+    """Slots of all tasks of a stream, trained or not."""
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
@@ -143,22 +143,22 @@ class StreamLayout:
         return sorted(self.tasks).index(task) if self.given is None else task % self.given
 
     def is_open(self, task: int, to: int) -> bool:
-        """Return True if a task may read the weights of another one that was trained before.
+        """Return True if task ``to`` may use the weights of an earlier task ``task``.
 
-        It may if the stream declares the other task permanent, or if that lies further back in the stream than the
-        deadline. A run that never saw the tasks between gives the same answer.
+        It may if the stream declares the earlier task permanent, or if that task is further back in the stream than the
+        deadline. The answer is the same in a run that never saw the tasks between.
         """
         if task not in self.tasks or to not in self.tasks or task in self.later:
             return False
         if task in self.permanent:
             return True
         before = self.tasks[: self.tasks.index(to)]
-        distance = before[::-1].index(task) + 1 if task in before else 0  # from its last training: it may come again
+        distance = before[::-1].index(task) + 1 if task in before else 0  # from its last training in the stream
         return self.deadline is not None and distance > self.deadline
 
 
 def _stream_of(experience: Any) -> list[Any]:
-    """Return the whole stream of an experience: a retrained model must find the same slots."""
+    """Return the whole stream of an experience, so that a retrained model has the same slots."""
     return list(getattr(experience, "origin_stream", None) or [experience])
 
 
@@ -166,26 +166,26 @@ def _stream_of(experience: Any) -> list[Any]:
 
 
 def departures(stream: Sequence[Any]) -> dict[int, int]:
-    """Return, for each task that a stream unlearns, the position of the last training at which it still exists."""
+    """Return, for each task that the stream will unlearn, the index of the last training before its removal."""
     gone: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
         for request in (r for r in requests if r.when == "before"):
             gone |= dict.fromkeys(request.gone, position - 1)
         for task in experience.task_labels:
-            gone.pop(int(task), None)  # learned again
+            gone.pop(int(task), None)  # trained again
         for request in (r for r in requests if r.when != "before"):
             gone |= dict.fromkeys(request.gone, position)
     return gone
 
 
 def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
-    """Return the slot of each task of a stream: the first one that is free when the task begins.
+    """Return the slot of each task of a stream: the first slot that is free when the task begins.
 
-    A permanent task takes a new slot, which no other task gets. A task that is learned again keeps its slot.
+    A permanent task gets a new slot, which no other task gets. A task keeps its slot when trained again.
     """
     slots: dict[int, int] = {}
-    until: list[int] = []  # of each slot, the last training beside which it is taken
+    until: list[int] = []  # for each slot, index of the last training during which it is occupied
     for position, experience in enumerate(stream):
         for task in map(int, experience.task_labels):
             if task in slots:
@@ -198,7 +198,7 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
 
 
 def _warn_if_crowded(layout: StreamLayout, experience: Any) -> None:
-    """Warn, before the first task, of the first one in the stream that will find its slot taken."""
+    """Warn, before the first task, of the first task in the stream whose slot will be occupied."""
     gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
         others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
@@ -224,7 +224,7 @@ MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger numbe
 
 
 def _checked(slots: Mapping[int, int]) -> dict[int, int]:
-    """Return slots by task label, checked."""
+    """Check and return slots by task label."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}
     if not checked or len(checked) < len(slots):

@@ -1,4 +1,4 @@
-"""Cleaning what hosts keep: a purger per plugin, or strategy with a memory of its own."""
+"""Purgers: functions that remove unlearned tasks from the state of Avalanche's plugins and strategies."""
 
 from avalanche_amnesia.unlearning.purging import samples, weights
 from avalanche_amnesia.unlearning.purging.purgers import (
@@ -10,6 +10,6 @@ from avalanche_amnesia.unlearning.purging.purgers import (
 )
 
 BUILT_IN = (samples, weights)
-"""The modules whose import registers the purgers of Avalanche's own plugins and strategies."""
+"""Modules that register the purgers of Avalanche's own plugins and strategies on import."""
 
 __all__ = ["BUILT_IN", "UnknownStateError", "learned_state", "own_attributes", "purger_of", "register_purger"]

@@ -1,7 +1,7 @@
-"""Purgers, which take tasks out of what a host's plugin or strategy keeps of them: a function per class.
+"""Registry of purgers: functions, one per class, that remove tasks from a plugin's or strategy's state.
 
-Without this a stock strategy brings a forgotten task back: EWC pulls the weights to anchors that hold it, LwF is
-taught by a model that knows it, Replay trains on its samples. What keeps learned state and has no purger is found.
+Without purgers an Avalanche strategy would relearn an unlearned task: EWC pulls weights to anchors that include it, LwF
+distils a model that knows it, and Replay trains on its samples. Learned state without a purger is detected.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,19 +27,19 @@ _PREPARATIONS: dict[type, Preparation] = {}
 
 
 def register_purger(*classes: type, before_training: Preparation | None = None) -> Callable[[Purger], Purger]:
-    """Decorator: the function cleans plugins (or strategies) of these classes and their subclasses.
+    """Register the decorated function as the purger of plugins (or strategies) of these classes and subclasses.
 
     The function gets the plugin, an :class:`UnlearningContext`, and a
-    :class:`~avalanche_amnesia.transaction.Transaction` through which it makes its changes (``change.set(plugin,
-    memory={})``); it returns one line for the record.
+    :class:`~avalanche_amnesia.transaction.Transaction`. It makes all changes by the transaction (``change.set(plugin,
+    memory={})``), and returns one line for the record.
 
     Args:
-        classes: of plugins, or of strategies with a memory of their own.
-        before_training: called with the plugin and the task when a training begins, for what a purge has to leave open.
+        classes: classes of plugins, or of strategies with stored state.
+        before_training: function called with plugin and task when a training begins, to complete a purge.
 
     Raises:
-        TypeError: for what are no classes, or no function.
-        ValueError: for a class that has another purger already; a function of the same name replaces its own.
+        TypeError: if ``classes`` contains no classes, or the purger is no function.
+        ValueError: if a class already has another purger; a function of the same name replaces the old one.
     """
     wrong = [kind for kind in classes if not isinstance(kind, type)]
     if wrong or not classes:
@@ -69,12 +69,12 @@ def _name_of(function: Any) -> str:
 
 
 def purger_of(plugin: object) -> Purger | None:
-    """The function registered for an object's class or its nearest base, None if there is none."""
+    """Return the purger registered for an object's class or its nearest base class, or None."""
     return _nearest(_PURGERS, plugin)
 
 
 def prepare_training(plugin: object, task: int) -> None:
-    """Call what is registered for an object as ``before_training``."""
+    """Call the ``before_training`` function registered for an object, if any."""
     prepare = _nearest(_PREPARATIONS, plugin)
     if prepare is not None:
         prepare(plugin, task)
@@ -91,26 +91,26 @@ OF_EVERY_STRATEGY = frozenset(
         *("mbatch", "mb_output", "loss", "rollback_point", "_listeners"),
     )
 )
-"""Attributes that the host fills for every strategy alike: what this package cleans by itself, or a mini-batch."""
+"""Attributes of every Avalanche strategy; they need no purger: this package cleans them, or they are a mini-batch."""
 
 
 class UnknownStateError(RequestError):
-    """Something keeps learned state that no purger can clean; nothing has changed when it is raised."""
+    """A plugin or strategy has learned state without a purger; nothing was changed."""
 
 
 UnknownState = Sequence[tuple[object, str]]
-"""Plugins, the strategy or its criterion, with the path to something learned that nobody knows how to clean."""
+"""Plugins, the strategy or its criterion, each with the path to its learned state without a purger."""
 
 
 def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
-    """Those of some things without a purger that keep something learned, with the path to what they keep."""
+    """Return those of some objects without a purger that have learned state, with the path to this state."""
     known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
     paths = [(thing, learned_state(thing, known, strategy.model)) for thing in things]
     return [(thing, path) for thing, path in paths if path is not None]
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
-    """Raise if something keeps learned state that nobody knows how to clean."""
+    """Raise an error if there is learned state without a purger."""
     if unknown:
         names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
         first = type(unknown[0][0]).__name__
@@ -122,7 +122,7 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
 
 
 def learned_state(thing: object, skip: Iterable[object] = (), model: nn.Module | None = None) -> str | None:
-    """Path to the first tensor, array or data set that an object holds beside a model; None where it holds none."""
+    """Return the path to the first tensor, array or data set in an object, outside ``model``; None if there is none."""
     if _is_plain_module(thing):
         return None
     parts = own_attributes(thing) if _is_strategy(thing) else {"": thing}
@@ -140,7 +140,7 @@ def learned_state(thing: object, skip: Iterable[object] = (), model: nn.Module |
 
 
 def own_attributes(strategy: object) -> dict[str, Any]:
-    """A strategy's attributes without those that every strategy has."""
+    """Return a strategy's attributes except those of every Avalanche strategy."""
     return {name: value for name, value in vars(strategy).items() if name not in OF_EVERY_STRATEGY}
 
 
@@ -148,7 +148,7 @@ _PLAIN = (str, int, float, type(None), torch.device)
 
 
 def _is_plain_module(thing: object) -> bool:
-    """Tell whether a module of torch's holds nothing but plain values, as most losses do: no walk is needed."""
+    """Return True if a torch module has only plain values, like most losses, so that no search is needed."""
     if not isinstance(thing, nn.Module) or not type(thing).__module__.startswith("torch.nn."):
         return False
     held = [value for name, value in vars(thing).items() if name != "_buffers" and not isinstance(value, _PLAIN)]

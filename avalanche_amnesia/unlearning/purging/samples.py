@@ -1,4 +1,4 @@
-"""Plugins and strategies that keep samples: replay (also DER, DER++, ER-ACE, ER-AML), GEM and A-GEM."""
+"""Purgers of plugins and strategies that store samples: replay (also DER, DER++, ER-ACE, ER-AML), GEM and A-GEM."""
 
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
@@ -25,9 +25,9 @@ _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
 
 
 def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
-    """Samples at some positions, in a data set that holds no reference to the others."""
-    # The host's ``subset`` keeps the data sets, labels and logits of all samples, and only hides them. A data set of
-    # another class, which makes the samples in its own way, stays.
+    """Return a data set with only the samples at some positions, and no reference to the remaining samples."""
+    # Avalanche's ``subset`` only hides the remaining samples, labels and logits. Underlying data sets of unknown
+    # classes are kept whole.
     result = data.subset(list(kept))
     result._flat_data = _compact(result._flat_data, range(len(result)))
     for attribute in list(result._data_attributes.values()):
@@ -36,7 +36,7 @@ def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDatase
 
 
 def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> None:
-    """Give a data set other values of one of its attributes, in place."""
+    """Replace the values of one attribute of a data set, in place."""
     new = DataAttribute(sequence(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
     data._data_attributes[attribute.name] = new
     if attribute.name in data.__dict__:
@@ -44,7 +44,7 @@ def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> 
 
 
 def sequence(values: list[Any]) -> FlatData[Any]:
-    """Values in two parts: the host fails to append a repeated value (task labels) to what has only one."""
+    """Return values as data in two parts, because Avalanche can't append a repeated value to a single part."""
     return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
 
 
@@ -69,10 +69,10 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
 
 
 def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
-    """A data set without the samples that are not kept, and which positions of the old one it has."""
+    """Return a data set with only the kept samples, and their positions in the old one."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
-    if hasattr(dataset, "alone"):  # a task of this package's streams, whose base is the whole stream's
+    if hasattr(dataset, "alone"):  # a task in this package's streams shares its base with the whole stream
         return dataset.alone(kept), kept
     if type(dataset) is TensorDataset:
         return TensorDataset(*(tensor[kept] for tensor in dataset.tensors)), kept
@@ -80,14 +80,14 @@ def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
 
 
 def purge_policy(policy: Any, tasks: Collection[int], change: Transaction) -> int:
-    """Take the samples of tasks out of a storage policy; returns how many there were."""
+    """Remove the samples of tasks from a storage policy; return the number of removed samples."""
     groups = getattr(policy, "buffer_groups", None)
     if groups is None:
         return _purge_buffer(policy, tasks, change)
     change.keep(policy, *(name for name in ("buffer_groups", *_COUNTS) if name in vars(policy)))
     removed = sum(purge_policy(group, tasks, change) for group in groups.values())
     left = {key: group for key, group in groups.items() if len(group.buffer)}
-    if hasattr(policy, "_num_exps"):  # its keys count experiences: the room of those that are gone is free again
+    if hasattr(policy, "_num_exps"):  # its keys count experiences: renumber them to free the removed ones' space
         left = dict(enumerate(left.values()))
         policy._num_exps = len(left)
     for seen in ("seen_classes", "seen_groups"):
@@ -102,7 +102,7 @@ def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> i
     if len(buffer) == 0:
         return 0
     kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
-    # Without a sample of theirs too: what the samples are taken from may hold those of every task.
+    # Even if no sample is removed: the underlying data set may contain those of every task.
     change.set(policy, buffer=subset_alone(buffer, kept))
     weights = getattr(policy, "_buffer_weights", None)
     if weights is not None:
@@ -111,21 +111,21 @@ def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> i
 
 
 def single_buffers(policy: Any) -> list[Any]:
-    """The buffers inside a storage policy that hold samples."""
+    """Return the buffers of samples inside a storage policy."""
     groups = getattr(policy, "buffer_groups", None)
     return [policy] if groups is None else [single for group in groups.values() for single in single_buffers(group)]
 
 
 @register_purger(ReplayPlugin)
 def purge_replay(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' samples from a storage policy of whatever kind."""
+    """Drop the tasks' samples from the plugin's storage policy, of any kind."""
     removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
     return f"Replay: {removed} samples of the tasks dropped"
 
 
 @register_purger(DER, ER_ACE, ER_AML)
 def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' samples from a strategy's own buffer; logits given when the tasks were known are given again."""
+    """Drop the tasks' samples from a strategy's buffer, and recompute logits stored by a model that knew the tasks."""
     removed = purge_policy(strategy.storage_policy, set(context.tasks), change)
     renewed = sum(_renew_logits(single, context, change) for single in single_buffers(strategy.storage_policy))
     _reload(strategy, context, change)
@@ -134,7 +134,7 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
 
 
 def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
-    """Let go of the old samples: last batches, and the loader of a training that is under way."""
+    """Drop references to old samples in the last mini-batches, and replace the loaders of a current training."""
     last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
     change.set(strategy, **dict.fromkeys((*last, *loaders)))
@@ -149,12 +149,12 @@ def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> N
 
 
 def _endless(data: Any, batch_size: int) -> Iterator[Any]:
-    # As the host's, but a buffer that holds no whole batch any more must give what it has: it would spin for ever.
+    # Like Avalanche's loader, but also returns partial batches: a small buffer would cause an infinite loop.
     return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Give logits again that were stored when one of the tasks that go had been learned: they hold its update."""
+    """Recompute logits stored after an unlearned task had been trained, because they depend on its update."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0
@@ -185,7 +185,7 @@ def _n_weights(model: nn.Module) -> int:
 
 
 def _use_head_of(plugin: Any, task: int) -> None:
-    """Let empty memories go through the head of the task in training, which exists for certain."""
+    """Assign empty memories to the task in training, because its head always exists."""
     for counter, samples in plugin.memory_x.items():
         if len(samples) == 0:
             plugin.memory_tid[counter] = task
@@ -193,8 +193,8 @@ def _use_head_of(plugin: Any, task: int) -> None:
 
 @register_purger(GEMPlugin, before_training=_use_head_of)
 def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Empty the memories of the tasks; the gradients at hand, in which they had a part, are dropped."""
-    # The host reads a memory for every experience up to now: an empty one has no gradient, and no constraint.
+    """Empty the memories of the tasks, and drop the current gradients, which depend on them."""
+    # Avalanche needs a memory for every earlier experience; an empty one adds no gradient and no constraint.
     change.keep(plugin, *_MEMORY, "G")
     memory_x, memory_y, memory_tid = (dict(getattr(plugin, part)) for part in _MEMORY)
     for task in context.tasks:
@@ -203,7 +203,7 @@ def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> s
             memory_x[counter], memory_y[counter] = memory_x[counter][:0].clone(), memory_y[counter][:0].clone()
             memory_tid[counter] = context.in_training
     plugin.memory_x, plugin.memory_y, plugin.memory_tid = memory_x, memory_y, memory_tid
-    plugin.G = torch.empty(0, _n_weights(context.model))  # in the middle of an iteration: no constraint at all
+    plugin.G = torch.empty(0, _n_weights(context.model))  # no constraint in the current iteration
     if context.in_training is not None:
         _use_head_of(plugin, context.in_training)
     return "GEM: the tasks' samples dropped"
@@ -211,7 +211,7 @@ def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(AGEMPlugin)
 def purge_agem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' samples, and the reference gradient, in which they had a part."""
+    """Drop the tasks' samples, and the reference gradient, which depends on them."""
     change.keep(plugin, "buffers", "buffer_dataloader", "buffer_dliter", "reference_gradients")
     options = {} if plugin.buffer_dataloader is None else dict(plugin.buffer_dataloader.loader_kwargs)
     before = sum(map(len, plugin.buffers))

@@ -1,4 +1,4 @@
-"""Plugins that keep weights: at anchors (EWC, SI, MAS), by owner (PackNet), or as a copy of the model (LwF, LFL)."""
+"""Purgers of plugins that store weights: anchors (EWC, SI, MAS), weight owners (PackNet) or models (LwF, LFL)."""
 
 from collections.abc import Collection
 from copy import deepcopy
@@ -23,7 +23,7 @@ from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext, remove_task_modules
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
-Store = dict[str, Any]  # name → the host's ParamData
+Store = dict[str, Any]  # name → Avalanche's ParamData
 
 
 def _only(store: Store, names: Collection[str]) -> Store:
@@ -31,7 +31,7 @@ def _only(store: Store, names: Collection[str]) -> Store:
 
 
 def _lasting(model: nn.Module) -> set[str]:
-    """Names of the parameters that outlive a training: a mask in the making (``embedding``) is the task's own."""
+    """Return the names of the parameters that remain after a training, unlike e.g. a mask's ``embedding``."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
@@ -47,7 +47,7 @@ def _filled(store: Store, value: float) -> Store:
 
 
 def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
-    """An anchor that was the state after the last training, as that state is now."""
+    """Return the new values of an anchor that is a copy of the state after the last training."""
     new = dict(context.removal.values) | dict(context.removal.before)
     result = {}
     for name, kept in store.items():
@@ -58,9 +58,9 @@ def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
 
 @register_purger(EWCPlugin)
 def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' anchors and importances, and take their updates out of later anchors."""
+    """Drop the tasks' anchors and importances, and subtract their updates from later anchors."""
     change.set(plugin, saved_params=deepcopy(plugin.saved_params), importances=deepcopy(plugin.importances))
-    if plugin.mode == "online":  # its one running sum of importances can't be taken apart
+    if plugin.mode == "online":  # a single sum of importances can't be separated by task
         plugin.saved_params.clear()
         plugin.importances.clear()
         return "EWC (online): the anchor and the summed importances, which mix all tasks, were dropped"
@@ -81,7 +81,7 @@ def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 
 def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
-    """Sum of the updates, among those of tasks and repairs that go, that a state saved after ``task`` holds."""
+    """Return the sum of the removed tasks' and repairs' updates that a state saved after ``task`` contains."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
     for gone in set(held) & set(context.removal.updates):
@@ -92,20 +92,20 @@ def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, T
 
 @register_purger(MASPlugin)
 def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Put the one anchor to the new state and the importances, which mix all tasks, to zero."""
+    """Set the anchor to the state without the tasks; set importances to 0, because they mix all tasks."""
     if plugin.params is None:
         return "MAS: no anchor yet"
     change.keep(plugin, "params", "importance")
     names = _lasting(context.model)
     plugin.params = _at_last_commit(_only(plugin.params, names), context)
-    # The host insists on importances once a task was trained: zeros, which hold nothing.
+    # Avalanche needs importances after the first task: zeros contain no information.
     plugin.importance = _filled(_only(plugin.importance, names), 0.0)
     return "MAS: the anchor is the state without the tasks; the importances, which mix all tasks, were dropped"
 
 
 @register_purger(SynapticIntelligencePlugin)
 def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Put the anchor to the new state, and the sums over all tasks to zero, but for a training that is under way."""
+    """Set the anchor to the state without the tasks, and sums over tasks to 0, except those of a current training."""
     change.keep(plugin, "ewc_data", "syn_data")
     names = _lasting(context.model)
     if context.in_training is not None:
@@ -113,7 +113,7 @@ def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> st
     anchor, importance = (_only(store, names) for store in plugin.ewc_data)
     plugin.ewc_data = (_at_last_commit(anchor, context), _filled(importance, 0.0))
     kept = {part: _only(store, names) for part, store in plugin.syn_data.items()}
-    # The path integral of the task in training is its own; everything else mixes tasks or repeats old weights.
+    # The path integral belongs to the task in training only; all other values mix tasks or copy old weights.
     plugin.syn_data = {
         part: store if part == "trajectory" and context.in_training is not None else _filled(store, 0.0)
         for part, store in kept.items()
@@ -123,9 +123,9 @@ def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> st
 
 @register_purger(PackNetPlugin)
 def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Give the tasks' weights, whose owners are noted in the model, to the next training; their values are back."""
-    # A task that was unlearned can't be learned again under its old label: PackNet takes a label below its own count of
-    # tasks for one that it knows.
+    """Free the tasks' weights for the next training; the model stores the owner of each weight."""
+    # An unlearned task can't be trained again under its old label: PackNet assumes that it knows all labels below its
+    # count of tasks.
     freed = 0
     for module in context.model.modules():
         if not isinstance(module, WeightAndBiasPackNetModule):
@@ -133,7 +133,7 @@ def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) 
         change.keep(module, "task_index", "visible_mask", "unfrozen_mask")
         owners = module.task_index.clone()
         theirs = torch.isin(owners, torch.tensor([context.counters[t] for t in context.tasks], device=owners.device))
-        pruned = module.state == PackNetModule.State.POST_PRUNE  # this training has taken its share already
+        pruned = module.state == PackNetModule.State.POST_PRUNE  # this training has already chosen its weights
         owners[theirs] = int(module.PRUNED_CODE) if pruned else module.task_count
         module.task_index = owners
         module.visible_mask = owners <= module.active_task
@@ -144,7 +144,7 @@ def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) 
 
 
 def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
-    """A copy of a teacher, which is the last committed state, without the tasks that go."""
+    """Return a copy of a teacher (a copy of the state after the last training) without the unlearned tasks."""
     result = deepcopy(teacher)
     with torch.no_grad(), whole(result):
         for name, parameter in result.named_parameters():
@@ -160,7 +160,7 @@ def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
 
 @register_purger(LwFPlugin)
 def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Take updates and heads out of the teacher; without a task left there is none."""
+    """Remove the tasks' updates and heads from the teacher; drop the teacher if no task remains."""
     method = plugin.lwf
     change.set(method, prev_model=method.prev_model, prev_classes_by_task=deepcopy(method.prev_classes_by_task))
     for task in context.tasks:
@@ -174,7 +174,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Take updates out of the teacher of the features; without a task left the frozen last layer learns again."""
+    """Remove the tasks' updates from the teacher; if no task remains, drop it and unfreeze the last layer."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
     change.keep(plugin, "prev_model")
@@ -189,6 +189,6 @@ def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(EarlyStoppingPlugin)
 def purge_best_state(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the copy; in the middle of a training the search for the best weights begins again."""
+    """Drop the copy of the best weights; during a training, the search for them starts again."""
     change.set(plugin, best_state=None, best_val=None, best_step=None)
     return "EarlyStopping: its copy of the best weights was dropped"
