@@ -1,4 +1,4 @@
-"""Trajectories of training: undo logs of each task, replay without some tasks, files."""
+"""Trajectory of a training: undo logs of all tasks, removal of tasks by replay, and log files."""
 
 from avalanche_amnesia.faces import face
 

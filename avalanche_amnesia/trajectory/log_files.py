@@ -3,8 +3,8 @@
 Every file carries a checksum. A flipped bit raises an error when the file is opened and when a mapped log is used.
 
 A log's file is named by task and checksum and never changes, so writing the same log again does nothing. New files are
-written under a temporary name and renamed when complete; then ``index.json``, which names the current files, is
-replaced. After a kill the index names complete files of one state. Files that it does not name are deleted later.
+written under a temporary name and renamed when complete; then ``index.json``, which lists the current files, is
+replaced. So the index lists complete files of one state even after a kill. Files not listed are deleted later.
 
 A directory belongs to the trajectory that wrote its index. :class:`~avalanche_amnesia.trajectory.Trajectory` describes
 how an unpickled trajectory takes its directory over.
@@ -36,7 +36,7 @@ _OURS = re.compile(r"(task_-?\d+\.[0-9a-f]+\.safetensors|index\.json)(\.part)?")
 
 
 class TrajectoryError(ValueError):
-    """Error for an update that cannot be recorded or found."""
+    """Error for a log that can't be recorded, found or read, or for a directory of another trajectory."""
 
 
 def _parts(task: int, log: Log) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class LogDirectory:
     def __init__(self, path: str | Path) -> None:
         self.path = checks.path("path", path)
         self._beginning = uuid4().hex
-        self._index: str | None = None  # the index as this trajectory wrote or found it; None: no index
+        self._index: str | None = None  # content of the index, last written or read; None: no index
         self._may_take_back = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class LogDirectory:
                     logs = dict(self._read(row["file"]) for row in body["logs"])
                     self._beginning, merged = body["trajectory"], frozenset(body["merged"])
             self.sweep()
-        except Exception as error:  # whatever foreign files make of a reader
+        except Exception as error:  # foreign files may cause any error
             raise TrajectoryError(
                 f"{self.path}: no trajectory that can be continued is here ({type(error).__name__}: {error}); give an "
                 "empty directory that can be written to, or one that a Trajectory wrote. A strategy that was saved "
@@ -143,8 +143,8 @@ class LogDirectory:
                 if index != found:
                     self._point_to(index)
             except BaseException:
-                if self._index_on_disk() != found:  # interrupted just behind the replacement
-                    self._index = index  # which is in force for as long as going back fails as well
+                if self._index_on_disk() != found:  # interrupted just after the replacement
+                    self._index = index  # valid if restoring the old index fails, too
                     self._point_to(found)
                     self._index = mine
                 for file in made:
@@ -154,7 +154,7 @@ class LogDirectory:
         return written
 
     def sweep(self) -> None:
-        """Delete log files that the index does not name, unless the index belongs to a different trajectory."""
+        """Delete log files not listed in the index, unless the index belongs to a different trajectory."""
         with writing(self.path), locked(self.path, to_write=True):
             if self._may_take_back or self._index_on_disk() != self._index:
                 return
@@ -175,7 +175,7 @@ class LogDirectory:
             return
         try:
             theirs = unsealed(found)["trajectory"] != self._beginning
-        except Exception as error:  # whatever a broken index makes of a reader
+        except Exception as error:  # a damaged index may cause any error
             raise TrajectoryError(
                 f"{self.path / INDEX} is damaged, or none of a trajectory ({type(error).__name__}: {error}); move "
                 f"{self.path} away, and the logs of the loaded strategy are written again"
@@ -206,7 +206,7 @@ class LogDirectory:
         if path.exists():
             try:
                 return self._read(name)[1]
-            except TrajectoryError:  # damaged: it is written again
+            except TrajectoryError:  # damaged: write it again
                 pass
         else:
             made.append(path)
@@ -224,7 +224,7 @@ class LogDirectory:
             with safe_open(str(path), framework="pt") as file:
                 (row,) = unsealed((file.metadata() or {}).get("trajectory", "{}"))["logs"]
                 stored: dict[str, dict[str, Tensor]] = {}
-                for key in file.keys():  # noqa: SIM118 - it is no mapping
+                for key in file.keys():  # noqa: SIM118 - not a mapping
                     owner, part = key.rsplit("/", 1)
                     stored.setdefault(owner, {})[part] = file.get_tensor(key)
             task, repair_of, checksum = row["task"], row["repair_of"], row["checksum"]
@@ -234,7 +234,7 @@ class LogDirectory:
             log = Log(entries, row["parameters"], AddedError(**row["error"]), repaired, mapped)
             if _digest_of(task, log) != checksum:
                 raise ValueError(f"the checksum of task {task} does not fit")
-        except Exception as error:  # whatever a broken file makes of a reader
+        except Exception as error:  # a damaged file may cause any error
             raise TrajectoryError(f"{path} is damaged, or no log ({type(error).__name__}: {error})") from error
         if _name(task, checksum) != name:
             raise TrajectoryError(f"{path} holds another log than its name says")

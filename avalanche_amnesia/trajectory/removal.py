@@ -1,8 +1,8 @@
-"""Compute the removal of writers from a trajectory, tensor by tensor; nothing is changed.
+"""Compute the removal of writers (tasks and repairs) from a trajectory, tensor by tensor; nothing is changed.
 
-The writers of a tensor are undone one after the other, and then replayed without the removed ones. A writer's update
-``Δ`` of an entry is its written value minus the value before. If the value before a remaining writer has changed, the
-new value is that value plus ``Δ``, added in float64. From equal bits a writer writes equal bits.
+All writers of a tensor are undone, last one first, then replayed without the removed writers. A writer's update
+``Δ`` of an entry is its written value minus the old value. If the value before a remaining writer has changed, the
+writer's new value is that value plus ``Δ``, added in float64; otherwise the writer writes the same bits again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from avalanche_amnesia.trajectory.sparse import (
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 Readers = Mapping[int, Mapping[str, Tensor]]
-"""Task → tensor name → bool tensor of the entries that the task reads and that must not change."""
+"""Task → tensor name → bool tensor of the entries that the task uses and that must not change."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Revision:
         where: bool tensor of the tensor's shape: the ``k`` revised entries.
         factor: float64 ``(k,)``, or one number for all.
         added: float64 ``(k,)``, or one number for all.
-        alone: whether updates of further remaining tasks between the removed ones and this task are dropped there.
+        alone: whether to drop, at these entries, updates of remaining tasks between the removed ones and this task.
         base: float64 ``(k,)``, or one number for all: factor of the value before the task; 0 if ``added`` is the
             value itself.
     """
@@ -90,9 +90,9 @@ def replay(
     """Return the values of one tensor without the removed writers (the keys of ``updates``, which is filled).
 
     The remaining writers' new undo entries are stored in ``logs``. The second result marks the entries that keep the
-    removed writers' values, because a remaining task reads them (``reading``: task → bool ``(n,)``).
+    removed writers' values, because a remaining task uses them (``reading``: task → bool ``(n,)``).
     """
-    # Entries that a remaining task reads (WSN) keep the removed writers' values.
+    # Entries that a remaining task uses (WSN) keep the removed writers' values.
     read = torch.zeros(committed.numel() if reading else 0, dtype=torch.bool)
     for reads in reading.values():
         read |= reads
@@ -110,11 +110,11 @@ def replay(
             if kept is not None:
                 put(value, index[kept], written[kept])
                 stays[index[kept]] = True
-                # Not into a log at once: a reader's log that is rebased further on is made from its old one.
+                # Collect these entries until the end, because rebasing a reader's log starts from its old entries.
                 handed.append((index[kept], old[kept]))
             continue
         update = written.double() - old.double()
-        # A later task's revision stands alone at these entries: neither this update nor its way back is needed there.
+        # At the entries of a later task's ``alone`` revision, this update and its undo entries are not needed.
         later = (revisions[other] for other in order[order.index(task) + 1 :] if other in revisions)
         alone = [revision.where.reshape(-1) for revision in later if revision.alone]
         if alone:
@@ -123,39 +123,39 @@ def replay(
             if not bool(kept.all()):
                 entry = logs[task][name] = entry.restricted(stands)
             index, old, written, update = index[kept], old[kept], written[kept], update[kept]
-        # Read before the task's own write: a revision replaces that write, and starts from the same value before it.
+        # Compute the revision before the task's own write, because it starts from the value before that write.
         if task in revisions:
             target = positions(revisions[task].where)
             own = torch.zeros(value.numel(), dtype=torch.float64).index_copy(0, index, update)
             start = value[target]
             revised = revisions[task].written(start.double(), own[target]).to(value.dtype)
         here = take(value, index)
-        # Where the value before is the same bit for bit, the written bits are put back: before + Δ may round to others.
+        # If the old value has the same bits, restore the written bits, because before + Δ may round differently.
         unmoved = same_bits(here, old)
         if bool(unmoved.all()):
             put(value, index, written)
         else:
-            # The value before has changed, so the log must restore the new one.
+            # The old value has changed, so the log must restore the new one.
             new = torch.where(unmoved, written, (here.double() + update).to(here.dtype))
             put(value, index, new)
             logs[task][name] = entry.rebased(here, new)
         if task in revisions:
             value[target] = revised
             logs[task][name] = logs[task].get(name, nothing).extended(target, start)
-    # By now no log is made from an older one any more, so what is entered stays.
+    # All logs are rebased by now, so entries can be added.
     for index, old in handed:
         for task, reads in reading.items():
             taken = reads[index]
             if bool(taken.any()):
                 logs[task][name] = logs[task].get(name, nothing).extended(index[taken], old[taken])
-                # One log leads back from an entry, the first reader's; the next readers get what is left.
+                # Only one log may restore an entry: the first reader's. Later readers get the remaining entries.
                 index, old = index[~taken], old[~taken]
     return value.reshape(committed.shape), stays.reshape(committed.shape) if reading else stays
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Return the values of the current task after its start values have changed; its update so far is kept."""
-    # The current task has no log yet: its update is the current value minus the value before it.
+    """Return the current task's values after a change of its start values; its update so far is kept."""
+    # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
 
@@ -164,11 +164,11 @@ def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
 
 
 class Moved:
-    """The entries of a tensor that a removal changes.
+    """Entries of a tensor that a removal changes.
 
     Attributes:
-        where: bool tensor of the tensor's shape.
-        now: their values ``(k,)``.
+        where: bool tensor of the tensor's shape: the ``k`` changed entries.
+        now: their current values ``(k,)``.
         without: their values after the removal, ``(k,)``.
     """
 
@@ -178,10 +178,10 @@ class Moved:
 
     @classmethod
     def among(cls, where: Tensor, index: Tensor, now: Tensor, without: Tensor) -> Moved | None:
-        """Return the entries at flat ``index`` whose bits change, or None."""
+        """Return only those entries at flat ``index`` whose bits change, or None if there are none."""
         differ = as_integers(now).numpy() != as_integers(without).numpy()
         if not differ.all():
-            where.numpy().reshape(-1)[index.numpy()[~differ]] = False  # only entries of it were compared
+            where.numpy().reshape(-1)[index.numpy()[~differ]] = False  # index has all True entries of where
             some = torch.from_numpy(differ)
             index, now, without = index[some], now[some], without[some]
         return cls(where, now, without, index) if len(now) else None
@@ -211,9 +211,9 @@ class Removal:
         moved: tensor name → the changed entries.
         before: the changed entries of the values before the current task; empty between tasks.
         logs: the remaining writers' undo logs afterwards.
-        shared: tensor name → bool tensor of the entries that keep the tasks' values, because remaining tasks read them.
+        shared: tensor name → bool tensor of the entries that keep the tasks' values, because remaining tasks use them.
         updates: removed task or repair → tensor name → its update ``Δ``, float64, for copies of old states (anchors).
-        current: tensor name → values now.
+        current: tensor name → current values.
     """
 
     tasks: tuple[int, ...]
@@ -251,8 +251,8 @@ def work_out(
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, gone), default=len(order))
-    later = {writer: recorded[writer] for writer in order[first:]}  # earlier logs stay: their values came before
-    logs = {  # a tensor that goes with the tasks (their head) leaves the later tasks' logs too
+    later = {writer: recorded[writer] for writer in order[first:]}  # earlier logs do not depend on removed values
+    logs = {  # tensors removed with the tasks (their heads) are removed from later tasks' logs too
         writer: log.with_entries({name: entry for name, entry in log.items() if name in current})
         for writer, log in recorded.items()
         if writer not in gone
@@ -263,7 +263,7 @@ def work_out(
     updates = {writer: Updates() for writer in gone}
     changing = (*(recorded[writer] for writer in gone), *revisions.values())
     names = sorted({name for tensors in changing for name in tensors if name in current})
-    # Logs lead from the last finished task back, so in the middle of a task they start at the values before it.
+    # Logs start at the state after the last finished task, so during a task use the values before it.
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Moved | None, Tensor | None, Tensor | None]:
@@ -271,9 +271,9 @@ def work_out(
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
-        # A revision may move entries that no writer who goes has touched: then no entry can be passed over.
+        # A revision may change entries that no removed writer changed: then consider all entries.
         going = None if revised else chosen_by([recorded[writer][name] for writer in gone if name in recorded[writer]])
-        # Replayed are those who wrote an entry that changes, or are revised.
+        # Replay only revised writers, and writers of an entry that may change.
         taking_part = [
             (writer, entry)
             for writer, entry in ((writer, log.get(name)) for writer, log in later.items())
@@ -283,10 +283,10 @@ def work_out(
         here = committed.detach().cpu()
         if going is None:
             where = torch.ones(committed.shape, dtype=torch.bool)
-        else:  # only what a writer who goes had moved can have changed: the rest of the tensor is not compared
+        else:  # only entries written by a removed writer can change: do not compare the rest of the tensor
             where = torch.from_numpy(np.unpackbits(going, count=here.numel()).view(bool)).reshape(here.shape)
         index = positions(where)
-        if len(taking_part) == 1 and not reading and not revised:  # the usual case: only it wrote here
+        if len(taking_part) == 1 and not reading and not revised:  # the usual case: a single writer
             ((writer, entry),) = taking_part
             assert entry is not None
             written = take(here, index)
@@ -295,7 +295,7 @@ def work_out(
         replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
         return Moved.among(where, index, take(here, index), take(replayed, index)), stays, replayed
 
-    # Whoever reads or is revised may enter tensors into logs, where their order counts.
+    # Readers and revisions add tensors to logs, and their order matters, so use one thread (size 0).
     size = 0 if revisions or readers else sum(current[name].nbytes for name in names)
     for name, (change, stays, replayed) in zip(names, map_two_threads(without, names, size), strict=True):
         committed = base[name]
@@ -309,12 +309,12 @@ def work_out(
                 replayed = committed.detach().clone()
                 moved[name].take_out(replayed)
             new_before[name] = replayed.to(committed.device)
-            # The task in training goes on from the new values before it, with its own update so far on top.
+            # Apply the current task's update so far to its new start values.
             now = current[name].detach()
             value = moved_along(now, before[name], new_before[name])
             where = ~same_bits(value, now)
             moved[name] = Moved(where, take(now, positions(where)), take(value, positions(where)))
-    # Merged logs hold a way back past writers that go; without these it is not needed. Logs that stay keep their file.
+    # Merged logs have entries to undo removed writers, which are not needed any more. Unchanged logs keep their file.
     kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
     return Removal(tuple(tasks), moved, new_before, kept, shared, updates, current)
 
@@ -335,7 +335,7 @@ def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[in
             if name not in log:
                 continue
             where = log[name].where.reshape(-1)
-            # Entries that a task which may go has written, and those of them for which a way back is kept already.
+            # wrote: entries written by an earlier removable task; held: those with an old value stored after it.
             if wrote is None:
                 wrote, held = torch.zeros_like(where), torch.zeros_like(where)
             if task not in merged:

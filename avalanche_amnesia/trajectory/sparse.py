@@ -1,12 +1,12 @@
-"""Lossless sparse entries of a tensor: their positions, and their values before a task changed them.
+"""Lossless sparse entries of a tensor: positions, and values before a task changed them.
 
 The values are stored directly (:class:`SparseValues`) or as a coded update (:class:`SparseUpdates`). Both restore the
 same bits.
 
-A task whose updates are coded is *committed* to them: its entries are set to ``before + Δ̂``, so that the model, not its
-forgetting, carries the error. Undoing subtracts ``Δ̂`` in float64. Where ``before`` has lower bits than ``before + Δ̂``
-can hold, this misses it by some units in the last place: how many is kept too, mostly 0. The way back starts at the
-values that the task left: whatever else writes them must be recorded as a task.
+A task with coded updates is *committed* to them: its entries are set to ``before + Δ̂``, so the model, not the
+unlearning, contains the rounding error. Undoing subtracts ``Δ̂`` in float64. If ``before`` has lower bits than
+``before + Δ̂`` can represent, the result is off by some units in the last place; this number, mostly 0, is stored too.
+Undoing starts at the task's final values, so any other change of these entries must be recorded as a task.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ LEVELS = 127
 """Limit of int8 codes, and of corrections in units in the last place."""
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.int8)
 KEPT = -128
-"""Marks an entry whose value before is stored directly instead of as a correction."""
+"""Marks an entry whose old value is stored directly instead of as a correction."""
 
 
 class _Chosen:
-    """Chosen entries of a tensor; its tensor attributes are stored."""
+    """Base class: chosen entries of a tensor. All attributes that are tensors are saved."""
 
     chosen: Tensor
-    """Positions as packed bits, or their zlib (:func:`pack`)."""
+    """Positions as packed bits, or these compressed by zlib (:func:`pack`)."""
     shape: tuple[int, ...]
     follows_value: ClassVar[bool]
-    """True if undoing starts at the value that the task left."""
+    """True if undoing starts at the task's final value."""
 
     @property
     def where(self) -> Tensor:
@@ -59,7 +59,7 @@ class _Chosen:
 
 @dataclass(frozen=True)
 class SparseValues(_Chosen):
-    """Values of chosen entries of a tensor.
+    """Chosen entries of a tensor with their old values, stored directly.
 
     Weights have few signs and exponents but random digits: zlib shrinks their highest bytes to a third, and cannot
     shrink the lower ones.
@@ -74,7 +74,7 @@ class SparseValues(_Chosen):
 
     @classmethod
     def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
-        """Make the object from the entries of ``tensor`` at which ``where`` is True."""
+        """Create an object from the entries of ``tensor`` where ``where`` is True."""
         return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
 
     @classmethod
@@ -109,25 +109,25 @@ class SparseValues(_Chosen):
         return self._made(self.chosen, before, self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
-        """Return a copy in which the entries at flat ``index`` ``(m,)`` restore ``values`` ``(m,)``."""
+        """Return a copy that restores ``values`` ``(m,)`` at the entries with flat ``index`` ``(m,)``."""
         where = self.where.reshape(-1)
         before = positions(where).numpy()
         where[index] = True
-        now = positions(where).numpy()  # looked up in order: dense values would cost as much for a few as for all
+        now = positions(where).numpy()  # a search in this index is cheaper than dense values if entries are few
         result = torch.zeros(len(now), dtype=self.dtype)
         for there, held in ((before, self.values), (index.numpy(), values)):
             put(result, torch.from_numpy(np.searchsorted(now, there)), held)
         return self._made(pack(where), result, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseValues:
-        """Return the entries at which ``keep`` (bool ``(n,)``) is True."""
+        """Return only the entries where ``keep`` (bool ``(n,)``) is True."""
         where = self.where.reshape(-1)
         return self._made(pack(where & keep), self.values[keep[where]], self.shape)
 
 
 @dataclass(frozen=True)
 class SparseUpdates(_Chosen):
-    """Coded updates of chosen entries of a tensor."""
+    """Chosen entries of a tensor with their updates, stored in a lower precision."""
 
     chosen: Tensor
     codes: Tensor
@@ -168,7 +168,7 @@ class SparseUpdates(_Chosen):
         return SparseUpdates(pack(where), codes[where], self.scales, _stored(steps[where]), kept, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseUpdates:
-        """Return the entries at which ``keep`` is True."""
+        """Return only the entries where ``keep`` is True."""
         where, steps = self.where.reshape(-1), self._steps
         stays = keep[where]
         values = self.values[stays[steps == KEPT]]
@@ -234,7 +234,7 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 def pack(where: Tensor) -> Tensor:
-    """Return a bool tensor as packed bits, or as their zlib if that is shorter (uint8).
+    """Pack a bool tensor into bits, compressed by zlib if that is shorter (uint8).
 
     The changed entries of a task are mostly an outer product of units, so zlib compresses their equal rows well.
     """
@@ -266,7 +266,7 @@ def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
-    """Return the bytes, or their zlib if that is shorter (uint8)."""
+    """Return the bytes, compressed by zlib if that is shorter (uint8)."""
     coder = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if repeats else zlib.Z_HUFFMAN_ONLY)
     coded = np.frombuffer(coder.compress(data.tobytes()) + coder.flush(), dtype=np.uint8)
     return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())

@@ -2,20 +2,20 @@
 
 A parameter is its initial value plus one update per task, ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``.
 
-The store is an undo log: per task and tensor, the values *before* the task of the entries that the task moved. The
+The store is an undo log: for each task and tensor, the changed entries with their values *before* the task. The
 update ``Δ`` of a task at an entry is the value before the next writer minus the value before the task. A removal
-replays the remaining writers of each entry on the value before the first removed one:
+replays the remaining writers of each entry on the value before the first removed writer:
 
-* an entry that only they wrote gets its initial value back, bit for bit;
-* an entry that they wrote last gets the bits before them;
+* an entry written only by removed writers gets its initial value back, bit for bit;
+* an entry written last by removed writers gets the bits before them;
 * an entry with later writers loses the removed update, subtracted in float64.
 
-Repairs are writers too, with negative numbers and after the tasks trained before them. A repair is removed together
-with any task whose data it used, or with the next removal.
+Repairs are writers too, with negative numbers, recorded after the tasks trained before them. A repair is removed
+together with any task whose data it used, or with the next removal.
 
-A lower precision (``dtype``) is *committed*: the rounding error is removed from the model when the task ends, before
-anything reads the model. It changes the task's weights, but undoing stays exact, and the error is visible in the
-accuracy of the task itself. An error in the log instead of the model would leave residue of unlearned tasks.
+A lower precision (``dtype``) is *committed*: when the task ends, before the model is used, its weights are rounded like
+the log. This changes the weights, but undoing stays exact, and the error is visible in the task's own accuracy. If only
+the log were rounded, a removal would leave residue of unlearned tasks.
 """
 
 from __future__ import annotations
@@ -41,21 +41,20 @@ class Trajectory:
     """Undo logs of the remaining tasks and of repairs, in the order of writing.
 
     Args:
-        path: directory in which every task's log is a safetensors file, mapped into memory when read; one that holds
-            logs already is continued. By default logs are kept in memory. One directory serves one trajectory, and
-            holds the files of its logs as they are now and no others: what a change or an unlearning replaced is
-            deleted. A pickled trajectory has its logs with it: unpickled, it reads nothing from the directory, and its
-            first change takes it back (files that are missing are written, all others of its kind deleted), whatever
-            became of it since, unless another trajectory began there again. Who wrote there before is refused from then
-            on. A ``copy.deepcopy`` keeps its logs in memory and leaves the directory to the original.
-        dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; None:
+        path: directory with one safetensors file per task's log, memory-mapped; existing logs are continued. By
+            default logs are in memory. A directory belongs to one trajectory, and has only the files of its current
+            logs: files replaced by a change or an unlearning are deleted. A pickled trajectory contains its logs.
+            After unpickling it reads nothing from the directory, and its first change takes the directory over:
+            missing files are written, and all other log files deleted, unless another trajectory was started there.
+            From then on, the former owner's changes are refused. A ``copy.deepcopy`` has its logs in memory and leaves
+            the directory to the original.
+        dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; None:
             lossless.
 
     Raises:
-        ValueError: for a dtype that is not allowed.
-        TrajectoryError: if ``path`` holds something else, or damaged files, or can't be written to. Later wherever a
-            log is used whose file was damaged meanwhile (files carry checksums), and before a change to a directory
-            that is another trajectory's by then.
+        ValueError: for an invalid dtype.
+        TrajectoryError: if ``path`` has other or damaged files, or can't be written to; later, if a log's file turns
+            out to be damaged (files have checksums), or before a change if the directory belongs to another trajectory.
     """
 
     def __init__(self, *, path: str | Path | None = None, dtype: torch.dtype | None = None) -> None:
@@ -72,7 +71,7 @@ class Trajectory:
 
     @property
     def directory(self) -> Path | None:
-        """Return the directory of the log files; None: logs are kept in memory."""
+        """Return the directory of the log files; None if logs are in memory."""
         return None if self._directory is None else self._directory.path
 
     @property
@@ -82,11 +81,11 @@ class Trajectory:
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Return number of a repair, negative → tasks whose removal also removes it; None: any removal does."""
+        """Return number of a repair (negative) → tasks whose removal also removes it; None: any removal does."""
         return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
-        """Return the writers that a removal of some tasks removes: the tasks and their repairs."""
+        """Return the writers removed together with some tasks: the tasks and their repairs."""
         tasks = tuple(tasks)
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
@@ -96,19 +95,19 @@ class Trajectory:
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor of the entries that a task or repair changed (merged: the kept ones)."""
+        """Return tensor name → bool tensor of the entries in a task's or repair's log: its changed entries."""
         return {name: entry.where for name, entry in self._log(writer).items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
-        """Return :meth:`moved` of all :meth:`writers` of some tasks, or of repairs that every removal removes."""
+        """Return the union of :meth:`moved` over all :meth:`writers` of some tasks."""
         return united(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
-        """Return a table of all logs: bytes, and the error that the chosen precision added to the model.
+        """Return a table of all logs: size in bytes, and rounding error of the model by ``dtype``.
 
         Returns:
-            Task → a row with ``entries``, ``share`` (of the parameters that it could have moved), ``bytes``,
-            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (what ``dtype`` changed of its weights), and
+            Task → row with ``entries``, ``share`` (of the parameters that it could change), ``bytes``,
+            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (change of its weights by rounding), and
             ``merged``.
         """
         rows: dict[int, dict[str, float]] = {}
@@ -136,18 +135,18 @@ class Trajectory:
         """Record a finished task.
 
         Args:
-            task: its label, at least 0 and not recorded yet.
-            before: tensor name → values before it; tensors that are new since are the task's own and left out.
-            after: tensor name → values now.
-            parameters: how many the report's shares refer to; by default the entries of all tensors in ``before``.
+            task: label of the task, at least 0 and not recorded yet.
+            before: tensor name → values before the task; tensors missing here belong to the task and are not recorded.
+            after: tensor name → current values.
+            parameters: number of parameters for the report's shares; by default the size of all tensors in both.
 
         Returns:
-            Tensor name → values that the model must hold from now on, where ``dtype`` changed them: put them there
-            before anything reads the model. Empty in a lossless store.
+            Tensor name → values rounded by ``dtype``: write them into the model before it is used. Empty in a
+            lossless store.
 
         Raises:
             TrajectoryError: if the task is recorded already, or negative, or a tensor changed its shape.
-            OSError: if the log can't be written; the trajectory is as it was.
+            OSError: if the log can't be written; the trajectory is unchanged.
         """
         if task in self._logs:
             raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
@@ -189,19 +188,19 @@ class Trajectory:
         tasks: Iterable[int] | None = None,
         free: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Record a repair as a lossless update of its own, after all tasks.
+        """Record a repair as a separate lossless update, after all tasks.
 
         Args:
-            before: tensor name → values before it.
-            after: tensor name → values now, of the same tensors.
-            tasks: those whose data made it: a removal of any of them takes it out as well. By default whatever is
-                removed next does, and at most one such repair stands at a time.
-            free: tensor name → bool tensor of entries that it could move, and that are noted whether it did or not;
-                of tensors in ``before``.
+            before: tensor name → values before the repair.
+            after: tensor name → current values of the same tensors.
+            tasks: tasks whose data the repair used: removing any of them also removes the repair. By default the next
+                removal of any task does, and there can be only one such repair at a time.
+            free: tensor name → bool tensor of entries that the repair could change, to record even if unchanged;
+                only tensors in ``before``.
 
         Raises:
-            TrajectoryError: if one stands already that goes with whatever is removed next.
-            OSError: if the log can't be written; the trajectory is as it was. On disk the old files stay until
+            TrajectoryError: if ``tasks`` is None, and such a repair is recorded already.
+            OSError: if the log can't be written; the trajectory is unchanged. On disk the old files stay until
                 :meth:`settle`.
         """
         repairs = self.repairs
@@ -222,8 +221,8 @@ class Trajectory:
         one value per sequence of merged writers. A later call adds to the merged tasks.
 
         Raises:
-            TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
-            OSError: if logs can't be written; the trajectory is as it was.
+            TrajectoryError: for an unrecorded task, or a log file damaged on disk.
+            OSError: if logs can't be written; the trajectory is unchanged.
         """
         merged = self._merged | frozenset(tasks)
         self._look_at(merged)
@@ -243,16 +242,16 @@ class Trajectory:
         """Compute the state without some tasks and their repairs; change nothing.
 
         Args:
-            tasks: recorded tasks; with none of them, only what goes whatever is removed.
-            current: tensor name → values now; of tensors that are not named here the logs forget everything.
-            before: where a further task is in training, the values before it.
-            readers: remaining tasks, in training order, with the entries that they read. What a task that goes wrote
-                into such an entry stays, and the first of its readers takes the way back over: once no reader is left
-                the entry returns to the value before it.
-            revisions: what the updates of remaining tasks, recorded after the first that goes, become.
+            tasks: recorded tasks; if empty, only the repair that any removal removes.
+            current: tensor name → current values; the logs drop all tensors missing here.
+            before: values before the task in training, if there is one.
+            readers: remaining tasks, in training order, with the entries that they use. A removed task's values in
+                such entries stay. The undo entry moves to the log of the first reader, so the old value returns when
+                the last reader is removed.
+            revisions: new updates of remaining tasks that were recorded after the first removed task.
 
         Raises:
-            TrajectoryError: for a task that is not recorded, or merged, or a log that was damaged on disk.
+            TrajectoryError: for an unrecorded or merged task, or a log file damaged on disk.
         """
         self._look_at(tasks)
         gone = set(self.writers(tasks))
@@ -262,7 +261,7 @@ class Trajectory:
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
         order = list(self._logs)
-        any_of_them = self._merged or readers or revisions  # without these what came before the first is not read
+        any_of_them = self._merged or readers or revisions  # only these need logs before the first removed one
         self._look_at(order[0 if any_of_them else min(map(order.index, gone), default=len(order)) :])
         return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
 
@@ -271,10 +270,10 @@ class Trajectory:
 
         Args:
             task: a recorded task.
-            current: tensor name → values now.
+            current: tensor name → current values.
 
         Raises:
-            TrajectoryError: for a task that is not recorded, or a log that was damaged on disk.
+            TrajectoryError: for an unrecorded task, or a log file damaged on disk.
         """
         self._log(task)
         order = list(self._logs)
@@ -297,7 +296,7 @@ class Trajectory:
         return self._logs
 
     def restore(self, logs: Mapping[int, Log]) -> None:
-        """Restore logs that :attr:`logs` returned; in memory even if the disk fails."""
+        """Restore former :attr:`logs`; in memory, this succeeds even if writing to disk fails."""
         self._logs = dict(logs)
         self._swap(logs, self._merged)
 
@@ -307,19 +306,19 @@ class Trajectory:
         return lambda: None if self.logs is logs else self.restore(logs)
 
     def check_directory(self) -> None:
-        """Raise an error if the directory belongs to a different trajectory by now."""
+        """Raise an error if the directory belongs to another trajectory by now."""
         if self._directory is not None:
             self._directory.check()
 
     def settle(self) -> None:
-        """Delete log files that the index no longer names."""
+        """Delete log files not listed in the index any more."""
         if self._directory is not None:
             self._directory.sweep()
 
     def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
         """Replace the logs and delete old files, or change nothing."""
         before = self._logs, self._merged
-        self._swap(logs, merged)  # on disk the old files stay until all else has succeeded
+        self._swap(logs, merged)  # keeps the old files on disk until the change has succeeded
         try:
             self.settle()
         except BaseException:
@@ -341,7 +340,7 @@ class Trajectory:
         return log
 
     def _look_at(self, writers: Iterable[int]) -> None:
-        """Raise an error if a writer is not recorded, or its log was damaged on disk."""
+        """Raise an error if a writer is not recorded, or its log file is damaged."""
         for writer in writers:
             self._log(writer)
 

@@ -1,4 +1,4 @@
-"""Undo log of a writer (a task or repair), its size in bytes, and the update derived from it."""
+"""Undo log of a writer (a task or a repair), and the update computed from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, Sp
 
 @dataclass(frozen=True)
 class AddedError:
-    """Difference between committed entries and the trained ones."""
+    """Size of the difference between committed and trained entries."""
 
     entries: int = 0
     largest: float = 0.0
@@ -39,7 +39,7 @@ class AddedError:
 
 @dataclass(frozen=True)
 class LogFile:
-    """The file from which a log is mapped."""
+    """File of a memory-mapped log."""
 
     path: Path
     place: tuple[int, int]
@@ -48,7 +48,7 @@ class LogFile:
 
 
 class Log(dict[str, SparseEntries]):
-    """Tensor name → the entries that a task or repair changed, with their values before."""
+    """Undo log: tensor name → the entries that a task or repair changed, with their old values."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Log(dict[str, SparseEntries]):
 
     @classmethod
     def from_state(cls, state: Any) -> Log:
-        """Make a log from a value that :meth:`state` returned."""
+        """Create a log from the result of :meth:`state`."""
         kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
         entries, parameters, error, repair_of = checked(state, **kinds)
         return cls(entries_from(entries), parameters, made(AddedError, error), repair_of)
@@ -90,7 +90,7 @@ class Log(dict[str, SparseEntries]):
         return Log(entries, self.parameters, self.error, self.repair_of)
 
     def unless_same(self, other: Log) -> Log:
-        """Return ``other`` if it has the same entries (and perhaps a file), else this log."""
+        """Return ``other`` if its entries are the same objects (it may have a file), else this log."""
         same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
         return other if same else self
 
@@ -103,7 +103,7 @@ class Updates(Mapping[str, Tensor]):
         self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Add a tensor."""
+        """Add a tensor; its update is 0 at entries where ``kept`` is True."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
@@ -112,7 +112,7 @@ class Updates(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         entry, written, kept = self._parts[name]
-        if name not in self._values:  # who asks for one asks again, for the next state that holds it
+        if name not in self._values:  # cache it, because each old state that contains it needs it
             update = written.double() - entry.before(written).double()
             self._values[name] = update if kept is None else update.masked_fill(kept, 0.0)
         result = torch.zeros(entry.shape, dtype=torch.float64)
@@ -120,7 +120,7 @@ class Updates(Mapping[str, Tensor]):
         return result
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._parts))  # they may have been entered from two threads
+        return iter(sorted(self._parts))  # two threads may have added them in any order
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -132,7 +132,7 @@ def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
 
 
 def entries_from(state: Any) -> dict[str, Any]:
-    """Return entries from a value that :func:`entries_state` returned, checked."""
+    """Check and return the entries from the result of :func:`entries_state`."""
     found: dict[str, SparseEntries] = {
         name: made(SparseUpdates, of) if "codes" in of else made(SparseValues, of) for name, of in state.items()
     }
