@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class SmallConvNet(nn.Module):
     """Network of three 3 × 3 convolutions, each with BatchNorm, ReLU and max pooling, and one linear layer.
 
-    Inputs ``(batch, 3, 32, 32)``, features ``(batch, 128)``.
+    Inputs ``(batch, 3, 32, 32)``, features ``(batch, 128)`` at scale 1.
 
     Args:
         scale: times the width of every layer, above 0.
@@ -34,7 +34,7 @@ class SmallConvNet(nn.Module):
 class CharacterNet(nn.Module):
     """Network of two 5 × 5 convolutions with max pooling and one linear layer, for images of 28 × 28 pixels.
 
-    Inputs ``(batch, 1, 28, 28)``, features ``(batch, 128)``.
+    Inputs ``(batch, 1, 28, 28)``, features ``(batch, 128)`` at scale 1.
 
     Args:
         scale: times the width of every layer, above 0.
