@@ -14,7 +14,6 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
@@ -327,15 +326,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
 
     # The first mini-batch of a task: what is wrong with it is told in words, and the task undone ------------------
-
-    def _before_training_epoch(self, **kwargs: Any) -> None:
-        super()._before_training_epoch(**kwargs)
-        n, size = len(self.adapted_dataset), self.train_mb_size
-        alone = n > size and n % size == 1 and len(self.dataloader) > n // size
-        if alone and not self.clock.train_exp_epochs and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
-            from avalanche_amnesia.training.host.rehearsal import try_single  # lazy: such a last mini-batch is rare
-
-            try_single(self, **kwargs)
 
     def training_epoch(self, **kwargs: Any) -> None:
         """As the host's; samples that make no mini-batch are named, and the task undone."""

@@ -123,7 +123,6 @@ class AdjustmentRule:
 
     constant = True  # the same shares for every step of a task; False: asked in every step
     reads_sparsity = False  # False: ``sparsity`` is always 0.0
-    repeatable = False  # of a subclass: what it keeps is a function of what ``start`` was given
     measure: Measure | None = None
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
@@ -143,7 +142,7 @@ class AdjustmentRule:
         self.locked = None if locked is None else _task_labels(locked)
 
     def start(self, seed: int, task: int) -> None:
-        """Prepare for the steps of a task: what is drawn here is seeded by both, which ``repeatable = True`` says."""
+        """Prepare for the steps of a task: draws must be seeded by both."""
 
     def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Share of the update held back, of the parameter's shape: 0 free, 1 frozen; best as an expanded one.

@@ -22,7 +22,6 @@ from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to
-from avalanche_amnesia.training.host.rehearsal import set_attributes
 from avalanche_amnesia.training.host.states import before_loading
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction
@@ -179,9 +178,17 @@ def retraining(
             ) from error
         change.set(plugin, forgotten=left.forgotten)
         reasons = plugin.claims.reasons_beside(context, first)
-        return replace(context.plan, claim="approximate" if reasons else "exact", reasons=reasons)
+        return replace(context.plan, **plugin.claims.decided(context, reasons))
 
     return again
+
+
+def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
+    """Set a strategy's attributes to earlier ones, and delete those (of some names) that it did not have."""
+    vars(strategy).update(attributes)
+    for name in list(vars(strategy)) if names is None else names:
+        if name not in attributes:
+            vars(strategy).pop(name, None)
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

@@ -24,7 +24,6 @@ class SeedingPlugin(SupervisedPlugin):
         ValueError: for a seed that is no integer.
     """
 
-    repeatable = True
     seeds_tasks = True
 
     def __init__(self, seed: int = 0, order_seed: int | None = None) -> None:

@@ -39,7 +39,6 @@ class DivergedError(RuntimeError):
 class TaskEndPlugin(SupervisedPlugin):
     """Base plugin for the end of a task: fits its head, gives warnings, and cleans the optimizer."""
 
-    repeatable = True
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
     """Class of the model that the plugin trains."""

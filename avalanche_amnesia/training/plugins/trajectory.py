@@ -61,8 +61,6 @@ class TrajectoryPlugin(SupervisedPlugin):
             can't be taken apart again.
     """
 
-    repeatable = True
-
     finishing_step = 2
 
     def __init__(
