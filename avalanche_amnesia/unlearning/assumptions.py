@@ -33,7 +33,7 @@ _OF_EVERY_CLASS = frozenset(
     (
         *("__module__", "__qualname__", "__doc__", "__init__", "__annotations__", "__dict__", "__weakref__"),
         *("__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl", "__firstlineno__"),
-        "__static_attributes__",
+        *("__static_attributes__", "_is_protocol", "__subclasshook__", "__protocol_attrs__"),
     )
 )
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
