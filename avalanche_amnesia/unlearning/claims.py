@@ -186,9 +186,12 @@ class Claims:
         in_training = [] if context.in_training is None else [context.in_training]
         return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
 
-    def decided(self, context: UnlearningContext, reasons: tuple[str, ...]) -> dict[str, Any]:
+    def decided(
+        self, context: UnlearningContext, reasons: tuple[str, ...], further: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return the fields of a plan that state the claim: ``claim``, ``reasons`` and ``rests_on``."""
-        parts = tuple(dict.fromkeys(part for each in self._involved(context).values() for part in each.rests_on))
+        named = (part for each in self._involved(context).values() for part in each.rests_on)
+        parts = tuple(dict.fromkeys((*named, *further)))
         claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 

@@ -399,3 +399,55 @@ def test_references_are_trained_without_the_samples_too(stored):
     assert not same_state(state(strategy.model), state(references.reference([0, 1])))
     assert references.of(unlearning_plugin(strategy)) is beside
     assert references.without({}) is references
+
+
+# The task is trained again as before, first ---------------------------------------------------------------------------
+
+
+def other_pixels(task):
+    """Return the task's experience with the same labels and one other pixel."""
+    x, y = (part.clone() for part in STREAM.train_stream[task].tensors)
+    x[5, ..., 0] += 1
+    other = benchmark_from_datasets(
+        train=[
+            TaskAwareSupervisedClassificationDataset(
+                TensorDataset(x, y),
+                data_attributes=[
+                    DataAttribute(y.tolist(), "targets"),
+                    TaskLabels(ConstantSequence(task, len(y))),
+                ],
+            )
+        ]
+    )
+    return task_incremental_benchmark(other).train_stream[0]
+
+
+@pytest.mark.parametrize("method", ["weights", "apart"])
+@pytest.mark.parametrize("change", ["pixel", "dropout rate", "learning rate", "loss"])
+def test_a_task_that_can_t_be_reproduced_is_not_trained_without_samples(method, change):
+    strategy = learned(METHODS[method](net="mlp"))
+    data = None
+    if change == "pixel":
+        data = other_pixels(1)
+    elif change == "learning rate":
+        strategy.optimizer.param_groups[0]["lr"] = strategy.optimizer.defaults["lr"] = 0.02
+    elif change == "loss":
+        strategy._criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.2)
+    else:
+        strategy.train_mb_size = 7
+    before = fingerprint(strategy)
+    with pytest.raises(RequestError, match=r"task 1, trained again with all of its samples, has other bits"):
+        strategy.unlearn(task=1, samples=[3], data=data)
+    assert fingerprint(strategy) == before
+    record = strategy.unlearn(task=1, samples=[3], data=data, reproduce=False)
+    assert record.claim != "exact"
+
+
+def test_without_a_reproduction_the_claim_rests_on_code_and_data():
+    strategy = learned(disjoint())
+    record = strategy.unlearn(task=1, samples=[3], reproduce=False)
+    assert (record.claim, record.rests_on) == (
+        "conditional",
+        ("code and data of task 1, unchanged since its training",),
+    )
+    assert strategy.unlearn(task=1, samples=[4]).claim == "exact"

@@ -22,7 +22,7 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
-from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, StreamInUse, retraining
+from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Reproduced, StreamInUse, retraining
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
@@ -31,7 +31,7 @@ from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import apply, ledger_only, naming_whose
+from avalanche_amnesia.unlearning.applying import TrainAgain, apply, ledger_only, naming_whose
 from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -65,15 +65,15 @@ class UnlearningPlugin(SupervisedPlugin):
             measure how well it was forgotten. They are residue of the task, kept only in the metrics.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
-        allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the record,
-            instead of refusing every request.
-        deletion: ``updates`` takes out all that a task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
-            returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
-            the task taught the entries that others share stays (``record.plan.shared``). None: as suits the model,
-            ``exclusive`` for masks over weights (WSN), else ``updates``.
+        allow_unknown: accept plugins that keep learned state and have no purger: they do not change, and the
+            record names them. By default every request is refused.
+        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way and kept for comparison,
+            returns only entries that no remaining task uses to their initial bits. Then no remaining task's logits
+            change, and shared entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over
+            weights (WSN), else ``updates``.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
-            ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
-            and leaves every entry that tasks share as it is.
+            ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
+            shared entry.
     """
 
     answers_requests = True
@@ -169,6 +169,7 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
+        reproduce: bool = True,
     ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
 
@@ -178,7 +179,7 @@ class UnlearningPlugin(SupervisedPlugin):
         samples, classes = tuple(samples), tuple(classes)
         if task is not None or samples or classes:
             tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
-        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data)
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data, reproduce)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -365,6 +366,7 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: bool | None = None,
         strict: bool = False,
         data: Any = None,
+        reproduce: bool = True,
     ) -> UnlearningRecord:
         tasks = _tasks_of(request)
         if self.current is not None:
@@ -383,21 +385,33 @@ class UnlearningPlugin(SupervisedPlugin):
                 self.forget(strategy, gone, change)
             with naming_whose(strategy, name):
                 trigger_plugins(strategy, name)
-            if record is not None and snapshot is not None:  # what was written into heads by now belongs there
+            if record is not None and snapshot is not None:  # heads written by compensations
                 change.set(snapshot, finished=copied_finished(strategy.model))
 
         snapshot = self._snapshot(strategy)
-        if snapshot is not None:  # what a plugin wrote into finished tasks' heads since is no part of the request
+        if snapshot is not None:  # undo a plugin's writes into finished tasks' heads
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
-        context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        again = retraining(self, strategy, request, context, data)
+
+        def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
+            made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
+            return made, *retraining(self, strategy, request, made, data, reproduce=reproduce)
+
+        context, again, as_before = prepared()
         trained = {str(task): digest for task, digest in sorted(self.data.items())}
         provenance = Provenance(data=trained, **origin_of(strategy))
         try:
             self.current, self.keeps_probes = context.plan, keep_probes
             if not self.obey:
                 return ledger_only(context, announce, provenance)
+            if as_before is not None and reproduce:
+                (task,) = context.tasks
+                first = self.claims.training(task)
+                try:
+                    apply(context, self.claims, lambda *given: None, provenance, as_before)
+                except Reproduced as found:
+                    found.check(task, context.hashes, first.place, event)
+                context, again, _ = prepared()
             return apply(context, self.claims, announce, provenance, again)
         finally:
             self.current = None
