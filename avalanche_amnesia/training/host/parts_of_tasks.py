@@ -195,22 +195,22 @@ def retraining(
     plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
     context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
 
-    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+    def trained(data: Any, how: str, context: UnlearningContext, change: Transaction) -> None:
         plugin.forget(strategy, context.tasks, change)
         try:
-            train_again(strategy, left.experience, first.options, change)
+            train_again(strategy, data, first.options, change)
         except (ValueError, DivergedError) as error:
-            raise RequestError(
-                f"{event}: task {task} can't be trained without these samples: {error}. Nothing was changed"
-            ) from error
+            raise RequestError(f"{event}: task {task} can't be trained {how}: {error}. Nothing was changed") from error
+
+    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        trained(left.experience, "without these samples", context, change)
         change.set(plugin, forgotten=left.forgotten)
         reasons = plugin.claims.reasons_beside(context, first)
         unproved = () if reproduce else (f"code and data of task {task}, unchanged since its training",)
         return replace(context.plan, **plugin.claims.decided(context, reasons, unproved))
 
     def as_before(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        plugin.forget(strategy, context.tasks, change)
-        train_again(strategy, left.as_trained, first.options, change)
+        trained(left.as_trained, "again with all of its samples (reproduce=False leaves that out)", context, change)
         hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
         raise Reproduced(hashes, plugin.claims.training(task).place)
 
