@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.bits import tensor_hash
-
 _LEAVES = (
     *(str, bytes, bytearray, int, float, complex, type(None), type, types.ModuleType, Enum, PurePath, np.generic),
     *(torch.dtype, torch.device, torch.Size, torch.Generator),
@@ -55,7 +53,7 @@ def reachable(
             continue
         yield path, thing
         if enter(thing):
-            inside = [(place, part) for place, part in _contents(thing) if not _is_leaf(part)]
+            inside = [(place, part) for place, part in contents(thing) if not _is_leaf(part)]
             stack.extend((f"{path}{place}".lstrip("."), part) for place, part in reversed(inside))
 
 
@@ -74,7 +72,7 @@ def _is_foreign(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _FOREIGN
 
 
-def _contents(thing: Any) -> Iterator[tuple[str, Any]]:
+def contents(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield the direct contents of an object, plain values included, with their places."""
     if isinstance(thing, Tensor):
         if thing.is_leaf and thing.grad is not None:
@@ -114,44 +112,3 @@ def _contents(thing: Any) -> Iterator[tuple[str, Any]]:
 def _slots(kind: type) -> tuple[str, ...]:
     found = (vars(base).get("__slots__", ()) for base in kind.__mro__)
     return tuple(slot for slots in found for slot in ((slots,) if isinstance(slots, str) else slots))
-
-
-def memory_of(
-    root: object, name: str, skip: Iterable[object] = (), beside: Container[object] | None = None
-) -> tuple[tuple[str, str], ...]:
-    """Return path and value of every reachable tensor and number; tensors as hashes.
-
-    Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
-    as long as nothing of it has changed.
-    """
-    found: list[tuple[str, str]] = []
-    for path, thing in reachable(root, name, skip, beside=beside):
-        if isinstance(thing, Tensor):
-            found.append((path, tensor_hash(thing)))
-        elif not isinstance(thing, type):
-            numbers = ((place, value) for place, value in held(thing) if type(value) in (int, float))
-            found += [(f"{path}{place}", repr(value)) for place, value in numbers]
-    return tuple(found)
-
-
-def held(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct contents of an object; for a function, also the globals that it uses."""
-    yield from _contents(thing)
-    if isinstance(thing, types.MethodType):
-        yield ".__func__", thing.__func__
-    elif isinstance(thing, types.FunctionType):
-        yield from ((f".<global>.{name}", value) for name, value in _globals(thing.__code__, thing.__globals__))
-
-
-def _globals(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Globals that code names, in functions inside it too, and what it may name of modules among them."""
-    for name in code.co_names:
-        value = around.get(name)
-        if isinstance(value, types.ModuleType):
-            inside = vars(value)
-            yield from ((f"{name}.{other}", inside[other]) for other in code.co_names if other in inside)
-        elif name in around:
-            yield name, value
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _globals(constant, around)

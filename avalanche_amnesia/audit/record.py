@@ -19,7 +19,7 @@ from avalanche_amnesia.saving.files import replace_file, writing
 
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
 """Reason in the plans of a control."""
-Claim = Literal["exact", "approximate"]
+Claim = Literal["exact", "conditional", "approximate"]
 
 
 class RecordError(ValueError):
@@ -59,7 +59,10 @@ class UnlearningPlan:
         unpurged: plugins that hold learned state and have no purger, by class name.
         shared_state: buffers and attributes of modules that the trainings of all tasks changed: they keep their values
             (stock strategies; masked models give each task its own).
-        reasons: why the claim is not ``exact``, in words; empty where it is.
+        reasons: why the claim is ``approximate``, in words; else empty.
+        rests_on: parts outside of torch, torchvision, Avalanche and this package that took part in a training; the
+            claim is ``conditional`` then: exact if they depend on nothing but their inputs and the seeded random
+            streams.
         task: the remaining task to retrain without some samples; then ``tasks`` is empty. None: no such task.
         samples: salted hashes of the positions of these samples.
         classes: labels that lose all of their samples.
@@ -79,6 +82,7 @@ class UnlearningPlan:
     repaired: tuple[int, ...] = ()
     shared_state: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    rests_on: tuple[str, ...] = ()
     task: int | None = None
     samples: tuple[str, ...] = ()
     classes: tuple[int, ...] = ()
@@ -204,13 +208,19 @@ class UnlearningRecord:
 
     @property
     def claim(self) -> Claim:
-        """``exact``: equal to the reference model by construction; ``approximate`` otherwise."""
+        """``exact``: equal to the reference model by construction; ``conditional``: exact if the parts in
+        :attr:`rests_on` are repeatable; ``approximate`` otherwise."""
         return self.plan.claim
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Reasons, in words, why the claim is not ``exact``; empty where it is."""
+        """Reasons, in words, why the claim is ``approximate``; else empty."""
         return self.plan.reasons
+
+    @property
+    def rests_on(self) -> tuple[str, ...]:
+        """Parts by name on which a ``conditional`` claim rests; else empty."""
+        return self.plan.rests_on
 
     @property
     def after(self) -> dict[str, str]:

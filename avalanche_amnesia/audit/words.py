@@ -57,6 +57,11 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
     told = [f"{gone[0].upper()}{gone[1:]} went out of {state}."]
     if plan.claim == "exact":
         told.append("It equals, bit for bit, a state that never had any of it (exact).")
+    elif plan.claim == "conditional":
+        told.append(
+            "It equals, bit for bit, a state that never had any of it, if these depend on nothing but their inputs "
+            f"and the seeded random streams (exact if repeatable): {', '.join(plan.rests_on)}."
+        )
     else:
         told.append("That it equals a state which never had any of it is not proven (approximate): see the reasons.")
     if plan.shared:
@@ -112,6 +117,10 @@ def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
     if plan.claim == "exact":
         gone = gone_in_words(plan)
         yield "claim", f"exact: the state {verb} that of a run which never saw {gone}, bit for bit"
+    elif plan.claim == "conditional":
+        yield "claim", f"exact if repeatable: the state {verb} that of a run which never saw {gone_in_words(plan)} if"
+        yield from (("", f"- {part}") for part in plan.rests_on)
+        yield "", "depend on nothing but their inputs and the random streams"
     else:
         yield "claim", "approximate, because"
         yield from (("", f"- {reason}") for reason in plan.reasons)

@@ -72,7 +72,7 @@ class Adjuster:
         return True
 
     def _may_hold(self, name: str) -> bool:
-        """Tell whether an entry of a parameter may be held back: one in use or whatever the rule holds."""
+        """Return True if the rule may protect an entry of the parameter."""
         parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
         return any(bool((stored(part) > 0).any()) for part in parts)
 
@@ -105,7 +105,7 @@ class Adjuster:
             torch._foreach_div_(*map(list, zip(*reached, strict=True)))
 
     def after_step(self) -> None:
-        """Take back what is held of the optimizer's step (lerp is exact at 0 and at 1)."""
+        """Undo the protected share of the optimizer's step (lerp is exact at 0 and at 1)."""
         if not self.names or self.on_gradients:
             return
         parameters = [parameter.data for parameter in self.parameters]

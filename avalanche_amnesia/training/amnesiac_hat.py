@@ -19,7 +19,7 @@ CompensationChoice = Literal["counterfactual", "none"]
 
 
 class AmnesiacHAT(TaskStrategy):
-    """HAT or AdaHAT that records what each task changed and unlearns tasks on request.
+    """HAT or AdaHAT that records the update of each task and unlearns tasks on request.
 
     A parameter is ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``; unlearning task τ takes ``Δ^(τ)`` out, compensates the remaining tasks
     for the loss (by choice), and purges everything else that was the task's.
@@ -31,14 +31,14 @@ class AmnesiacHAT(TaskStrategy):
         model: a :class:`MaskedModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning a mask. By default ``EVEN_BUDGET``, that is ``HardAttention(budget="even",
-            s_max=100, embedding_lr=0.02, fit_head=True)``: a task takes its share of what is free, so that masks fit
-            two tasks or two hundred, and what an unlearning gives back goes to the tasks to come. The published ones
-            are ``HardAttention()``.
+            s_max=100, embedding_lr=0.02, fit_head=True)``: a task takes its share of the free units, so that masks fit
+            two tasks or two hundred, and later tasks reuse the units of unlearned tasks. ``HardAttention()`` has the
+            published settings.
         adjustment: ``hat`` (default), ``adahat``, ``random``, ``constant``, or an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``. Under
             ``hat`` parameters in use are frozen, so that an unlearning never touches tasks learned before the one that
             goes, unless the rule's ``locked`` left them open to it.
-        compensation: what makes up to tasks that were learned on top of one that goes: ``counterfactual`` (heads fitted
+        compensation: replacement for tasks that were trained after an unlearned one: ``counterfactual`` (heads fitted
             in advance, a :class:`CounterfactualPlugin`), ``none``, or a plugin, such as
             :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies).
         repair: a few steps for the affected tasks on their samples, which are held for it: a
@@ -51,7 +51,7 @@ class AmnesiacHAT(TaskStrategy):
 
     Raises:
         TypeError: for an unknown option, or an object of another kind.
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
     """
 
     settings: ClassVar = {

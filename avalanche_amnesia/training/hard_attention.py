@@ -45,17 +45,16 @@ class HardAttention:
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
         min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open. Half
             of a layer is held open under a regulariser as long as an epoch's mean loss is above 0.9 times that of the
-            first mini-batch: it would close the layers of a hard task in a small network before that is learned.
+            first mini-batch: else the regulariser would close the layers of a hard task in a small network too early.
         statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
-            binary mask, over its last mini-batches, so many of which are held in memory. 0: those that training left,
-            which lag behind the weights after few steps, and saw soft masks.
+            binary mask, over this number of its last mini-batches, which stay in memory. 0: keep the statistics of
+            training, which lag after few steps and come from soft masks.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples through its final mask, as the heads of a :class:`CounterfactualPlugin` are: the model,
-            the one that never unlearned, and the retrained one then differ in what was learned and not in how well
-            heads fit.
+            its training samples through its final mask, like the heads of a :class:`CounterfactualPlugin`: the model,
+            the full model and the retrained one then differ in their features, not in how well heads fit.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
         TypeError: for an ``embedding_optimizer`` that can't be called.
 
     Reference: Serrà et al., ICML 2018; ``cosine``, ``ones``, ``sparse`` and ``quota``: Duan, HAT-CL, 2023.
@@ -107,7 +106,7 @@ class HardAttention:
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
         """Shares of each layer's free units, and of those in use, that a task takes under its budget."""
-        # ``to_come``: tasks of the stream that are not trained yet, this one among them; None: not known.
+        # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = _HALF if self.reuse is None else self.reuse
         if self.budget == "even":
             return (0.25 if to_come is None else 2 / (to_come + 1)), reused

@@ -59,7 +59,7 @@ def initial_embedding(
 
 
 class SparsityRegulariser:
-    """``λ·R``: how much of what is still free the current mask takes; all but the mask is constant within a task."""
+    """``λ·R``: share of the free units that the current mask takes; only the mask changes within a task."""
 
     def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: float) -> None:
         self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks
@@ -111,7 +111,7 @@ def units_within(
     """Mask that keeps to a budget in every layer, bool ``(n_units,)``."""
     read = strongest_units(sizes, embedding, in_use, lambda n: _whole(reused * n)) & (embedding > 0)
     taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _whole(new * n)))
-    rank = embedding.masked_fill(read | taken, torch.inf)  # what is open already counts first
+    rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first
     return read | taken | strongest_units(sizes, rank, torch.ones_like(in_use), lambda n: min_units)
 
 

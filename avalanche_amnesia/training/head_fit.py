@@ -38,8 +38,8 @@ class _Kept(NamedTuple):
 class FirstLayers:
     """Computes linear layers that read samples; of units that have been met in two states only those in neither.
 
-    Such a layer is most of a small network. Mostly one task wrote into a unit, whose weights then are as with all
-    tasks or as with none, whichever of them go.
+    Such a layer is most of a small network. Usually one task wrote into a unit; its weights then have only two states,
+    with all tasks or with none.
 
     Attributes:
         place: where the samples of the next forward are among all.
@@ -56,7 +56,7 @@ class FirstLayers:
         self._columns.clear()
 
     def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """What a layer makes of its input; None: it is not known, and has to be computed."""
+        """Return the output of a layer for its input, or None if it must be computed."""
         rows = self._rows[self.place]
         if (x.data_ptr(), x.shape, x.stride()) != (rows.data_ptr(), rows.shape, rows.stride()):
             return None
@@ -145,7 +145,7 @@ ALL = slice(None)
 
 
 def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Tell whether samples are rows: of two axes, or images that a network without convolutions flattens."""
+    """Return True if samples are rows: two axes, or images that a network without convolutions flattens."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
@@ -153,7 +153,7 @@ def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
 
 @torch.no_grad()
 def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
-    """Fit the head of a task whose mask has just been kept, in the place of the one that was trained under its gate.
+    """Fit the head of a task whose mask is final, and replace the head trained under the soft gate.
 
     Returns where those of the task's samples lie that heads for features without other tasks are fitted to.
     """
@@ -176,7 +176,7 @@ class CounterfactualFeatures:
     """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed.
 
     Args:
-        seen: mini-batches of more than one sample, from which statistics are taken.
+        seen: mini-batches of more than one sample, for the norms' statistics.
 
     Attributes:
         features: of all samples, ``(n, features)``, as the last pass over each left them.

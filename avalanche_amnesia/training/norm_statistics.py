@@ -11,9 +11,8 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
-# What training leaves lags behind the weights where it was short, and mixes the soft masks of every scale with hard
-# ones. So statistics are taken again from the tensors that the network was given last, after transforms and
-# plugins.
+# Statistics of training lag after few steps, and mix the soft masks of every scale with hard ones. So statistics
+# are taken again from the last inputs of the network, after transforms and plugins.
 class TaskStatistics:
     """Running statistics of one task's norms (BatchNorm), and the mini-batches that its network saw last."""
 
@@ -40,8 +39,8 @@ def running_norms(parts: nn.Module | None) -> list[Any]:
 
 def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tensor], object]) -> None:
     """Set each statistic to its plain average over the mini-batches, through the binary mask, without dropout."""
-    # Only the norms train: all else stays in evaluation mode, so that they see what they will see in testing. All of
-    # them in one pass: a norm in training normalises by its batch, so those behind it read no stale statistic of it.
+    # Only the norms train: all else stays in evaluation mode, so that they see the inputs of testing. All of
+    # them in one pass: a norm in training normalises by its batch, so later norms read no stale statistic.
     momenta = [norm.momentum for norm in norms]
     hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in norms]
     for norm in norms:
@@ -54,7 +53,7 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
 
 
 def _plain_average() -> Callable[[nn.Module, Any], None]:
-    """A hook that weighs the n-th call of a norm with 1/n: the first replaces what was there."""
+    """Return a hook that weighs the n-th call of a norm with 1/n; the first replaces the old statistics."""
     calls = 0
 
     def weigh(norm: Any, inputs: Any) -> None:

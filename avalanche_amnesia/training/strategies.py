@@ -12,7 +12,7 @@ from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
 
 class HAT(TaskStrategy):
-    """Hard attention to the task: a task learns a binary mask over the units; what earlier masks use is frozen.
+    """Hard attention to the task: a task learns a binary mask over units; parameters of earlier masks are frozen.
 
     Mask of a layer: ``a_l = σ(s · e_l)``; the update of weight ``ij`` is multiplied by
     ``1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})``, where ``a^{<t}`` is the cumulative mask of the earlier tasks that remain.
@@ -25,7 +25,7 @@ class HAT(TaskStrategy):
 
     Raises:
         TypeError: for an unknown option.
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
 
     Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
     """
@@ -62,11 +62,11 @@ class AdaHAT(HAT):
     Args:
         model, optimizer: as of :class:`HAT`.
         adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
-        options: all others of :class:`HAT`.
+        options: further options of :class:`HAT`.
 
     Raises:
         TypeError: for an unknown option.
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
 
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """

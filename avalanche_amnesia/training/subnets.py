@@ -19,9 +19,9 @@ class WSN(TaskStrategy):
     """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
-    :meth:`~TaskStrategy.unlearn`. What only a forgotten task used returns to its initial bits. Weights that
-    it trained and a remaining task uses stay as they are, so that no remaining task's logits change by a bit; the
-    record lists them (``record.plan.shared``), and calls itself approximate. Scores go back to those before the first
+    :meth:`~TaskStrategy.unlearn`. Weights used only by an unlearned task return to their initial bits. Weights that it
+    trained and a remaining task uses do not change, so that no remaining task's logits change by a bit; the record
+    lists them (``record.plan.shared``) and says approximate. Scores go back to those before the first
     forgotten task.
 
     Args:
@@ -36,7 +36,7 @@ class WSN(TaskStrategy):
 
     Raises:
         TypeError: for an unknown option.
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
@@ -66,7 +66,7 @@ class WSN(TaskStrategy):
 
 
 class DisjointSubnets(TaskStrategy):
-    """Every task trains a share of the weights that no other task reads; unlearning it is exact, whatever came later.
+    """Every task trains a partition of the weights that no other task reads, so that unlearning it is exact.
 
     A fixed random partition cuts every layer's weights into as many shares as there are slots. The model equals, bit
     for bit, one that never saw the unlearned tasks; its share is free for the next task.
@@ -88,7 +88,7 @@ class DisjointSubnets(TaskStrategy):
 
     Raises:
         TypeError: if ``model`` is of another kind, or for an unknown option.
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
     """
 
     settings: ClassVar = {"unlearning": UnlearningPlugin, "isolation": Pools}

@@ -139,7 +139,7 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
 
 
 def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
-    """Advice for samples that have the numbers of others in another form; empty for none."""
+    """Return advice for samples with the axes in another order, or an empty text."""
     if len(given) == 3 and given != needed and (given[2], *given[:2]) == needed:
         return "; channels come first, x.permute(0, 3, 1, 2)"
     return f"; they hold as many numbers, x.reshape(-1, *{needed})" if prod(given) == prod(needed) else ""
@@ -258,7 +258,7 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
         with evaluating(model):
             features = model.features(input_of(model, x), task)
             logits = model.head(task)(features)
-    except Exception:  # samples that a plugin prepares, say: a task that was trained must not be lost to a check
+    except Exception:  # for example samples prepared by a plugin: a check must not lose a trained task
         return None
     for name, values in (("features", features), ("logits", logits)):
         if not bool(values.float().square().sum().isfinite()):
@@ -273,7 +273,7 @@ def input_of(model: nn.Module, x: Any) -> Any:
 
 
 def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> str | None:
-    """Warning for a task that ends with the very weights, its head's included, with which it began."""
+    """Return a warning if a task ends with the weights and head with which it began."""
     now = dict(model.named_parameters())
     if any(not torch.equal(value, before[name]) for name, value in now.items() if name in before):
         return None
@@ -290,7 +290,7 @@ def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> s
 
 
 class MaskWarning(RuntimeWarning):
-    """A task learned little, or its head or mask is probably not what was wanted; once each in a run."""
+    """A task learned little, or its head or mask is probably wrong; given once each in a run."""
 
 
 class Learned(NamedTuple):
@@ -307,7 +307,7 @@ class Learned(NamedTuple):
 
     @property
     def is_little(self) -> bool:
-        """Tell whether something held the task back."""
+        """Return True if the task learned less than expected."""
         return self.share < _LITTLE
 
     def __str__(self) -> str:
@@ -338,7 +338,7 @@ def near_chance(found: Learned) -> str | None:
 
 
 def closed_layers(found: Learned, mask: _ByLayer, min_units: int) -> str | None:
-    """Warning for a task that learned little, of layers in which its mask has only those units that it must have."""
+    """Return a warning that names layers in which a weak task's mask has only the minimum of units."""
     opened = {name: int(units.sum()) for name, units in mask.items()}
     least = {name: n for name, n in opened.items() if n <= min_units < len(mask[name])}
     if not least:
@@ -350,7 +350,7 @@ def closed_layers(found: Learned, mask: _ByLayer, min_units: int) -> str | None:
 
 
 def full_layers(found: Learned, free: _ByLayer) -> str | None:
-    """Warning for a task that learned little, of layers in which the tasks before it left next to nothing free."""
+    """Return a warning that names layers in which earlier tasks left a weak task hardly any free unit."""
     short = {name: int(units.sum()) for name, units in free.items() if units.sum() < _FEW_UNITS * len(units)}
     if not short:
         return None

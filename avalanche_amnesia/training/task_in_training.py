@@ -18,14 +18,14 @@ from avalanche_amnesia.training.adjuster import Adjuster
 class TaskInTraining:
     """One task from the check of its experience to its commit; made and dropped by the plugin that masks or records.
 
-    Subclasses add what a method needs; an attribute is there from the moment on that the method sets it.
+    Subclasses add attributes of a method; an attribute exists once the method has set it.
 
     Args:
         task: its label.
 
     Attributes:
         snapshot: values before the task; None until its training begins.
-        adjuster: holds back updates of what other tasks use.
+        adjuster: protects entries that other tasks use.
         guards_others: whether the optimizer moves parameters without a gradient too, so that other tasks' own are put
             back after every step.
     """
@@ -49,8 +49,8 @@ class TaskSnapshot:
     """Copies of all parameters of a model, of the task's own statistics and of the optimizer's state.
 
     Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
-    What finished tasks have of their own is copied apart: no training moves it, and no trajectory counts it, but a
-    plugin of the user's may write there.
+    Modules of finished tasks are copied separately: no training moves them, and no trajectory counts them, but a
+    user's plugin may write there.
     """
 
     def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
@@ -70,7 +70,7 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Put the copied values back into what still exists."""
+        """Restore the copied values of everything that still exists."""
         optimizer.state = copied(self.moments)
         for name, parameter in model.named_parameters():
             if name in self.values:

@@ -14,7 +14,6 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
@@ -85,7 +84,7 @@ class TaskPlugin(SupervisedPlugin):
         """Called before tasks are taken out."""
 
     def after_unlearning(self, strategy: Strategy) -> Any:
-        """Called once they are, inside what is undone if anything fails."""
+        """Called after the removal; still undone if anything fails."""
 
     def after_loading(self, strategy: Any) -> Any:
         """Called once all parts of a strategy have been given a saved state."""
@@ -109,16 +108,16 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
         device: where to compute.
-        plugins: further plugins, behind this package's.
+        plugins: further plugins, placed after this package's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
         eval_every: an evaluation each time so many epochs (or what ``peval_mode`` says) were trained; 0: only at the
             end of a task; -1: never.
         peval_mode: ``experience``, ``epoch`` or ``iteration``.
 
     Raises:
-        TypeError: if ``model`` is of another kind, for an unknown option, or for what is no optimizer, plugin,
-            evaluator or loss.
-        ValueError: for a value that is not allowed, and for an optimizer that can't train the model: over other
+        TypeError: if ``model`` is of another kind, for an unknown option, or for an object that is no optimizer,
+            plugin, evaluator or loss.
+        ValueError: for an invalid value, and for an optimizer that can't train the model: over other
             parameters, for sparse gradients, only for matrices, or one that needs a closure.
     """
 
@@ -166,16 +165,16 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """As the host's; the caller's random streams stay as they were, also where an error ends the training.
+        """Train on experiences as Avalanche does; the caller's random streams do not change, also after an error.
 
         Args:
             experiences: one, or a stream or list of them.
-            eval_streams: where to evaluate while training: a list of streams or experiences; by default what is
-                trained.
+            eval_streams: list of streams or experiences to evaluate during training; by default the trained
+                ones.
             kwargs: of the host, for loaders and optimizer.
 
         Raises:
-            TypeError: for what are no experiences, a benchmark say.
+            TypeError: for objects that are no experiences, for example a benchmark.
             TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
                 that the model can't run on, labels that its head has no class for, a loss that is no number; the task
                 was undone.
@@ -215,7 +214,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 raise
             finally:
                 self._trains = False
-                self._listeners = {}  # after an error too: what the host's evaluator gives can't be pickled
+                self._listeners = {}  # after an error too: Avalanche's evaluator returns objects that can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
         fault = fault_in_memory(self.experience) if len(self.experience.dataset) else "it has no samples"
@@ -238,7 +237,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
     def make_optimizer(self, reset_optimizer_state: bool = False, **kwargs: Any) -> None:
-        """As the host's; of several parameter groups the first takes what is new."""
+        """Make the optimizer as Avalanche does; of several parameter groups the first takes new parameters."""
         parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
         begins_as = self.model.begins_as
         follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state, begins_as=begins_as)
@@ -253,7 +252,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             The last value of every metric; nothing where none of the tasks is left, as then nothing is evaluated.
 
         Raises:
-            TypeError: for what are no experiences, a benchmark say.
+            TypeError: for objects that are no experiences, for example a benchmark.
         """
         refuse_unfinished(self)
         given = self._tasks_in(listed(exp_list, "strategy.eval"))
@@ -306,12 +305,12 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             x: ``(batch, …)``, on any device; or several such tensors by the names of the backbone's arguments.
             task: label of all samples' task; None: inferred for each sample
                 (:class:`~avalanche_amnesia.models.TaskInference`), at the cost of one pass per task.
-            rule: by which it is inferred, ``entropy`` or ``confidence``.
+            rule: of the inference, ``entropy`` or ``confidence``.
 
         Raises:
             TypeError: if ``x`` is no batch.
             UnknownTaskError: if the task has no head: it was never trained, or was unlearned.
-            ValueError: if no task is left, for another rule, and for samples on which the model can't run.
+            ValueError: if no task is left, for an unknown rule, and for samples that the model can't process.
         """
         from avalanche_amnesia.models.task_inference import TaskInference  # lazy: most trainings predict nothing
 
@@ -319,23 +318,14 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         x, infer = as_batch(x).to(self.device), TaskInference(self.model, rule)
         try:
             return infer(x, task)
-        except Exception as error:  # whatever the model raises
+        except Exception as error:  # any error of the model
             of = next(iter(self.model.tasks), None) if task is None else checks.integer(task)
             fault = fault_of_forward(x, self.model, error, of) if of in self.model.tasks else None
             if fault is None:
                 raise
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
 
-    # The first mini-batch of a task: what is wrong with it is told in words, and the task undone ------------------
-
-    def _before_training_epoch(self, **kwargs: Any) -> None:
-        super()._before_training_epoch(**kwargs)
-        n, size = len(self.adapted_dataset), self.train_mb_size
-        alone = n > size and n % size == 1 and len(self.dataloader) > n // size
-        if alone and not self.clock.train_exp_epochs and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
-            from avalanche_amnesia.training.host.rehearsal import try_single  # lazy: such a last mini-batch is rare
-
-            try_single(self, **kwargs)
+    # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
 
     def training_epoch(self, **kwargs: Any) -> None:
         """As the host's; samples that make no mini-batch are named, and the task undone."""
@@ -349,7 +339,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self.mbatch: Any = None
         try:
             epoch(**options)
-        except Exception as error:  # whatever a data set or loader raises
+        except Exception as error:  # any error of a data set or loader
             if self.mbatch is None:
                 self._refuse(fault_of_loading(self.adapted_dataset, error), error)
             raise
@@ -361,15 +351,15 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         super()._unpack_minibatch()
 
     def forward(self) -> Any:
-        """As the host's; what a model can't run on is named, and the task undone."""
-        later = self.is_training and self.clock.train_exp_iterations > 0  # what was possible once is nobody's mistake
+        """Run the model; name inputs that it can't process, and undo the task."""
+        later = self.is_training and self.clock.train_exp_iterations > 0  # later mini-batches are like the first
         if self.is_training and not later:
             fault = fault_of_inputs(self.mb_x)
             self._refuse(None if fault is None else f"in its first mini-batch {fault}")
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
-        except Exception as error:  # whatever the model raises
+        except Exception as error:  # any error of the model
             self._refuse(fault_of_single(self, error), error)
             self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
@@ -383,7 +373,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 loss = super().criterion()
-        except Exception as error:  # whatever the loss raises
+        except Exception as error:  # any error of the loss
             self._refuse(fault_of_labels(*parts, self._criterion), error)
             if first:
                 self._refuse(fault_of_loss(self._criterion, None, *parts, error), error)
@@ -427,28 +417,33 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
+        reproduce: bool = True,
     ) -> UnlearningRecord:
         """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
 
-        Without samples and classes a task is trained again, in its place, and remains: it costs one training. That
-        takes a method in which no other task depends on it: weight pools or networks apart.
+        For samples or classes the task is trained again without them, in its place, and remains: it costs two
+        trainings (see ``reproduce``). This takes a method in which no task depends on another: weight pools or
+        networks apart.
 
         Args:
             tasks: labels of remaining, not permanent tasks; or a request.
-            task: in the place of ``tasks``, the one of which ``samples`` and ``classes`` go.
-            samples: positions in the task's training data, as it was given at first, from 0.
+            task: instead of ``tasks``: the task to retrain without ``samples`` and ``classes``.
+            samples: positions in the task's original training data, from 0.
             classes: labels in the task's training data; they are predicted no more.
-            data: the task's experience; by default that of the stream that was trained last.
+            data: the task's experience; by default from the stream trained last.
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
-            allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the
-                record; by default as the strategy's :class:`UnlearningPlugin` does.
+            allow_unknown: accept plugins that keep learned state and have no purger; the record names them. By default
+                as the strategy's :class:`UnlearningPlugin` does.
             strict: raise where something else than trainings and unlearnings here wrote into the model (a weight
                 changed by hand, a loaded state), instead of saying so in the record.
+            reproduce: before a task is trained again without some samples, train it again with them, and refuse the
+                request if its bits differ from before: data, code or settings have changed then. False saves that
+                training, and the record's claim rests on them.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.
             UnknownStateError: if a plugin keeps learned state and has no purger; nothing changed.
-            TamperedError: where ``strict`` says so; nothing changed.
+            TamperedError: only with ``strict``; nothing changed.
         """
         with self._full_precision():
             return self._unlearning().unlearn(
@@ -461,13 +456,13 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 keep_probes=keep_probes,
                 allow_unknown=allow_unknown,
                 strict=strict,
+                reproduce=reproduce,
             )
 
     def save(self, path: str | Path, *, key: Any = None) -> Path:
         """Save the strategy between tasks: all that later trainings and unlearnings depend on, as tensors and JSON.
 
-        A training that was interrupted is given up first, as :meth:`abort_training` does: the state is that of the
-        task's start.
+        An interrupted training is aborted first (:meth:`abort_training`): the state is that of the task's start.
 
         Args:
             path: a directory, made if it does not exist; a state in it is replaced as a whole, or not at all.
@@ -495,7 +490,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Args:
             path: the directory.
             key: public key of the state's signer; see :func:`~avalanche_amnesia.training.load_state`.
-            arguments: as for the strategy that was saved: ``model``, ``optimizer``, settings, ``evaluator``.
+            arguments: those of the saved strategy: ``model``, ``optimizer``, settings, ``evaluator``.
 
         Raises:
             StateError: if there is no state, it is damaged, of another format, or of another strategy, model or
@@ -516,7 +511,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         self._unlearning().mark_permanent(tasks)
 
     def abort_training(self) -> None:
-        """Undo a training that was interrupted by an exception; does nothing between tasks."""
+        """Undo a training interrupted by an exception; between tasks do nothing."""
         abort_training(self)
 
     def _unlearning(self) -> UnlearningPlugin:

@@ -79,7 +79,7 @@ class TaskUse:
 
 
 def stored(values: Tensor) -> Tensor:
-    """Entries of an expanded tensor as they are stored, each once; broadcasts to it."""
+    """Return the stored entries of an expanded tensor, each once; they broadcast to it."""
     for dim, stride in enumerate(values.stride()):
         values = values.narrow(dim, 0, 1) if stride == 0 else values
     return values
@@ -101,12 +101,12 @@ RULES: dict[str, type[AdjustmentRule]] = {}
 
 
 class AdjustmentRule:
-    """HAT's rule (``hat``): the cumulative mask ``min(a_i, a_j)`` is held back, so what is in use is frozen.
+    """HAT's rule (``hat``): entries of the cumulative mask ``min(a_i, a_j)`` are frozen.
 
     Args:
         between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
             both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` holds back a
-            superset, here and in every rule: what tasks own stays as safe, and later tasks find less that is free.
+            superset in every rule: entries of tasks stay as safe, and later tasks find fewer free ones.
         space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
             right for plain SGD only).
         locked: labels of the only tasks whose masks protect and count as in use: in the regulariser, the adjustment and
@@ -116,14 +116,13 @@ class AdjustmentRule:
             task brings the overwritten values back.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
 
     Reference: Serrà et al., ICML 2018; ``locked``: Duan, HAT-CL, 2023.
     """
 
     constant = True  # the same shares for every step of a task; False: asked in every step
     reads_sparsity = False  # False: ``sparsity`` is always 0.0
-    repeatable = False  # of a subclass: what it keeps is a function of what ``start`` was given
     measure: Measure | None = None
 
     def __init_subclass__(cls, name: str | None = None, **kwargs: Any) -> None:
@@ -143,13 +142,13 @@ class AdjustmentRule:
         self.locked = None if locked is None else _task_labels(locked)
 
     def start(self, seed: int, task: int) -> None:
-        """Prepare for the steps of a task: what is drawn here is seeded by both, which ``repeatable = True`` says."""
+        """Prepare for the steps of a task: draws must be seeded by both."""
 
     def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         """Share of the update held back, of the parameter's shape: 0 free, 1 frozen; best as an expanded one.
 
         Args:
-            use: what the remaining tasks use.
+            use: entries that the remaining tasks use.
             name: parameter name inside the backbone.
             sparsity: ``κ`` of the parameter's layer at this step; on an accelerator a tensor ``()``.
         """
@@ -181,7 +180,7 @@ class AdjustmentRule:
         return share
 
     def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        """As :meth:`prepared`, for ``1 / (1 − held)``: what a gradient is divided by."""
+        """Return :meth:`prepared` for the divisor of a gradient, ``1 / (1 − held)``."""
         return partial(_divisors, self.prepared(use, names, layer_of))
 
     def capacity(self, use: TaskUse) -> float:
@@ -226,7 +225,7 @@ class ConstantRule(AdjustmentRule, name="constant"):
         between, space, locked: as of :class:`AdjustmentRule`.
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
     """
 
     def __init__(
@@ -260,13 +259,13 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
             ``no_sum``: the number of the task in training, from 1, for all parameters, free ones and the first task's
             too; ``flat``, our ablation ``flat_sum``: the number of earlier tasks, only on parameters in use. A function
             ``(model, task, x, y) → (n_units,)``, such as those of ``experiments/importance.py``, measures
-            at a task's end what each of its units counts for, at least 0: the sum is then of these numbers, divided by
-            the largest one of the layer, in the place of masks. Tasks that were unlearned do not count.
+            the importance of each unit at a task's end, at least 0: the sum is then over these numbers, divided by the
+            largest one of the layer, instead of masks. Unlearned tasks do not count.
         sparsity: False for the ablation ``no_reg``: ``κ = 0``.
         between, space, locked: as of :class:`AdjustmentRule`.
 
     Raises:
-        ValueError: for a value that is not allowed; for ``between="max"`` with ``number``, which reads no masks.
+        ValueError: for an invalid value; for ``between="max"`` with ``number``, which reads no masks.
     """
 
     def __init__(
@@ -315,9 +314,9 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
 
 class _OneVector:
-    """Importance of several parameters in one vector, layer by layer, and as much room for what a step makes of it."""
+    """Importance of several parameters in one vector, layer by layer, with a buffer for the results of a step."""
 
-    # An operation per parameter would cost more than what it computes.
+    # One operation per parameter would cost more than its computation.
     def __init__(self, rule: AdaHATRule, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> None:
         parts = {name: rule.importance_of(use, name) for name in sorted(names, key=layer_of)}
         sizes = Counter[int]()
@@ -357,7 +356,7 @@ def _divisors(prepared: OfStep, sparsity: LayerSparsity) -> list[Tensor]:
 def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
     """Measure the importance of a finished task's units, ``(n_units,)``: up to 1 in each layer of its mask, else 0.
 
-    A layer of which the measure says nothing (0 for all) counts as by its mask: nothing else would protect it.
+    A layer whose measure is 0 for all units counts by its mask, because nothing else would protect it.
     """
     mask = model.binary_mask(task)
     found = torch.as_tensor(measure(model, task, x, y)).detach().to(mask.device, torch.float32)

@@ -3,41 +3,39 @@
 ``exact`` means: equal, bit for bit, to the same run without the unlearned tasks. This follows by construction if
 
 1. every training was a function of (seed, task) and of its visible tasks: seeded, masked, with a fresh optimizer,
-   without memory in a plugin, the criterion or the optimizer, and with the settings of the first training;
+   without a plugin that keeps state, with settings and module attributes of the first training;
 2. no remaining task's training could see an unlearned task, now or earlier;
 3. the removal leaves nothing of the tasks: no entry that remaining tasks read, no tensor that all tasks share;
 4. only trainings and unlearnings of this strategy wrote into the model.
 
-Each violated condition is a reason, in words. An unlearning with a reason is ``approximate``. Nothing else decides.
+Each violated condition is a reason, in words. An unlearning with a reason is ``approximate``. Without a reason it is
+``exact``, or ``conditional`` if code outside of closed packages took part (``assumptions.py``): exact, if these parts
+depend on nothing but their inputs and the seeded random streams. Nothing else decides.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
-import torch
 from torch import nn
 
-from avalanche_amnesia.bits import state_hashes, tensor_hash
+from avalanche_amnesia.audit.record import Claim
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import memory_of
-from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.compensation import compensates
+from avalanche_amnesia.unlearning.assumptions import attributes_of, is_closed, open_parts
 from avalanche_amnesia.unlearning.context import UnlearningContext
-
-Memory = tuple[tuple[str, str], ...]
-"""Paths to the numbers and tensors inside an object, with their values or hashes."""
+from avalanche_amnesia.unlearning.purging.purgers import purger_of
 
 _PLAIN = (bool, int, float, str, type(None))
-_OF_EVERY_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
+_OF_EVALUATION = ("eval_streams",)
+"""Arguments of ``train`` that no training depends on."""
 
 
 class TamperedError(RequestError):
@@ -51,18 +49,20 @@ class Circumstances:
     Attributes:
         settings: of the strategy, its optimizer and plugins.
         plugins: names of their classes.
-        criterion: numbers and tensors inside the criterion.
+        attributes: of the network's modules and the loss at the first step; path → value, tensors as hashes.
         faults: reasons why the training is no function of these values.
         options: keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved.
         place: text that identifies the weights of the task; empty if all tasks share them.
+        rests_on: names of the parts outside of closed packages that took part.
     """
 
     settings: dict[str, Any]
     plugins: tuple[str, ...]
-    criterion: Memory
+    attributes: dict[str, str]
     faults: tuple[str, ...]
     options: dict[str, Any]
     place: str
+    rests_on: tuple[str, ...]
 
 
 @dataclass
@@ -73,8 +73,6 @@ class Claims:
     tainted: frozenset[int] = frozenset()
     _trainings: dict[int, Circumstances] = field(default_factory=dict)
     _first: Circumstances | None = None
-    _criterion: Memory | None = None
-    _optimizer: Memory | None = None
     _hashes: Mapping[str, str] | None = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
 
@@ -98,18 +96,17 @@ class Claims:
         self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
-        """Record which tasks a new training can see, and the memory of its criterion and optimizer."""
-        if self._criterion is None:
-            self._criterion, self._optimizer = _criterion_memory(strategy), _optimizer_memory(strategy)
+        """Record which tasks a new training can see."""
         self.influences = _seen_by_training(strategy, ledger)
 
-    def first_step(self, strategy: Strategy, task: int, rehearsed: str | None, options: dict[str, Any]) -> None:
-        """Record the settings of a training at its first step, and the result of its rehearsal."""
-        faults = (*self.faults(strategy), *(() if rehearsed is None else (rehearsed,)))
+    def first_step(self, strategy: Strategy, task: int, options: dict[str, Any]) -> None:
+        """Record settings, attributes and open parts of a training at its first step."""
+        faults = tuple(self.faults(strategy))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
-        self._trainings[task] = Circumstances(settings, plugins, _criterion_memory(strategy), faults, kept, place)
+        attributes, rests_on = attributes_of(strategy), open_parts(strategy)
+        self._trainings[task] = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
@@ -121,12 +118,18 @@ class Claims:
         if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
             self._hashes = state_hashes(model.state_dict(keep_vars=True))
 
-    def end(self, task: int, model: nn.Module, forgotten: Collection[int]) -> None:
-        """Record a finished task and the hashes of the model after it."""
+    def end(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
+        """Record a finished task, attributes that changed during its training, and the hashes of the model after it."""
+        training = self._trainings.get(task)
+        if training is not None:
+            changed = _changed(training.attributes, attributes_of(strategy))
+            faults = (f"training task {task} changed {changed}",) if changed else ()
+            rests_on = tuple(dict.fromkeys((*training.rests_on, *open_parts(strategy))))
+            self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that differ from those of the reference
         self.influences = frozenset()
-        self._hashes = state_hashes(model.state_dict(keep_vars=True))
+        self._hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
         """Record an unlearning and the hashes of the model after it."""
@@ -154,9 +157,7 @@ class Claims:
         """Return the reasons why the state may differ from a run that never saw the tasks; empty if it is exact."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
-        found = self.faults(strategy)
-        involved = [*remaining, *([] if in_training is None else [in_training])]
-        trained = {task: self._trainings[task] for task in involved if task in self._trainings}
+        found, trained = self.faults(strategy), self._involved(context)
         found += [fault for circumstances in trained.values() for fault in circumstances.faults]
         found += self._unlike(trained, strategy)
         for task in remaining:
@@ -180,6 +181,20 @@ class Claims:
             )
         return tuple(dict.fromkeys(found))
 
+    def _involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
+        """Return the trainings of the remaining tasks and of the task in training."""
+        in_training = [] if context.in_training is None else [context.in_training]
+        return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
+
+    def decided(
+        self, context: UnlearningContext, reasons: tuple[str, ...], further: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Return the fields of a plan that state the claim: ``claim``, ``reasons`` and ``rests_on``."""
+        named = (part for each in self._involved(context).values() for part in each.rests_on)
+        parts = tuple(dict.fromkeys((*named, *further)))
+        claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"
+        return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
+
     def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
         """Return the reasons why a retrained task may differ from one that never had the samples.
 
@@ -193,13 +208,14 @@ class Claims:
         return tuple(dict.fromkeys((*context.plan.reasons, *found)))
 
     def criterion_learned(self, strategy: Strategy) -> bool:
-        """Return True if the criterion's memory differs from that before the first training."""
-        return self._criterion is not None and _criterion_memory(strategy) != self._criterion
+        """Return True if the attributes of the criterion differ from those at the first training."""
+        now = {name: value for name, value in attributes_of(strategy).items() if name.startswith("criterion")}
+        return self._first is not None and bool(_changed(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
         """Return the reasons why a training is no function of (seed, task) and its visible tasks."""
-        # Class attributes of plugins: ``repeatable`` (a function of seed and task), ``seeds_tasks`` (seeds every task),
-        # ``commits_to_mask`` (restores all entries outside the task's mask).
+        # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
+        # outside the task's mask).
         found = []
         if not any(getattr(plugin, "seeds_tasks", False) for plugin in strategy.plugins):
             found.append("no SeedingPlugin makes every draw derive from the seed and the task")
@@ -208,12 +224,9 @@ class Claims:
         if not getattr(strategy, "optimizer_always_fresh", False):
             found.append("the optimizer's state outlived a task")
         for plugin in strategy.plugins:
-            known = getattr(plugin, "repeatable", False) or isinstance(plugin, OF_THE_HOST) or compensates(plugin)
-            if not known:
-                name = type(plugin).__name__
-                found.append(f"plugin {name} may keep state; set {name}.repeatable = True if none outlives a task")
-        if self._optimizer is not None and _optimizer_memory(strategy) != self._optimizer:
-            found.append(f"{type(strategy.optimizer).__name__} keeps state of its own, which no new task resets")
+            ours = is_closed(type(plugin)) and type(plugin).__module__.startswith("avalanche_amnesia.")
+            if not ours and purger_of(plugin) is not None:
+                found.append(f"plugin {type(plugin).__name__} keeps state from task to task")
         return found
 
     def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
@@ -221,17 +234,27 @@ class Claims:
         if self._first is None:
             return []
         first, found = self._first, []
-        at_first = (first.settings, first.plugins)
-        other = [task for task, here in trained.items() if (here.settings, here.plugins) != at_first]
+        other = [task for task, here in trained.items() if _settings_in(here) != _settings_in(first)]
         if other:
             found.append(f"{_listed(other)} trained at other settings than the first task, or beside other plugins")
-        remembering = [task for task, here in trained.items() if here.criterion != first.criterion]
-        if remembering:
-            what = "criterion or the adjustment rule" if own_rules(strategy) else "criterion"
-            found.append(f"the {what} was no longer as at the first task when {_listed(remembering)} began")
+        for task, here in trained.items():
+            changed = _changed(first.attributes, here.attributes)
+            if changed:
+                found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:
             found.append("the strategy has other plugins by now than when the first task was trained")
         return found
+
+
+def _settings_in(training: Circumstances) -> tuple[Any, ...]:
+    options = {name: value for name, value in training.options.items() if name not in _OF_EVALUATION}
+    return training.settings, training.plugins, options
+
+
+def _changed(first: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Return the names of up to three attributes that differ, and the number of others; empty if none does."""
+    names = [name for name, value in now.items() if first.get(name, value) != value]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _listed(tasks: Sequence[int]) -> str:
@@ -274,31 +297,3 @@ def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:
     """Return the class names of a strategy's plugins, in alphabetical order."""
     kinds = (type(plugin) for plugin in strategy.plugins if not isinstance(plugin, OF_THE_HOST))
     return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))
-
-
-def own_rules(strategy: Strategy) -> list[Any]:
-    """Return the user's adjustment rules that do not declare themselves repeatable."""
-    rules: list[Any] = [plugin.rule for plugin in strategy.plugins if hasattr(getattr(plugin, "rule", None), "held")]
-    foreign = [rule for rule in rules if type(rule).__module__.partition(".")[0] != "avalanche_amnesia"]
-    return [rule for rule in foreign if not getattr(rule, "repeatable", False)]
-
-
-def _criterion_memory(strategy: Strategy) -> Memory:
-    """Return the numbers and tensors inside the criterion and the user's adjustment rules."""
-    skip = [strategy, strategy.optimizer, strategy.evaluator, *strategy.plugins]
-    beside = Parts(strategy.model)
-    found = [*memory_of(strategy._criterion, "criterion", skip, beside)]
-    for rule in own_rules(strategy):
-        drawing = {name: value for name, value in vars(rule).items() if isinstance(value, torch.Generator)}
-        found += memory_of(rule, "rule", skip, beside)
-        found += [(f"rule.{name}", tensor_hash(generator.get_state())) for name, generator in drawing.items()]
-    return tuple(found)
-
-
-def _optimizer_memory(strategy: Strategy) -> Memory:
-    """Return the numbers and tensors of an optimizer outside its state, which a new task does not reset."""
-    optimizer = strategy.optimizer
-    if traits_of(optimizer).all_in_state:
-        return ()
-    own = {name: value for name, value in vars(optimizer).items() if name not in _OF_EVERY_OPTIMIZER}
-    return memory_of(own, "optimizer", [strategy], Parts(strategy.model))

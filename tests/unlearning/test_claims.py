@@ -89,23 +89,13 @@ def test_random_sequences_are_called_exact_only_where_they_are():
     assert approximate > 3
 
 
-class Foreign(SupervisedPlugin):
-    """A plugin of somebody else's that remembers."""
-
-    seen = 0
-
-    def after_training_exp(self, strategy, **kwargs):
-        self.seen += 1
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"reset_optimizer": False},
-        {"plugins": [Foreign()]},
         {"plugins": [ReplayPlugin(mem_size=20)]},
     ],
-    ids=["optimizer kept", "foreign plugin", "replay"],
+    ids=["optimizer kept", "replay"],
 )
 def test_a_host_that_is_not_repeatable_is_never_exact(options):
     strategy = trained(2, train_epochs=1, **options)

@@ -68,8 +68,6 @@ class RepairPlugin(MemoryPlugin):
     Reference: DER++: Buzzega et al., Dark Experience for General Continual Learning, NeurIPS 2020.
     """
 
-    repeatable = True
-
     def __init__(
         self,
         *,

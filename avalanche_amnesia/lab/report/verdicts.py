@@ -19,10 +19,11 @@ FEWEST = 3
 """Pairs of readings; fewer can't tell chance from a trace."""
 
 Finding = Literal["clear", "possible", "trace", "weak"]
-Kind = Literal["exact", "clear", "possible", "trace", "weak", "nothing"]
+Kind = Literal["exact", "conditional", "clear", "possible", "trace", "weak", "nothing"]
 
 WORDS: dict[Kind, str] = {
     "exact": "exact",
+    "conditional": "exact if repeatable",
     "clear": "no trace found",
     "possible": "undecided: a possible trace",
     "trace": "trace found",
@@ -92,13 +93,15 @@ class Verdict:
     def _reason(self) -> str:
         if self.kind == "nothing":
             return ""
-        if self.kind == "exact":
+        if self.kind in ("exact", "conditional"):
             tested = any(outcome.pairs for outcome in self.outcomes)
-            return f"by construction, and {'no test contradicts it' if tested else 'not tested'}"
+            condition = "" if self.kind == "exact" else ", if the parts named in the records are repeatable"
+            return f"by construction{condition}, and {'no test contradicts it' if tested else 'not tested'}"
         deciding = listed([outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind])
         if self.kind == "clear":
             return f"{deciding} agree"
-        return f"{'against its claim to be exact, ' if self.claim == 'exact' else ''}by {deciding}"
+        against = "" if self.claim == "approximate" else "against its claim to be exact, "
+        return f"{against if self.claim else ''}by {deciding}"
 
 
 def verdict_of(runs: Sequence[Run]) -> Verdict:
@@ -111,18 +114,20 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     said, beside = claim_of(runs), "; ".join(_beside(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # nothing was asked for, or it was learned again
         return Verdict("nothing", said, (), beside)
-    outcomes = list(_outcomes(runs, exact=said == "exact"))
+    by_construction: dict[str, Kind] = {"exact": "exact", "conditional": "conditional"}
+    outcomes = list(_outcomes(runs, exact=said in by_construction))
     kind: Kind = _gravest(outcomes).finding
-    return Verdict("exact" if said == "exact" and kind in ("weak", "clear") else kind, said, outcomes, beside)
+    kind = by_construction.get(said, kind) if kind in ("weak", "clear") else kind
+    return Verdict(kind, said, outcomes, beside)
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Claim of all records together: ``exact`` only if each does; empty without records, or where none was obeyed."""
+    """Return the weakest claim of all records; empty without records, or if no request was obeyed."""
     claims = {record["plan"]["claim"] for run in runs for record in run.records if record.get("plan")}
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
     if not claims or not any(run.obeys for run in runs):
         return ""
-    return "exact" if claims == {"exact"} else "approximate"
+    return next(claim for claim in ("approximate", "conditional", "exact") if claim in claims)
 
 
 def _beside(runs: Sequence[Run]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from functools import cached_property
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import held, memory_of, reachable
+from avalanche_amnesia.object_walk import contents, reachable
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import listens
-from avalanche_amnesia.training.host.rehearsal import hooks_of
 from avalanche_amnesia.training.host.rollback import is_ours, of_anybody
+from avalanche_amnesia.unlearning.assumptions import hooks_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
@@ -125,3 +125,44 @@ def _is_installed(thing: Any) -> bool:
     module = sys.modules.get(top)
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     return top in {*_HOSTS, *sys.stdlib_module_names} or any(place.startswith(_INSTALLED) for place in places)
+
+
+def memory_of(
+    root: object, name: str, skip: Iterable[object] = (), beside: Container[object] | None = None
+) -> tuple[tuple[str, str], ...]:
+    """Return path and value of every reachable tensor and number; tensors as hashes.
+
+    Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
+    as long as nothing of it has changed.
+    """
+    found: list[tuple[str, str]] = []
+    for path, thing in reachable(root, name, skip, beside=beside):
+        if isinstance(thing, Tensor):
+            found.append((path, tensor_hash(thing)))
+        elif not isinstance(thing, type):
+            numbers = ((place, value) for place, value in held(thing) if type(value) in (int, float))
+            found += [(f"{path}{place}", repr(value)) for place, value in numbers]
+    return tuple(found)
+
+
+def held(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the direct contents of an object; for a function, also the globals that it uses."""
+    yield from contents(thing)
+    if isinstance(thing, MethodType):
+        yield ".__func__", thing.__func__
+    elif isinstance(thing, FunctionType):
+        yield from ((f".<global>.{name}", value) for name, value in _globals(thing.__code__, thing.__globals__))
+
+
+def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Globals that code names, in functions inside it too, and what it may name of modules among them."""
+    for name in code.co_names:
+        value = around.get(name)
+        if isinstance(value, ModuleType):
+            inside = vars(value)
+            yield from ((f"{name}.{other}", inside[other]) for other in code.co_names if other in inside)
+        elif name in around:
+            yield name, value
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals(constant, around)

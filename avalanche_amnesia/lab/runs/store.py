@@ -24,15 +24,16 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
+from avalanche_amnesia.lab.runs.rehearsal import look_at_task, rehearse_task
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.rehearsal import hooks_of, look_at_task, rehearse_task
 from avalanche_amnesia.training.host.rollback import Contents, of_anybody
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
+from avalanche_amnesia.unlearning.assumptions import hooks_of
 
 _STEPS = 3
 """First mini-batches of a training that tell it from others."""

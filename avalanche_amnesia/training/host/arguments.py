@@ -118,7 +118,7 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
                 f"and can be changed between trainings, strategy.{meant} = …"
             )
         near = difflib.get_close_matches(name, _LOADERS, 1, 0.8) if name not in _LOADERS else ()
-        if near:  # the host hands on whatever it does not know, for plugins
+        if near:  # Avalanche passes unknown options on to plugins
             raise TypeError(f"strategy.train has no option {name!r}; did you mean {near[0]!r}?")
     workers = options.get("num_workers", 0)
     checks.whole_number("num_workers", workers, 0)

@@ -16,13 +16,13 @@ from blake3 import blake3
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to
-from avalanche_amnesia.training.host.rehearsal import set_attributes
 from avalanche_amnesia.training.host.states import before_loading
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction
@@ -81,7 +81,7 @@ class LeftOut:
     """A request for samples or classes of a task, checked against the task's original data.
 
     Attributes: ``hashes`` of the requested samples, ``closed`` labels without samples left, all samples ``forgotten``
-    afterwards, and the remaining ``experience``.
+    afterwards, the remaining ``experience``, and the task ``as_trained``, with the requested samples.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class LeftOut:
         self.hashes = tuple(sorted(salted.hashes_of(task, gone)))
         self.forgotten = salted.having(task, self.hashes)
         self.experience = experience_without(experience, gone | before)
+        self.as_trained = experience_without(experience, before) if before else experience
         self.closed = tuple(label for label in self.experience.closed_classes if label in there)
 
 
@@ -140,15 +141,40 @@ class StreamInUse:
         return same
 
 
-def retraining(
-    plugin: Any, strategy: Strategy, request: Iterable[int] | UnlearningRequest, context: UnlearningContext, data: Any
-) -> TrainAgain | None:
-    """Check a request for samples or classes and enter it into the plan; return None if it names whole tasks.
+class Reproduced(Exception):
+    """Hashes of the model after a task was trained again as before, and the text that identifies its weights."""
 
-    Otherwise return the function that retrains the task inside the unlearning, on ``data`` or on the stream's data.
+    def __init__(self, hashes: Mapping[str, str], place: str) -> None:
+        super().__init__()
+        self.hashes, self.place = hashes, place
+
+    def check(self, task: int, before: Mapping[str, str], place: str, event: str) -> None:
+        """Raise RequestError if a tensor has other bits than after the task's first training."""
+        other = [name for name in {**before, **self.hashes} if before.get(name) != self.hashes.get(name)]
+        if other and self.place == place:
+            raise RequestError(
+                f"{event}: task {task}, trained again with all of its samples, has other bits than before, first in "
+                f"{other[0]}: its data, the code or the settings have changed since. Nothing was unlearned. Restore "
+                "them; or ask with reproduce=False, and the record says approximate, or on what its claim rests"
+            )
+
+
+def retraining(
+    plugin: Any,
+    strategy: Strategy,
+    request: Iterable[int] | UnlearningRequest,
+    context: UnlearningContext,
+    data: Any,
+    *,
+    reproduce: bool = True,
+) -> tuple[TrainAgain | None, TrainAgain | None]:
+    """Check a request for samples or classes and enter it into the plan; return no functions if it names whole tasks.
+
+    The first function retrains the task without the samples, inside the unlearning. The second retrains it with them
+    and raises :class:`Reproduced`, which undoes all of its changes. Both use ``data`` or the stream's data.
     """
     if not isinstance(request, UnlearningRequest) or not request.is_partial:
-        return None
+        return None, None
     (task,), event = context.tasks, context.event
     parts = (strategy.model, *strategy.plugins)
     if plugin.obey is not True or not any(getattr(part, "trains_again", False) for part in parts):
@@ -169,19 +195,34 @@ def retraining(
     plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
     context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
 
-    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+    def trained(data: Any, how: str, context: UnlearningContext, change: Transaction) -> None:
         plugin.forget(strategy, context.tasks, change)
         try:
-            train_again(strategy, left.experience, first.options, change)
+            train_again(strategy, data, first.options, change)
         except (ValueError, DivergedError) as error:
-            raise RequestError(
-                f"{event}: task {task} can't be trained without these samples: {error}. Nothing was changed"
-            ) from error
+            raise RequestError(f"{event}: task {task} can't be trained {how}: {error}. Nothing was changed") from error
+
+    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        trained(left.experience, "without these samples", context, change)
         change.set(plugin, forgotten=left.forgotten)
         reasons = plugin.claims.reasons_beside(context, first)
-        return replace(context.plan, claim="approximate" if reasons else "exact", reasons=reasons)
+        unproved = () if reproduce else (f"code and data of task {task}, unchanged since its training",)
+        return replace(context.plan, **plugin.claims.decided(context, reasons, unproved))
 
-    return again
+    def as_before(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        trained(left.as_trained, "again with all of its samples (reproduce=False leaves that out)", context, change)
+        hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
+        raise Reproduced(hashes, plugin.claims.training(task).place)
+
+    return again, as_before
+
+
+def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
+    """Set a strategy's attributes to earlier ones, and delete those (of some names) that it did not have."""
+    vars(strategy).update(attributes)
+    for name in list(vars(strategy)) if names is None else names:
+        if name not in attributes:
+            vars(strategy).pop(name, None)
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

@@ -1,9 +1,9 @@
 """State of a strategy at the end of a training, to go back to until the task is finished.
 
 A task ends in several steps: its mask is kept, its update is recorded, heads are fitted, the task is entered into the
-ledger. Whatever interrupts them, Ctrl-C or an error in any plugin, must leave the state before the task or the state
-after it. So all that these steps may change is noted before the first of them, and dropped in one assignment behind the
-last: until then giving the task up goes back to here first, and may itself be interrupted and repeated.
+ledger. An interruption, Ctrl-C or an error in any plugin, must leave the state before the task or the state after it.
+So everything that these steps may change is stored before the first of them, and dropped in one assignment after the
+last. Until then aborting the task restores it first; that may itself be interrupted and repeated.
 """
 
 import random
@@ -32,24 +32,24 @@ _LONG = 1000
 
 
 def is_ours(plugin: object) -> bool:
-    """Tell whether an object is of this package, or of a class based on one of its."""
+    """Return True if the object's class, or one of its bases, is defined in this package."""
     return is_of(type(plugin), "avalanche_amnesia")
 
 
 def of_package_and_host(thing: object) -> bool:
-    """Tell whether the end of a task may write into an object: containers, and objects of this package and its host."""
+    """Return True for containers and for objects of this package and Avalanche, which the end of a task may change."""
     kind: Any = type(thing)
     return _is_written(kind)
 
 
 def of_anybody(thing: object) -> bool:
-    """Tell whether anything may write into an object: all but the many samples of a data set."""
+    """Return False for long containers, which hold a data set's samples."""
     return not isinstance(thing, (*CONTAINERS, tuple)) or len(thing) < _LONG
 
 
-# Objects and containers are noted by what they hold, which copies nothing. The values of tensors are copied only where
-# somebody asks for it: of those that are named, or also of all that are found. An object with a ``way_back()`` of its
-# own, which returns a function, is asked for that.
+# Of objects and containers the contents are stored, which copies nothing. Values of tensors are copied only on request:
+# those of named tensors, or of all tensors found. An object with a method ``way_back()`` returns its own restore
+# function.
 class Contents:
     """Contents of all objects that some lead to and that may be written into, and states of random generators there."""
 
@@ -79,7 +79,7 @@ class Contents:
         for part, entries in self._contents:
             _refill(part, entries)
         for tensor, value, learns, gradient in self._values:
-            if not torch.equal(tensor, value):  # one that is expanded can't be written into, and never was
+            if not torch.equal(tensor, value):  # an expanded tensor can't be written into
                 tensor.detach().copy_(value)
             if tensor.is_leaf:
                 tensor.requires_grad_(learns).grad = gradient
@@ -145,8 +145,8 @@ def _is_written(kind: type) -> bool:
 
 
 # Values of tensors are copied only where they are written in place and no snapshot has the old ones: the model's
-# buffers. Of the host's plugins and the user's those are noted that Avalanche brings, or a plugin of this package knows
-# (``host_state(strategy)`` gives attributes of the strategy and plugins); others stay as they are.
+# buffers. Plugins of Avalanche, and plugins that one of this package knows (``host_state(strategy)`` returns attributes
+# of the strategy and plugins), are stored; a user's plugin is not.
 class RollbackPoint:
     """Contents of everything that the end of a task's training may change."""
 
@@ -172,7 +172,7 @@ class RollbackPoint:
 
 
 def _is_known(plugin: object) -> bool:
-    """Tell whether a plugin is of this package, or one that Avalanche brings: its base classes are not enough."""
+    """Return True if the plugin's own class is defined in Avalanche, or if it derives from this package."""
     brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, OF_THE_HOST)
     return brought or is_ours(plugin)
 
@@ -181,18 +181,18 @@ def _is_known(plugin: object) -> bool:
 
 
 def begin_finishing(strategy: Strategy) -> None:
-    """Note everything before the first step that ends a task; does nothing from the second one on."""
+    """Store everything before the first step that ends a task; later calls do nothing."""
     if not is_finishing(strategy):
         strategy.rollback_point = RollbackPoint(strategy)
 
 
 def is_finishing(strategy: Strategy) -> bool:
-    """Tell whether a task's training is over, and the task is not finished."""
+    """Return True between the last training step of a task and its entry in the ledger."""
     return getattr(strategy, "rollback_point", None) is not None
 
 
 def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
-    """Tell whether a task is finished once this plugin has done its part."""
+    """Return True if this plugin is the last one to finish a task."""
     # In the order of ``finishing_step``: the mask is kept, the update recorded, the task entered in the ledger.
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
 

@@ -217,7 +217,7 @@ _NOT_KEPT = OF_EVERY_STRATEGY | {
 
 
 def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return the attributes of a strategy that are not saved as its own state."""
+    """Return names of the strategy's attributes that its own state leaves out."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 

@@ -194,7 +194,7 @@ def _conversions(thing: Any) -> dict[str, Conversion | None]:
 
 
 def _left_out(thing: Any) -> frozenset[str]:
-    """Return attributes that are not saved: settings, registered exceptions and, for modules, torch's private ones."""
+    """Return names of unsaved attributes: settings, registered exceptions and torch's private attributes of modules."""
     inside = [name for name in vars(thing) if name.startswith("_")] if isinstance(thing, nn.Module) else ()
     unsaved = (name for name, conversion in _conversions(thing).items() if conversion is None)
     return frozenset((*own_settings(thing), *unsaved, *inside))

@@ -41,7 +41,7 @@ def _taken(data: AvalancheDataset) -> dict[str, Any]:
     others = sorted({type(inner).__name__ for inner in nested if not isinstance(inner, (FlatData, TensorTask))})
     groups = [found for inner in nested if (found := getattr(inner, "_transform_groups", None)) is not None]
     pairs = [pair for group in groups for pair in group.transform_groups.values()]
-    if others or any(any(pair or ()) for pair in pairs):  # None: a group without transforms that was asked for
+    if others or any(any(pair or ()) for pair in pairs):  # None: a requested group without transforms
         raise StateError(
             f"a replay buffer holds samples of {', '.join(others) or 'transformed data'}, perhaps another one at "
             "every call: only data in tensors (task_benchmark with pairs of tensors) can be saved"

@@ -55,7 +55,7 @@ class StreamRequests:
         ]
 
     def fires(self, task: int, request: Any) -> None:
-        """Store a request that is about to be obeyed; it counts as obeyed once its tasks are unlearned."""
+        """Store a request before it is obeyed; it counts as obeyed once its tasks are unlearned."""
         self._fired.add((task, request))
 
     def trained(self, task: int, then: Sequence[Any]) -> None:
@@ -70,7 +70,7 @@ class StreamRequests:
         return self.waiting
 
     def answered(self, request: Any) -> None:
-        """Drop a waiting request that was obeyed or refused."""
+        """Drop a waiting request after it was obeyed or refused."""
         self.waiting = [(task, other) for task, other in self.waiting if other is not request]
 
 

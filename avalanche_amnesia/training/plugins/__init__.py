@@ -1,4 +1,4 @@
-"""Avalanche plugins: masks, trajectories, unlearning, compensation, and what keeps runs reproducible."""
+"""Avalanche plugins: masks, trajectories, unlearning, compensation and seeding."""
 
 from avalanche_amnesia.faces import face
 

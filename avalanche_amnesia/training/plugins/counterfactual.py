@@ -48,8 +48,7 @@ MOST_APART = 3
 class _WithoutTasks:
     """A model without some of its tasks, for a while.
 
-    Where no two of them wrote the same entry, any set of them takes with it what each one does, which is worked out
-    once.
+    If no two of them wrote the same entry, the removal of a set is the union of single removals, each computed once.
     """
 
     def __init__(self, model: TaskMaskedModel, trajectory: Trajectory, tasks: Collection[int]) -> None:
@@ -61,7 +60,7 @@ class _WithoutTasks:
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
-        """The backbone's values without some tasks, for the length of a block; then as they were, bit for bit."""
+        """Remove some tasks from the backbone's values during a block; restore them bit for bit afterwards."""
         moved = [(self._parameters[name], of) for removal in self._removals(gone) for name, of in removal.items()]
         try:
             for parameter, of in moved:
@@ -72,7 +71,7 @@ class _WithoutTasks:
                 of.put_back(parameter)
 
     def _removals(self, gone: Collection[int]) -> list[Mapping[str, Moved]]:
-        # Worked out and not applied: the logs stay as they are, and nothing but the backbone's values has to go back.
+        # Computed and not applied: the logs do not change, so only the backbone's values must be restored.
         if not self._apart:
             return [self._trajectory.remove(tuple(gone), self._parameters).moved]
         for task in gone:
@@ -82,7 +81,7 @@ class _WithoutTasks:
 
 
 def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
-    """Tell whether no two choices of entries, by tensor, have one in common."""
+    """Return True if no two selections of entries, by tensor, overlap."""
     taken: dict[str, Tensor] = {}
     for chosen in choices:
         for name, where in chosen.items():
@@ -95,22 +94,21 @@ def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
 class CounterfactualPlugin(SupervisedPlugin):
     """Fits, when a task ends, its head for every earlier task that may be unlearned, and one for several of them.
 
-    While the task's data is still at hand, the updates of an earlier task are taken out of the backbone for a forward
-    pass, the head is fitted to the features that are left, and the backbone is put back bit for bit. An unlearning
-    then only swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates the task's mask
-    reads count; heads for what can't go any more (a task became permanent) are dropped, and so are heads that were
-    fitted in the presence of a task that was unlearned without them.
+    While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
+    the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
+    swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates the task's mask reads
+    count. Heads for sets that can't be unlearned any more (a task became permanent) are dropped, and so are heads
+    fitted while a since unlearned task was in the model.
 
-    Up to three such tasks, every set of them has a head of its own. Of more, all sets of several share one: it is
-    fitted to samples in parts, each through the backbone without another set, and serves whatever goes together or one
-    after the other. So a task has one head more than there are tasks that may go, and this one has seen features with
-    some of those that are gone.
+    With up to three such tasks, every set of them has a head of its own. With more, all sets of several tasks share one
+    head: it is fitted to parts of the samples, each through the backbone without one of the sets. So a task has one
+    head more than there are tasks to unlearn, and the shared head has seen features of some unlearned tasks.
 
-    All heads are for a backbone without repairs: a repair goes with the next request (:class:`RepairPlugin`). A task
-    that reads what one changed gets a head for the empty set too: nothing else of what it reads may go. A head that
-    can't be fitted, because the features that are left overflow, is left out with a warning.
+    All heads are for a backbone without repairs, because the next request removes a repair (:class:`RepairPlugin`). A
+    task that reads repaired entries gets a head for the empty set too. A head that can't be fitted, because the
+    remaining features overflow, is left out with a warning.
 
-    Needs :class:`TrajectoryPlugin` and :class:`UnlearningPlugin` beside it and a masked model.
+    Needs :class:`TrajectoryPlugin`, :class:`UnlearningPlugin` and a masked model.
 
     Args:
         samples: at most so many of the task's training samples are used, at least 1; fewer where these would take more
@@ -118,11 +116,11 @@ class CounterfactualPlugin(SupervisedPlugin):
         seed: their choice derives from it and the task.
 
     Attributes:
-        heads: task → set of earlier tasks that are gone, or ``SEVERAL``, → :class:`FittedHead`.
+        heads: task → set of unlearned earlier tasks, or ``SEVERAL``, → :class:`FittedHead`.
         sources: task → earlier tasks whose updates it reads, and that could be unlearned when it was trained.
 
     Raises:
-        ValueError: for a value that is not allowed; before a training, without a :class:`TrajectoryPlugin`.
+        ValueError: for an invalid value; before a training, without a :class:`TrajectoryPlugin`.
         TypeError: before a training, if the model has no masks.
     """
 
@@ -133,7 +131,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.sources: dict[int, frozenset[int]] = {}
 
     def state(self) -> dict[str, Any]:
-        """State to save: the heads, and what they are for."""
+        """Return the heads and the sets they are for, as a state to save."""
         heads = {task: Apart(partial(_plain, of), (*of, *of.values())) for task, of in self.heads.items()}
         return {"heads": heads, "sources": self.sources}
 
@@ -145,7 +143,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.heads, self.sources = made_heads, sources
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the plugins beside it, before anything of the task is made."""
+        """Check the model and the further plugins before anything of the task is created."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"counterfactual heads need a model with masks, got {type(strategy.model).__name__}: where later tasks "
@@ -165,7 +163,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         assert recorder is not None
         trajectory = recorder.trajectory
         use = dict(model.entries_of(task))
-        # Where entries that others read stay (WSN), no earlier task takes anything from this one when it goes.
+        # If entries read by remaining tasks stay (WSN), unlearning an earlier task removes nothing from this one.
         sources = frozenset(
             earlier
             for earlier in unlearnable
@@ -174,7 +172,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         self.sources[task], self.heads[task] = sources, {}
         removals = _sets(sources)
         if _reads(use, trajectory.moved_with(())):
-            removals.append(frozenset())  # whatever is requested next, the repair goes with it
+            removals.append(frozenset())  # the next request removes the repair
         if not removals:
             return
         seed, masking = derive_seed(self.seed, "counterfactual", task), find_plugin(strategy, TaskMaskPlugin)
@@ -197,7 +195,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         for gone in removals:
             try:
                 head = self._fitted(without, features_now, labels, gone)
-            except FitError as error:  # costs this head, and not the task that was trained
+            except FitError as error:  # only this head is lost, not the trained task
                 unfitted[gone] = str(error)
                 continue
             self.heads[task][gone] = compacted(head)
@@ -243,7 +241,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Tell whether there is a head of the task for the model without these tasks."""
+        """Return True if the task has a head for the model without these tasks."""
         return self._head_without(task, gone) is not None
 
     def _head_without(self, task: int, gone: Collection[int]) -> FittedHead | None:
@@ -268,8 +266,8 @@ class CounterfactualPlugin(SupervisedPlugin):
                     change.write(tensor, value)
                 swapped.append(task)
                 with_norms |= bool(head.statistics)
-            # A head that was fitted while one of the lost tasks was there would bring some of it back. The others are
-            # for larger sets, which from now on are named by those of their tasks that are still there.
+            # A head fitted while an unlearned task was in the model would bring some of it back. Heads for larger
+            # sets stay, renamed to the tasks of the set that remain.
             kept[task] = {removed - here: head for removed, head in heads.items() if here < removed}
             if SEVERAL in heads and self.sources[task] - here:
                 kept[task][SEVERAL] = heads[SEVERAL]

@@ -24,9 +24,9 @@ class DisjointPlugin(TaskEndPlugin):
     """Deals a task its share of the weights, holds everything else at its value, and keeps of the task only that.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.DisjointModel`. While a task
-    trains, its network holds only what it reads, so that the forward is the plain one. Gradients of everything else
-    become 0 behind the backward pass, in front of plugins that clip. Where the optimizer might move an entry all the
-    same (by weight decay one that is read, or in steps that mix entries), it is put back behind the step.
+    trains, its network contains only weights that it reads, so that the forward is the plain one. All further gradients
+    become 0 after the backward pass, before plugins clip. If the optimizer may still move such an entry (by weight
+    decay, or in steps that mix entries), it is restored after the step.
 
     Args:
         isolation: how many shares there are, and whose is which; by default one for each task of the stream.
@@ -38,7 +38,7 @@ class DisjointPlugin(TaskEndPlugin):
         CapacityError: before a training, if the task's share is another one's; nothing changed.
         TaskError: before a training, for a task that is there already.
         DivergedError: if a weight is not finite when a task ends; its training was undone.
-        ModelError: if forwards keep tensors of which no task can have its own; the same.
+        ModelError: if forwards keep tensors that can't be copied per task; its training was undone.
     """
 
     model_class = DisjointModel
@@ -82,13 +82,13 @@ class DisjointPlugin(TaskEndPlugin):
 
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Set the gradients of entries that are not the task's to 0."""
+        """Set the gradients outside the task's partition to 0."""
         if self._held is not None:
             self._held.clear_gradients()
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Put back what the optimizer moved and must not."""
+        """Restore entries outside the partition that the optimizer moved."""
         if self._held is not None:
             self._held.put_back(strategy)
 
@@ -118,10 +118,10 @@ class DisjointPlugin(TaskEndPlugin):
 
 
 class _Held:
-    """Entries of a network in training that are not the task's own, and how they stay as they are."""
+    """Entries outside the task's partition, and the code that keeps them fixed during training."""
 
-    # ``owned``: entries that are the task's, of each parameter that is dealt. ``backbone``: parameters of which it has
-    # copies, where the optimizer moves what has no gradient.
+    # ``owned``: entries of the task's partition, by parameter. ``backbone``: parameters that the task has copies of, if
+    # the optimizer also moves parameters without a gradient.
     def __init__(
         self, owned: dict[torch.nn.Parameter, Tensor], backbone: Sequence[torch.nn.Parameter], *, reads: bool
     ) -> None:
@@ -143,9 +143,9 @@ class _Held:
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)
-        # A 0 without a gradient rests whatever the decay, where every entry moves by its own gradients.
+        # If every entry moves by its own gradients, a 0 without a gradient rests under any decay.
         if traits.entrywise and traits.skips_frozen and (traits.zero_rests or not self._read):
             return
         parameters = [parameter.data for parameter in self._parameters]
         torch._foreach_mul_(parameters, self._own)
-        torch._foreach_add_(parameters, self._read or 0.0)  # +0: what was negative is -0 by now
+        torch._foreach_add_(parameters, self._read or 0.0)  # +0: negative values are -0 by now

@@ -1,4 +1,4 @@
-"""HAT as an Avalanche plugin: the life of a task's mask, and what each training step does to it."""
+"""HAT as an Avalanche plugin: a task's mask from its first step to its commit."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ _FALLEN = 0.9
 
 
 class EpochLosses:
-    """Mean loss of an epoch beside the first mini-batch's, where nothing was learned yet."""
+    """Mean loss of an epoch, compared with that of the first mini-batch, before anything was learned."""
 
     # Sums stay on the device: they are read once an epoch.
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class EpochLosses:
         self._batches += 1
 
     def end_epoch(self) -> bool:
-        """Begin a new epoch, and tell whether the one before ended with a loss that had hardly fallen."""
+        """Begin a new epoch; return True if the loss had hardly fallen by the end of the last one."""
         if self._first is None or not self._batches:
             return False
         mean = float(self._sum) / self._batches
@@ -78,7 +78,7 @@ class HATTask(TaskInTraining):
 
 
 class HATPlugin(TaskMaskPlugin):
-    """Hard attention to the task: learns a mask per task, protects what earlier masks use, commits what a mask owns.
+    """Hard attention to the task: learns a mask per task, protects the units of earlier masks, and commits its own.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
 
@@ -90,8 +90,8 @@ class HATPlugin(TaskMaskPlugin):
         seed: every draw derives from it and the task.
 
     Raises:
-        ValueError: for a value that is not allowed; before a training, for locks that the stream does not have, and
-            where no optimizer for an embedding can be made of the strategy's.
+        ValueError: for an invalid value; before a training, for locks that the stream does not have, and
+            if the strategy's optimizer can't be copied for an embedding.
         TypeError: before a training, if ``embedding_optimizer`` returns no optimizer.
 
     Reference: Serrà et al., ICML 2018; annealing ``cosine``, ``ones``, ``sparse``, ``quota`` and ``locked``: Duan,
@@ -134,7 +134,7 @@ class HATPlugin(TaskMaskPlugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Start the task's mask; everything that is constant within the task is computed here."""
+        """Start the task's mask; compute everything constant within the task."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         stream = getattr(strategy.experience, "origin_stream", None)
@@ -175,7 +175,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose, per layer, the units that stay open in this epoch whatever the regulariser says."""
+        """Choose, per layer, the units that stay open in this epoch against the regulariser."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
             now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))
@@ -198,7 +198,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
-        """Keep the budget's new units, and those in use that are open; from here on the mask stays as it is."""
+        """Fix the mask: the budget's new units, and the open ones among the used units."""
         now: HATTask = self.in_training
         use = self.task_use(model)
         embedding = now.embedding.detach()
@@ -217,7 +217,7 @@ class HATPlugin(TaskMaskPlugin):
         if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task
             self._fix_mask(model)
         self.commit(strategy)
-        # Behind the commit: of the weights that stay, through the mask that is kept.
+        # After the commit: statistics of the committed weights, through the fixed mask.
         now.statistics.retake(model.task_parts(now.task), lambda x: model.features(x, now.task))
         model.finish_task()
         found = self.settle_head(strategy, now.task)
@@ -228,7 +228,7 @@ class HATPlugin(TaskMaskPlugin):
             self._look_at_mask(found, model)
 
     def _look_at_mask(self, found: Learned, model: MaskedModel) -> None:
-        """Note what may have held back a task that learned little."""
+        """Store possible causes for a task that learned little."""
         now: HATTask = self.in_training
         mask = model.by_layer(model.binary_mask(now.task))
         self.notice("closed", closed_layers(found, mask, self.masks.min_units))
@@ -243,7 +243,7 @@ class HATPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         if model.generation != now.generation:
             self._prepare(strategy)
-        now.embedding.grad = None  # not sooner: others (SI) read every gradient behind the step
+        now.embedding.grad = None  # not sooner: SI reads every gradient after the step
         batch, batches = strategy.clock.train_epoch_iterations, len(strategy.dataloader)
         if now.warm_up is not None:
             batch, batches = strategy.clock.train_exp_iterations, now.warm_up
@@ -254,7 +254,7 @@ class HATPlugin(TaskMaskPlugin):
         now.gate = model.gate.open(now.scale, learns=not fixed)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Add ``λ·R`` to the loss's value; its gradient is added behind the backward pass, where it is a constant."""
+        """Add ``λ·R`` to the loss's value; its gradient, a constant, is added after the backward pass."""
         now: HATTask = self.in_training
         if now.statistics.norms:
             now.statistics.see(strategy.mb_x, strategy.mb_task_id)
@@ -264,7 +264,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Form the embedding's gradient and compensate it; hold back what other tasks use."""
+        """Compute and rescale the embedding's gradient; scale the gradients of protected entries."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
         sparsity = now.regulariser.layer_sparsities(gate) if now.adjuster.needs_sparsity else []
@@ -277,7 +277,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Take back what is held, step the embedding, keep it within its bounds and its layers open."""
+        """Restore protected entries, step the embedding, clip it and keep its layers open."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)

@@ -73,8 +73,6 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     plugins that set a loader (Replay).
     """
 
-    repeatable = True
-
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Remember Avalanche's data set, unless the strategy or an earlier plugin has adapted it."""
         if strategy.adapted_dataset.targets is strategy.experience.dataset.targets:

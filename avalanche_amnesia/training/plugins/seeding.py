@@ -24,7 +24,6 @@ class SeedingPlugin(SupervisedPlugin):
         ValueError: for a seed that is no integer.
     """
 
-    repeatable = True
     seeds_tasks = True
 
     def __init__(self, seed: int = 0, order_seed: int | None = None) -> None:
@@ -45,7 +44,7 @@ class SeedingPlugin(SupervisedPlugin):
         self._outside, self._evaluations = rng_state(), []
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Seed what the task's modules are drawn from."""
+        """Seed the initial values of the task's modules."""
         seed_all(derive_seed(self.seed, "modules", *labels_of(strategy.experience)))
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:

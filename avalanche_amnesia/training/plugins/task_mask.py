@@ -39,7 +39,6 @@ class DivergedError(RuntimeError):
 class TaskEndPlugin(SupervisedPlugin):
     """Base plugin for the end of a task: fits its head, gives warnings, and cleans the optimizer."""
 
-    repeatable = True
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
     """Class of the model that the plugin trains."""
@@ -50,7 +49,7 @@ class TaskEndPlugin(SupervisedPlugin):
         super().__init__()
         self.seed, self.fit_head = seed, fit_head
         self.notices: list[str] = []  # warnings that wait for the end of a training
-        self.noticed: set[str] = set()  # what those were about that were given already
+        self.noticed: set[str] = set()  # subjects of the warnings already given
         self.unsure: torch.Tensor | None = None
         """Positions of the samples of which the fitted head is not certain; None: all samples."""
 
@@ -134,7 +133,7 @@ class TaskMaskPlugin(TaskEndPlugin):
     no gradient. Those of tasks with a mask are no parameters of the model: no optimizer meets them.
 
     Args:
-        rule: how far what the remaining tasks use may still move, and where that is enforced.
+        rule: how far entries used by remaining tasks may still move, and where that is enforced.
         seed: every draw derives from it and the task.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask: under a gate that closes, heads are trained too little.
@@ -196,7 +195,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
-        if is_last_to_finish(self, strategy):  # else others have yet to record it
+        if is_last_to_finish(self, strategy):  # else a later plugin still has to record it
             finish(strategy)
 
     def keep_mask(self, strategy: Strategy) -> None:
@@ -212,7 +211,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(model, now.task, strategy.optimizer)
         self.rule.start(self.seed, now.task)
-        for other in model.unfinished:  # torch's optimizers skip what has no gradient, whatever decay or momentum
+        for other in model.unfinished:  # torch's optimizers skip parameters without a gradient
             model.set_trainable(other, other == now.task)
         now.guards_others = not traits_of(strategy.optimizer).skips_frozen
 
@@ -243,7 +242,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
         Args:
             model: the strategy's.
-            use: what the protected tasks use.
+            use: entries that the protected tasks use.
             strategy: for a plugin that calls :meth:`begin_step`, if it may do so by way of gradients.
         """
         return Adjuster(
@@ -293,7 +292,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self.refuse_shared_state(strategy)
         model, training = self.model_of(strategy), self.in_training
         refuse_untrained(strategy)
-        # A warning, no error: weights that are meant to stay (lr=0) under a mask or a head that learns are a method.
+        # A warning, no error: fixed weights (lr=0) under a learning mask or head are a method of their own.
         self.notice("unmoved", unmoved(training.before.values, model, training.task))
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}

@@ -1,4 +1,4 @@
-"""Records what every task changed, on any Avalanche strategy."""
+"""Record the update of every task, with any Avalanche strategy."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,10 +30,10 @@ class TrajectoryPlugin(SupervisedPlugin):
     """Records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
-    ones (where it is dense). A training that was interrupted is undone before the next one, and one that can't be
-    recorded (the disk is full) at once.
+    ones (where it is dense). An interrupted training is undone before the next one; one that can't be recorded (the
+    disk is full), at once.
 
-    What a lower precision does not hold is taken out of the model when the task ends, before it is used: it costs the
+    Digits beyond a lower precision are removed from the model when the task ends, before it is used: this costs the
     task a little accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front
     of those that read the model when a task ends (EWC, LwF).
 
@@ -41,27 +41,25 @@ class TrajectoryPlugin(SupervisedPlugin):
         dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
             is set to its coded update.
         path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
-            reference, needs one of its own. It holds the logs as they are now: an unlearning deletes the task's file
-            and the later tasks' old ones. A strategy that ``torch.save`` kept has its logs with it: once loaded it goes
-            on whatever became of the directory, and its next training or unlearning takes it back; who wrote there
-            meanwhile is refused from then on. A ``copy.deepcopy`` keeps its logs in memory.
+            reference, needs one of its own. It contains only the current logs: an unlearning deletes the task's file
+            and old files of later tasks. A strategy saved by ``torch.save`` includes its logs: after loading, its next
+            training or unlearning writes them to the directory again, and refuses any other writer from then on. A
+            ``copy.deepcopy`` keeps its logs in memory.
         merge_permanent: merge the updates of tasks that have become permanent, at the end of the next training.
 
     Attributes:
         trajectory: the store.
         training: the task in training, that of the plugin which masks where there is one; None between tasks.
-        shared_state: names of tensors beside the parameters, buffers or attributes of modules, that trainings changed
-            for all tasks together. No unlearning takes them apart: plans name them.
+        shared_state: names of buffers and attributes of modules that trainings changed for all tasks together. No
+            unlearning can separate them: plans name them.
 
     Raises:
         TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before a training,
             if it is another strategy's by then; before an unlearning, if a log's file was damaged meanwhile.
-        ValueError: for an option that is not allowed; before a training, if it stands in front of a plugin that masks.
+        ValueError: for an option that is not allowed; before a training, if it precedes a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
-            can't be taken apart again.
+            can't be separated again.
     """
-
-    repeatable = True
 
     finishing_step = 2
 
@@ -82,7 +80,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._state_before: dict[str, str] = {}
 
     def state(self) -> dict[str, Any]:
-        """State to save: the trajectory, and what tasks share."""
+        """Return the trajectory and the names of shared tensors, as a state to save."""
         return {"trajectory": self.trajectory.state(), "shared_state": self.shared_state}
 
     def load_state(self, state: Any) -> None:
@@ -97,7 +95,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         return None if self.training is None else self.training.snapshot
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check task, model, directory and order of the plugins, and undo a training that was interrupted."""
+        """Check task, model, directory and order of the plugins, and undo an interrupted training."""
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
@@ -119,7 +117,7 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo a task whose training was interrupted; what the model has made for it goes."""
+        """Undo an interrupted task, and delete its modules from the model."""
         go_back(strategy)
         if self.snapshot is not None:
             self.snapshot.restore(strategy.model, strategy.optimizer)
@@ -145,7 +143,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         return own, [plugin for plugin in strategy.plugins if purger_of(plugin) is not None]
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Let go of what the last epoch's end noted: requests may change everything in the epoch that begins."""
+        """Drop the values stored at the end of the last epoch, because requests may change them in this one."""
         if purger_of(strategy) is not None:
             finish(strategy)
 
@@ -155,11 +153,11 @@ class TrajectoryPlugin(SupervisedPlugin):
             begin_finishing(strategy)
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Return entries to ``before``, in place, that are not to be kept of a task; a subclass may keep less."""
+        """Return entries that a task does not keep to ``before``, in place; a subclass may keep fewer."""
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Record the task's update of everything that is not its own, and take out of the model what is not kept."""
+        """Record the task's update of shared parameters, and remove from the model the digits that the log drops."""
         begin_finishing(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")
@@ -194,7 +192,7 @@ class TrajectoryPlugin(SupervisedPlugin):
 def _shared_statistics(model: nn.Module) -> list[str]:
     """Names of the modules whose running statistics all tasks share."""
     if isinstance(model, MultiHeadModel) and model.features_per_task:
-        return []  # those in its backbone never run for a task that can go: each task has copies of its own
+        return []  # norms of the backbone run for no task, because each task has copies of its own
     return [
         name
         for name, module in model.named_modules()
@@ -203,7 +201,7 @@ def _shared_statistics(model: nn.Module) -> list[str]:
 
 
 def _shared_state(model: nn.Module) -> dict[str, str]:
-    """Name → hash of every tensor beside its parameters that a model keeps for all tasks together."""
+    """Return name → hash of every buffer and attribute that a model keeps for all tasks together."""
     if isinstance(model, MultiHeadModel) and model.state_per_task:
         return {}  # each task has its own of what changes, or it is refused
     own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()

@@ -22,18 +22,17 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
-from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, StreamInUse, retraining
-from avalanche_amnesia.training.host.rehearsal import rehearse
+from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Reproduced, StreamInUse, retraining
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
 from avalanche_amnesia.training.host.stream_requests import StreamRequests, check_iteration, check_iterations, due
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, TaskMaskPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_in_training import TaskSnapshot, copied_finished
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.applying import apply, ledger_only, naming_whose
-from avalanche_amnesia.unlearning.claims import Claims, own_rules
+from avalanche_amnesia.unlearning.applying import TrainAgain, apply, ledger_only, naming_whose
+from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
@@ -48,8 +47,6 @@ from avalanche_amnesia.unlearning.purging.purgers import (
 
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
-_TRIAL = 3
-"""Default number of mini-batches of a rehearsal."""
 _SAFE = "that is safe, as a state that was saved has its logs with it, and needs none of these files"
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that need no purger."""
@@ -68,32 +65,17 @@ class UnlearningPlugin(SupervisedPlugin):
             measure how well it was forgotten. They are residue of the task, kept only in the metrics.
         deadline: a task becomes permanent by itself once this many further tasks have been trained; by default the
             stream's.
-        allow_unknown: leave plugins that keep learned state and have no purger as they are, and say so in the record,
-            instead of refusing every request.
-        deletion: ``updates`` takes out all that a task wrote; ``exclusive``, HAT-CL's way and kept for comparison,
-            returns only what no remaining task uses to its initial bits: no remaining task's logits change, and what
-            the task taught the entries that others share stays (``record.plan.shared``). None: as suits the model,
-            ``exclusive`` for masks over weights (WSN), else ``updates``.
+        allow_unknown: accept plugins that keep learned state and have no purger: they do not change, and the
+            record names them. By default every request is refused.
+        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way and kept for comparison,
+            returns only entries that no remaining task uses to their initial bits. Then no remaining task's logits
+            change, and shared entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over
+            weights (WSN), else ``updates``.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
-            ``"head"`` takes out what the tasks have of their own (heads, masks, norms, samples in the host's plugins)
-            and leaves every entry that tasks share as it is.
-        trial: whether to rehearse trainings, or by how many mini-batches, 3 by default: before a task trains, its
-            first steps are taken twice and put back. Where they left other bits the second time, and where none was
-            rehearsed, no unlearning is called exact.
-
-    Attributes:
-        ledger: of the tasks: trained, permanent, unlearned.
-        records: one :class:`UnlearningRecord` per unlearning, in order.
-        counters: task that was trained → Avalanche's counter of its experience.
-        data: task that was trained → fingerprint of its labels.
-        claims: what trainings could see, which decides whether a record may say ``exact``.
-        forgotten: samples that remaining tasks were trained again without, as hashes.
-        stream: of the last training, where data is looked for by which a task is trained again.
-        current: the plan being applied, for metrics and loggers; None outside.
-        current_task: the task in training; None between tasks.
+            ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
+            shared entry.
     """
 
-    repeatable = True
     answers_requests = True
 
     finishing_step = 3
@@ -106,14 +88,12 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: bool = False,
         deletion: Deletion | None = None,
         obey: Obedience = True,
-        trial: int | bool = True,
     ) -> None:
         super().__init__()
         checks.one_of("obey", obey, Obedience)
         if deletion is not None:
             checks.one_of("deletion", deletion, Deletion)
         self.obey, self.deletion = obey, deletion
-        self.trial = checks.whole_number("trial", _TRIAL * trial if isinstance(trial, bool) else trial, 0)
         self.allow_unknown = allow_unknown
         self.keep_probes = keep_probes
         self.ledger = TaskLedger(deadline)
@@ -125,7 +105,6 @@ class UnlearningPlugin(SupervisedPlugin):
         self.data: dict[int, str] = {}
         self.current_task: int | None = None
         self._forgotten_in_task: set[int] = set()
-        self._rehearsed: str | None = None
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
         self.claims = Claims()
@@ -190,6 +169,7 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
+        reproduce: bool = True,
     ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
 
@@ -199,7 +179,7 @@ class UnlearningPlugin(SupervisedPlugin):
         samples, classes = tuple(samples), tuple(classes)
         if task is not None or samples or classes:
             tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
-        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data)
+        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data, reproduce)
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.
@@ -304,27 +284,10 @@ class UnlearningPlugin(SupervisedPlugin):
             if revises(plugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
-    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Rehearse a training before its first epoch if a claim may depend on it."""
-        if strategy.clock.train_exp_epochs == 0:
-            self._rehearsed = self._rehearse(strategy, **kwargs)
-
-    def _rehearse(self, strategy: Strategy, **kwargs: Any) -> str | None:
-        if self.obey is not True or self.claims.faults(strategy):
-            return None
-        if not self.trial:
-            return "trial=False: no training was rehearsed, which would show whether it is repeatable"
-        outcome, masking = rehearse(strategy, self.trial, **kwargs), find_plugin(strategy, TaskMaskPlugin)
-        # Weights lie in the sight of every task; what a task can see of others is limited where it only reads units.
-        limited = masking is not None and self.claims.influences != frozenset(self.ledger.remaining)
-        if outcome.reads_weights and limited:
-            return outcome.reason or "the criterion reads weights, those of all tasks, beside the model's outputs"
-        return outcome.reason
-
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Fire the requests of this iteration; remove samples of unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
-            self.claims.first_step(strategy, single_task(strategy.experience), self._rehearsed, kwargs)
+            self.claims.first_step(strategy, single_task(strategy.experience), kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with _preserved_minibatch(strategy):
@@ -355,7 +318,7 @@ class UnlearningPlugin(SupervisedPlugin):
         for plugin in strategy.plugins:
             if compensates(plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
-        self.claims.end(task, strategy.model, self._forgotten_in_task)
+        self.claims.end(task, strategy, self._forgotten_in_task)
         self.current_task = None
         finish(strategy)
         if again:
@@ -403,6 +366,7 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: bool | None = None,
         strict: bool = False,
         data: Any = None,
+        reproduce: bool = True,
     ) -> UnlearningRecord:
         tasks = _tasks_of(request)
         if self.current is not None:
@@ -421,21 +385,33 @@ class UnlearningPlugin(SupervisedPlugin):
                 self.forget(strategy, gone, change)
             with naming_whose(strategy, name):
                 trigger_plugins(strategy, name)
-            if record is not None and snapshot is not None:  # what was written into heads by now belongs there
+            if record is not None and snapshot is not None:  # heads written by compensations
                 change.set(snapshot, finished=copied_finished(strategy.model))
 
         snapshot = self._snapshot(strategy)
-        if snapshot is not None:  # what a plugin wrote into finished tasks' heads since is no part of the request
+        if snapshot is not None:  # undo a plugin's writes into finished tasks' heads
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
-        context = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
-        again = retraining(self, strategy, request, context, data)
+
+        def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
+            made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
+            return made, *retraining(self, strategy, request, made, data, reproduce=reproduce)
+
+        context, again, as_before = prepared()
         trained = {str(task): digest for task, digest in sorted(self.data.items())}
         provenance = Provenance(data=trained, **origin_of(strategy))
         try:
             self.current, self.keeps_probes = context.plan, keep_probes
             if not self.obey:
                 return ledger_only(context, announce, provenance)
+            if as_before is not None and reproduce:
+                (task,) = context.tasks
+                first = self.claims.training(task)
+                try:
+                    apply(context, self.claims, lambda *given: None, provenance, as_before)
+                except Reproduced as found:
+                    found.check(task, context.hashes, first.place, event)
+                context, again, _ = prepared()
             return apply(context, self.claims, announce, provenance, again)
         finally:
             self.current = None
@@ -491,14 +467,13 @@ class UnlearningPlugin(SupervisedPlugin):
             for plugin in strategy.plugins
             if not (plugin is self or isinstance(plugin, _CLEANED_ELSEWHERE) or compensates(plugin) or repairs(plugin))
         ]
-        settings = (strategy._criterion, *own_rules(strategy))
-        found = [(thing, purger_of(thing)) for thing in (*others, strategy, *settings)]
+        found = [(thing, purger_of(thing)) for thing in (*others, strategy, strategy._criterion)]
         unknown = unknown_state(strategy, [thing for thing, purge in found if purge is None])
-        # Tensors of a criterion or a rule are settings, unless they have changed.
+        # Tensors of a criterion are settings, unless they have changed.
         kept = [
             (thing, path)
             for thing, path in unknown
-            if not any(thing is other for other in settings) or self.claims.criterion_learned(strategy)
+            if thing is not strategy._criterion or self.claims.criterion_learned(strategy)
         ]
         return [(thing, purge) for thing, purge in found if purge is not None], kept
 

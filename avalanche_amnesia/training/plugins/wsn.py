@@ -1,4 +1,4 @@
-"""WSN as an Avalanche plugin: learns which weights a task uses, trains those that are free, freezes the others."""
+"""WSN as an Avalanche plugin: learns which weights a task uses, trains free weights and freezes used ones."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,25 +38,25 @@ class ScoredWeights:
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_bits: bits that are kept of a score for later tasks, 1 to 8: its place in the ranking of its layer, whose
-            first bit is the task's mask; the next task starts from scores in these places. By default they are kept as
+        score_bits: bits kept of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
+            bit; the next task starts from scores with these ranks. By default they are kept as
             they are, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
         score_init: what scores are drawn from: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
             Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
             counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
-        score_lr: learning rate of the scores, above 0. An Adam of their own steps them, new for every task, whatever
-            the strategy's optimizer: what counts is their ranking, and plain SGD at a rate that suits the weights
-            leaves it nearly as it was, so that later tasks get no weights to train. The rate follows a schedule of the
+        score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
+            of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
+            tasks would get no weights to train. The rate follows a schedule of the
             strategy's learning rate within the task, in proportion.
         score_optimizer: makes another optimizer from ``[scores]``; nothing changes its settings.
         keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
             lowest loss) on a tenth of the task's training data, which is held out. Weights, masked biases, scores,
             normalisation and head are always those of one and the same step; ``fit_head`` then fits the head again.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
-            its training samples through its final mask. The paper keeps the head that was trained (False).
+            its training samples through its final mask. The paper keeps the trained head (False).
 
     Raises:
-        ValueError: for a value that is not allowed.
+        ValueError: for an invalid value.
         TypeError: for a ``score_optimizer`` that can't be called.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
@@ -134,9 +134,9 @@ class SubnetTask(TaskInTraining):
 class SubnetPlugin(TaskMaskPlugin):
     """Winning subnetworks: a task's weights are the best-scored ones; those of earlier tasks are read, never changed.
 
-    Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. What earlier
-    tasks use is frozen in update space: after every step of the optimizer it has its bits from before the task, under
-    momentum, weight decay or Adam alike. When the task ends, weights outside its mask return to their bits before it.
+    Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. Weights of
+    earlier tasks are frozen in update space: after every step of the optimizer they have their bits from before the
+    task, also under momentum, weight decay or Adam. When the task ends, weights outside its mask return to their old bits.
 
     Args:
         masks: settings of learning which weights a task uses.
@@ -248,7 +248,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Go to the step that is kept, fix the mask, and return every entry outside it to its bits before the task."""
+        """Restore the best step, fix the mask, and return every entry outside it to its bits before the task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         self._look_at_the_others(strategy)
@@ -272,7 +272,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _look_at_the_others(self, strategy: Strategy) -> None:
-        """Drop what came out of a task that was unlearned in the middle of this one."""
+        """Drop scores of a task unlearned in the middle of this one."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
@@ -288,7 +288,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self.model_of(strategy).open_subnet()
 
     def after_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check, behind the task's first forward, that the backbone keeps nothing that tasks would share."""
+        """Check after the task's first forward that the backbone keeps no state shared by tasks."""
         if strategy.clock.train_exp_iterations == 0:
             self.refuse_shared_state(strategy)
 
@@ -300,7 +300,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Take back what earlier tasks use, step the scores."""
+        """Restore weights of earlier tasks, step the scores."""
         now: SubnetTask = self.in_training
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.hold_back(self.model_of(strategy))

@@ -1,14 +1,11 @@
-"""Rehearsals: the first steps of a training, taken twice before it begins, must leave the same bits both times.
+"""First steps of a training, taken twice before it begins and put back; their bits tell two trainings apart.
 
-A claim needs trainings that are functions of the seed, the task and what a task can see. Nobody can list what else may
-have a memory: a data set with a generator of its own, a hook of the optimizer, a loss over a global counter. So it is
-tried out. Between the two rehearsals, and behind the second one, all is put back that a new task or its seed sets
-anyway. What still differs then has a memory beside them. What the first steps leave also tells two trainings apart,
-whatever it is by that they differ.
+Between the two, and after the second, everything is restored that a new task or its seed sets anyway. If the bits still
+differ, the training has a memory of its own, and no other run may share its states.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -22,15 +19,16 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from avalanche_amnesia.benchmarks.data import TaskError, unpacked
 from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.optimizers import copied
 from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, listens_to_training
+from avalanche_amnesia.training.host.parts_of_tasks import set_attributes
 from avalanche_amnesia.training.host.rollback import Contents, go_back, is_ours, of_anybody
 from avalanche_amnesia.training.host.states import before_loading
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.unlearning.assumptions import hooks_of
 
 Seen = Sequence[Mapping[str, int | str]]
 """Step by step: name of a tensor → hash of a sample or the loss, sum of the bits of a tensor of the model."""
@@ -42,7 +40,6 @@ class Rehearsal:
 
     reason: str | None  # why the training is not repeatable, or could not begin; None: no memory showed
     seen: Seen = ()
-    reads_weights: bool = False  # the loss depends on weights by another way than the model's outputs
 
 
 def rehearse_task(strategy: Strategy, experience: Any, steps: int, **options: Any) -> Rehearsal:
@@ -108,8 +105,6 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
     # Plugins of others do not take part, nor do metrics and loggers: they see one training.
     try:
         with _put_back(strategy):
-            if _changing_samples(strategy, steps):
-                return Rehearsal(f"{_NOT_REPEATABLE} its data set gave other samples the second time")
             beginning = _Beginning(strategy)
             loader = _FirstBatches(strategy.dataloader, steps)
             watch, again = (_rehearsed(strategy, beginning, loader, kwargs) for _ in range(2))
@@ -120,19 +115,7 @@ def rehearse(strategy: Strategy, steps: int, **kwargs: Any) -> Rehearsal:
         return Rehearsal(
             f"the training could not be rehearsed without plugins of others: {type(fault).__name__}: {fault}"
         )
-    return Rehearsal(_difference(watch.seen, again.seen), watch.seen, watch.reads_weights)
-
-
-def try_single(strategy: Strategy, **kwargs: Any) -> None:
-    """Take a step on one sample of the first mini-batch, and put all back; a TaskError if the model can't."""
-    try:
-        with _put_back(strategy):
-            single = [[part[:1] for part in unpacked(next(iter(strategy.dataloader)))]]
-            _rehearsed(strategy, _Beginning(strategy), single, kwargs)
-    except TaskError:
-        raise
-    except Exception:  # the training itself raises it again
-        return
+    return Rehearsal(_difference(watch.seen, again.seen), watch.seen)
 
 
 _NOT_REPEATABLE = "the training is not repeatable:"
@@ -159,34 +142,8 @@ def _put_back(strategy: Strategy) -> Iterator[None]:
         set_attributes(strategy, attributes)
 
 
-def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
-    """Hooks of a model, its parameters, optimizer and loss, and functions in place of their methods, by name."""
-    model = strategy.model
-    parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
-    for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
-        kinds = {name: getattr(part, name, None) for name in _OF_PARAMETERS} | getattr(part, "__dict__", {})
-        for name, value in kinds.items():
-            if name.endswith("_hooks") and isinstance(value, dict) and value:
-                yield f"{path}.{name}", list(value.values())
-            elif name in _METHODS and callable(value):
-                yield f"{path}.{name}", [value]
-
-
-_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_METHODS = ("step", "zero_grad", "forward", "__call__")
-"""Methods in whose place a function may stand."""
-
-
 class _UndoneError(Exception):
     """A training was given up in its rehearsal, for the error that caused this one."""
-
-
-def _changing_samples(strategy: Strategy, steps: int) -> bool:
-    """Tell whether an experience that offers its samples as tensors makes other ones when it is asked twice."""
-    made = getattr(strategy.experience, "tensors_at", None)
-    n = min(len(strategy.experience.dataset), steps * strategy.train_mb_size)
-    first, second = (None if made is None else made(torch.arange(n)) for _ in range(2))
-    return first is not None and second is not None and bit_sums(first) != bit_sums(second)
 
 
 def _difference(first: Seen, second: Seen) -> str | None:
@@ -250,19 +207,6 @@ class _Watch(SupervisedPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[dict[str, int | str]] = []
-        self.reads_weights = False
-
-    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Look whether the loss reached weights of the backbone by another way than the model's outputs."""
-        weights = {id(parameter) for parameter in getattr(strategy.model, "backbone", strategy.model).parameters()}
-        found = {getattr(output, "grad_fn", None) for output in tree_leaves(strategy.mb_output)}
-        todo = [getattr(strategy.loss, "grad_fn", None)]
-        while todo and not self.reads_weights:
-            node = todo.pop()
-            if node is not None and node not in found:
-                found.add(node)
-                self.reads_weights = id(getattr(node, "variable", None)) in weights
-                todo += [other for other, _ in node.next_functions]
 
     @torch.no_grad()
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -276,14 +220,6 @@ _MAKERS = ("avalanche.", "torch.", "avalanche_amnesia.")
 """Packages of loaders that are made for one task."""
 _OF_A_STEP = ("plugins", "_listeners", "dataloader", "mbatch", "mb_output", "loss", "rollback_point")
 """Attributes of a strategy that the host sets in every step, or a rehearsal; others may be a subclass's memory."""
-
-
-def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
-    """Give a strategy the attributes that it had, and take away those (of some names) that it did not have."""
-    vars(strategy).update(attributes)  # at once: an interruption leaves all plugins, or those of the rehearsal
-    for name in list(vars(strategy)) if names is None else names:
-        if name not in attributes:
-            vars(strategy).pop(name, None)
 
 
 class _Beginning:

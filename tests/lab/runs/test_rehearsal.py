@@ -1,0 +1,45 @@
+"""Looking at the first steps of a training, for its key in a store, changes no bit of that training."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from support.strategies import DIGITS, ConvNet, amnesiac, make
+from support.strategy_state import bits
+
+from avalanche_amnesia import WSN, DisjointSubnets
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.lab.runs.rehearsal import look_at_task, rehearse_task
+
+METHODS = {
+    "shadows": lambda: amnesiac(compensation=BackupPlugin(start="before")),
+    "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin(start="fresh")),
+    "repair": lambda: amnesiac(repair=RepairPlugin()),
+    "random rule": lambda: amnesiac(adjustment="random", optimizer="momentum"),
+    "partitions": lambda: make(DisjointSubnets),
+    "WSN": lambda: make(WSN, optimizer="momentum"),
+    "PALL": lambda: make(PALL),
+    "CLPU-DER++": lambda: make(CLPUDERpp),
+    "separate networks": lambda: make(Independent),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_rehearsal_changes_no_bit(method):
+    lives = []
+    for rehearsed in (True, False):
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)  # noqa: NPY002
+        strategy = METHODS[method]()
+        for experience in DIGITS.train_stream[:2]:
+            if rehearsed:
+                assert rehearse_task(strategy, experience, 3).reason is None
+                assert look_at_task(strategy, experience, 3).reason is None
+            strategy.train(experience)
+        drawn = [torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
+        learned = bits(strategy.model)
+        strategy.unlearn([0])
+        lives.append([learned, bits(strategy.model), drawn, vars(strategy.clock).copy()])
+    assert lives[0] == lives[1]
