@@ -47,7 +47,6 @@ class OptimizerTraits(NamedTuple):
     """Traits of an optimizer with the settings that it has now; False where nothing is known."""
 
     entrywise: bool  # every entry moves by its own gradients, whatever the others hold
-    all_in_state: bool  # it keeps nothing beside its state, which a new task resets
     skips_frozen: bool  # a parameter without a gradient stays as it is, whatever its decay or momentum
     zero_rests: bool  # an entry whose gradient is 0, and always was, keeps its bits
     linear: bool  # an entry moves by its gradient times one number; it rests whatever came before
@@ -61,7 +60,6 @@ def traits_of(optimizer: Optimizer) -> OptimizerTraits:
     zero_rests = rests is not None and not hooked and all(map(rests, optimizer.param_groups))
     return OptimizerTraits(
         entrywise=kind in _ENTRYWISE and not hooked,
-        all_in_state=of_torch,
         skips_frozen=of_torch and not hooked,
         zero_rests=zero_rests,
         linear=zero_rests and kind is SGD,

@@ -23,7 +23,6 @@ FLOORS = (
     (
         "faces",
         "checks",
-        "typed",
         "strategy",
         "bits",
         "text_table",

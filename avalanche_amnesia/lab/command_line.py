@@ -32,7 +32,7 @@ from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.typed import typed
+from avalanche_amnesia.lab.study.typed import typed
 
 Changes = list[tuple[str, str]]
 """Settings to change: pairs of a dotted name and a value as YAML, given as ``key=value``."""

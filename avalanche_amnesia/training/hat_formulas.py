@@ -27,7 +27,7 @@ def embedding_gradient(of_gate: Tensor, gate: Tensor, scale: float) -> Tensor:
     return torch.ops.aten.sigmoid_backward.default(of_gate, gate).mul_(scale)
 
 
-def compensate_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:
+def rescale_embedding_gradient_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:
     """Undo, in place, what annealing does to the embedding's gradient (HAT, eq. 5).
 
     ``q ← s_max·[cosh(clamp(s·e, ±c)) + 1] / (s·[cosh(e) + 1]) · q``, evaluated as published: the shorter form that

@@ -1,9 +1,9 @@
-"""Faults of a task: its samples, its weights once it is trained, its accuracy, its mask; in words."""
+"""Descriptions of faults of a task: its samples, labels and loss, and its weights after the training."""
 
 import traceback
 from collections.abc import Mapping
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +19,13 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
 
-_MOST_SAMPLES = 256
-_NEAR_CHANCE, _LITTLE = 0.1, 0.5
-"""Of the way from guessing the most frequent class to no error at all: hardly anything, and too little for a task."""
-_FEW_UNITS = 0.05
-"""Of a layer's units; fewer that are free are called hardly any."""
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
 _FEW_SAMPLES = 64
-_ByLayer = Mapping[str, Tensor]
 
 
 def fault_of_inputs(x: Any) -> str | None:
-    """Number of samples that hold NaN or infinity, and the index of the first, in words."""
+    """Describe samples with NaN or infinity: how many, and the index of the first; None: all are finite."""
     for part in tree_leaves(x):
         if isinstance(part, Tensor) and part.is_floating_point() and not bool(part.isfinite().all()):
             return _not_finite((~part.reshape(len(part), -1).isfinite().all(1)).nonzero()[:, 0], len(part))
@@ -39,14 +33,14 @@ def fault_of_inputs(x: Any) -> str | None:
 
 
 def fault_in_memory(experience: Any) -> str | None:
-    """As :func:`fault_of_inputs`, of all samples of a task that lie in memory, before any transform."""
+    """Return :func:`fault_of_inputs` for a task's samples in memory, before transforms."""
     find = getattr(experience, "not_finite", None)
     where = None if find is None else find()
     return None if where is None or not len(where) else _not_finite(where, len(experience.dataset))
 
 
 def fault_of_task(experience: Any) -> str | None:
-    """As :func:`fault_of_inputs`, of all samples of a task, as an evaluation sees them: reads each of them."""
+    """Return :func:`fault_of_inputs` for all samples of a task under evaluation transforms; read each of them."""
     with preserved_rng():
         x, _ = task_data(experience)
     return fault_of_inputs(x)
@@ -58,14 +52,7 @@ def _not_finite(where: Tensor, n: int) -> str:
 
 
 def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | None:
-    """Labels that a loss does not take, or that a cross-entropy over so many classes has no class for."""
-    name = type(criterion).__name__
-    if isinstance(criterion, _OF_NUMBERS) and isinstance(logits, Tensor) and logits.shape != labels.shape:
-        return (
-            f"criterion={name} gets logits {_of(logits)} and labels {_of(labels)}, and compares numbers of one shape: "
-            f"tasks are classified, with torch.nn.CrossEntropyLoss(); or criterion=lambda logits, y: {name}()(logits, "
-            "torch.nn.functional.one_hot(y, logits.shape[1]).to(logits.dtype))"
-        )
+    """Describe labels outside of the head's classes, or class weights that do not fit; None: all fit."""
     if not isinstance(criterion, nn.CrossEntropyLoss) or labels.dim() != 1 or labels.is_floating_point():
         return None
     taken = labels[labels != criterion.ignore_index]
@@ -88,7 +75,7 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
 
 
 def fault_of_single(strategy: Strategy, error: Exception) -> str | None:
-    """A mini-batch of one sample under batch normalisation, in words."""
+    """Describe a mini-batch of one sample under batch normalisation; None for any other error."""
     model: Any = strategy.model
     if len(strategy.mb_x) != 1 or not model.training or "more than 1 value per channel" not in str(error):
         return None
@@ -103,7 +90,7 @@ def fault_of_single(strategy: Strategy, error: Exception) -> str | None:
 
 
 def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: Any) -> str | None:
-    """Samples that a model can't run on, or features that no head can read, in words; None: neither is to blame."""
+    """Describe samples that the model can't process, or features that its heads can't read; None: neither."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
     unlike = _unlike_features(x, model, task_labels)
@@ -146,7 +133,7 @@ def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
 
 
 def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
-    """Output of a backbone that runs and returns no features for a head, in words."""
+    """Describe features of a shape that no head can read; None if the shape fits or the backbone fails."""
     try:
         with preserved_rng(), evaluating(model):
             features = model.features(x, task_labels)
@@ -161,7 +148,7 @@ def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
 
 
 def fault_of_loss(criterion: Any, loss: Any, labels: Any, logits: Any, error: Exception | None = None) -> str | None:
-    """Fault of a loss of logits and labels: it raised an error, or is no number that learns."""
+    """Describe a loss that raises an error, is no single number, or has no gradient; None: none of these."""
     if isinstance(error, torch.OutOfMemoryError):
         return None
     name = type(criterion).__name__ if isinstance(criterion, nn.Module) else getattr(criterion, "__name__", "the loss")
@@ -176,12 +163,8 @@ def fault_of_loss(criterion: Any, loss: Any, labels: Any, logits: Any, error: Ex
     return None
 
 
-_OF_NUMBERS = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
-"""Losses that compare numbers, and broadcast them where their shapes differ."""
-
-
 def fault_of_batch(batch: Any) -> str | None:
-    """Fault of a mini-batch that does not hold inputs, labels and task labels."""
+    """Describe a mini-batch without inputs, labels or task labels; None: it has them."""
     if len(batch) < 3:
         return f"its loader gives mini-batches of {len(batch)} parts: inputs, labels and task labels are needed"
     x, labels = batch[0], batch[1]
@@ -196,7 +179,7 @@ def fault_of_batch(batch: Any) -> str | None:
 
 
 def fault_of_loading(data: Any, error: Exception) -> str | None:
-    """Samples that can't be put together into one mini-batch; None where something else failed."""
+    """Describe samples that can't be collated into a mini-batch; None for any other error."""
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     if not frames or not frames[-1].endswith(_COLLATING):
         return None
@@ -209,7 +192,7 @@ def fault_of_loading(data: Any, error: Exception) -> str | None:
 
 
 _COLLATING = ("torch/utils/data/_utils/collate.py", "avalanche/benchmarks/utils/collate_functions.py")
-"""Files that put samples together."""
+"""Files that collate samples."""
 
 
 def _of(thing: Any) -> str:
@@ -221,12 +204,12 @@ def _first_line(error: Exception) -> str:
 
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Samples ``(n, …)`` of the task that a strategy has just trained, and their labels ``(n,)``."""
+    """Return samples ``(n, …)`` of the task just trained, and their labels ``(n,)``."""
     return samples_at(strategy, drawn_positions(strategy, most, seed))
 
 
 def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
-    """Positions of samples drawn from those of the task that a strategy has just trained, in order."""
+    """Draw positions of samples of the task just trained; sorted."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))
@@ -234,7 +217,7 @@ def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
 
 
 def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Some of these samples, and their labels."""
+    """Return the samples at some positions, and their labels."""
     experience, loader = strategy.experience, strategy.dataloader
     held = loader.samples_of(experience) if isinstance(loader, TensorBatches) else None
     if held is None:
@@ -244,10 +227,9 @@ def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
-    """Reason, in words, why a task's network is of no use; None where all is well."""
-    # Weights may be finite and absurd. Where features or logits overflow float32 when squared, every later task that
-    # reads its units is lost too: losses are, variances and distances, and no head can be fitted. This task is to
-    # blame.
+    """Return why the trained task has diverged, or None."""
+    # Weights may be finite and still useless: if features or logits overflow float32 when squared, losses, variances
+    # and fitted heads of every later task that reads these units fail too.
     own = (parameter for module in model.task_modules(task) for parameter in module.parameters())
     touched = (*model.parameters(recurse=False), *model.backbone.parameters(), *own)  # other tasks' were put back
     if not all(bool(parameter.isfinite().all()) for parameter in touched):
@@ -267,7 +249,7 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
 
 
 def input_of(model: nn.Module, x: Any) -> Any:
-    """Samples on a model's device, numbers in its type."""
+    """Return samples on the model's device, floating-point numbers in its dtype."""
     like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
 
@@ -290,72 +272,4 @@ def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> s
 
 
 class MaskWarning(RuntimeWarning):
-    """A task learned little, or its head or mask is probably wrong; given once each in a run."""
-
-
-class Learned(NamedTuple):
-    """Accuracy on a task's own training samples, and that of guessing its most frequent class."""
-
-    task: int
-    accuracy: float
-    guess: float
-
-    @property
-    def share(self) -> float:
-        """Of the way from guessing to no error at all."""
-        return (self.accuracy - self.guess) / (1 - self.guess) if self.guess < 1 else 1.0
-
-    @property
-    def is_little(self) -> bool:
-        """Return True if the task learned less than expected."""
-        return self.share < _LITTLE
-
-    def __str__(self) -> str:
-        return f"task {self.task} ends with an accuracy of {self.accuracy:.3f} on its own training samples"
-
-
-def learned(model: TaskMaskedModel, strategy: Strategy, task: int, seed: int) -> Learned | None:
-    """Accuracy on a task's training samples; None where its network can't read them without plugins."""
-    try:
-        with preserved_rng():
-            x, labels = training_samples(strategy, _MOST_SAMPLES, seed)
-        with evaluating(model):
-            logits = torch.cat([model(part, task) for part in input_of(model, x).split(64)])
-        hits = logits.argmax(1).cpu() == labels
-        return Learned(task, float(hits.double().mean()), float(labels.bincount().max()) / len(labels))
-    except Exception:  # samples that a plugin prepares, targets that are no classes: a check must lose no task
-        return None
-
-
-def near_chance(found: Learned) -> str | None:
-    """Warning for a task whose training samples are classified hardly better than by its most frequent class."""
-    if found.share > _NEAR_CHANCE:
-        return None
-    return (
-        f"{found}, where its most frequent class alone makes {found.guess:.3f}: it has hardly learned. More epochs, "
-        "another learning rate, or masks that open more"
-    )
-
-
-def closed_layers(found: Learned, mask: _ByLayer, min_units: int) -> str | None:
-    """Return a warning that names layers in which a weak task's mask has only the minimum of units."""
-    opened = {name: int(units.sum()) for name, units in mask.items()}
-    least = {name: n for name, n in opened.items() if n <= min_units < len(mask[name])}
-    if not least:
-        return None
-    return (
-        f"{found}, and its mask has closed layers {least} down to min_units={min_units}: little gets through. Wider "
-        "layers, a larger budget, or under a regulariser a smaller sparsity_weight or budget='even'"
-    )
-
-
-def full_layers(found: Learned, free: _ByLayer) -> str | None:
-    """Return a warning that names layers in which earlier tasks left a weak task hardly any free unit."""
-    short = {name: int(units.sum()) for name, units in free.items() if units.sum() < _FEW_UNITS * len(units)}
-    if not short:
-        return None
-    left = ", ".join(f"{n} of {len(free[name])} in {name!r}" for name, n in short.items())
-    return (
-        f"{found}, and other tasks left hardly any units free: {left}. Wider layers, a larger sparsity_weight or "
-        "budget='even', or unlearning, give more"
-    )
+    """A task was not trained, or its head could not be fitted; each text is given once in a run."""

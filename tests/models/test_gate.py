@@ -14,7 +14,7 @@ from avalanche_amnesia import HAT, MLP, AdaHAT, AmnesiacHAT, MaskedModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models.gate import EVERY, FAR, MASKS, SHUT, ComputedUnits, EntriesOfMasks
-from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
+from avalanche_amnesia.training.hat_formulas import embedding_gradient, rescale_embedding_gradient_
 from avalanche_amnesia.unit_graph import graph as unit_graph
 from avalanche_amnesia.unit_graph import masking
 
@@ -68,11 +68,11 @@ def test_the_loss_would_not_move_the_embedding_of_a_unit_that_is_left_out(scale)
     exponent = -torch.linspace(FAR, 6 * scale, 200).clamp_min(FAR)
     e = exponent / scale
     gradient = embedding_gradient(torch.ones_like(e), exponent.sigmoid(), scale)
-    compensate_(gradient, e, scale, 400.0, 50.0)
+    rescale_embedding_gradient_(gradient, e, scale, 400.0, 50.0)
     assert float(gradient.abs().max()) < 1e-12
     near = torch.tensor([-1.0 / scale])
     open_gradient = embedding_gradient(torch.ones(1), (near * scale).sigmoid(), scale)
-    compensate_(open_gradient, near, scale, 400.0, 50.0)
+    rescale_embedding_gradient_(open_gradient, near, scale, 400.0, 50.0)
     assert float(open_gradient) > 1
 
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from avalanche_amnesia.training.hat_formulas import (
     SparsityRegulariser,
-    compensate_,
     embedding_gradient,
     initial_embedding,
     mask_scale,
+    rescale_embedding_gradient_,
 )
 
 
@@ -46,7 +46,7 @@ def test_compensation_equals_the_published_formula(scale, entries, clamp):
         argument = min(max(scale * value, -clamp), clamp)
         expected.append(400 * (math.cosh(argument) + 1) / (scale * (math.cosh(value) + 1)) * gradient)
     kept = e.clone()
-    compensate_(q, e, scale, 400.0, clamp)
+    rescale_embedding_gradient_(q, e, scale, 400.0, clamp)
     assert torch.allclose(q.double(), torch.tensor(expected, dtype=torch.float64), rtol=1e-3, atol=1e-20)
     assert torch.equal(e, kept)
 
@@ -56,14 +56,14 @@ def test_compensation_of_the_gate_is_the_gradient_at_full_scale_free_of_annealin
     for scale in (0.01, 1.0, 7.0):
         gate = torch.sigmoid(scale * e)
         q = embedding_gradient(torch.ones_like(e), gate, scale)
-        compensate_(q, e, scale, 400.0, 50.0)
+        rescale_embedding_gradient_(q, e, scale, 400.0, 50.0)
         assert torch.allclose(q, 400 * torch.sigmoid(e) * (1 - torch.sigmoid(e)))  # s_max · σ'(e), FINDINGS A
 
 
 def test_a_saturated_gate_passes_no_gradient_in_float32():
     e = torch.tensor([0.1, 1.0, 6.0])
     q = embedding_gradient(torch.ones(3), torch.sigmoid(400 * e), 400.0)
-    compensate_(q, e, 400.0, 400.0, 50.0)
+    rescale_embedding_gradient_(q, e, 400.0, 400.0, 50.0)
     assert q.tolist() == [0.0, 0.0, 0.0]
 
 

@@ -15,7 +15,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import gate
 from avalanche_amnesia.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
-from avalanche_amnesia.training.hat_formulas import compensate_, embedding_gradient
+from avalanche_amnesia.training.hat_formulas import embedding_gradient, rescale_embedding_gradient_
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 from benchmarks.subnormals import SubnormalWatch
@@ -109,7 +109,7 @@ def test_the_embedding_of_a_shut_unit_gets_the_gradient_of_the_exact_gate():
             exact = torch.sigmoid(plugin.in_training.scale * model.embedding.detach())
             of_gate = model.gate.gradient() + plugin.in_training.regulariser.gradient(exact)
             expected = embedding_gradient(of_gate, exact, plugin.in_training.scale)
-            compensate_(expected, model.embedding.detach(), plugin.in_training.scale, 400.0, 50.0)
+            rescale_embedding_gradient_(expected, model.embedding.detach(), plugin.in_training.scale, 400.0, 50.0)
             assert torch.equal(model.embedding.grad, expected)
             self.shut += int(((exact < gate.SHUT) & (expected.abs() > 1e-12)).sum())
 

@@ -1,13 +1,10 @@
 """Warnings about masks and what they leave for tasks to come."""
 
 import warnings
-from dataclasses import replace
-from functools import partial
 
 import pytest
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EarlyStoppingPlugin
-from support import strategies
 from support.small_runs import make
 from support.strategies import DIGITS, amnesiac, learn, mlp, quiet, stock
 from support.strategy_state import bits
@@ -16,62 +13,7 @@ from torch.optim import Adam
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT, HardAttention, MaskWarning, ScoredWeights
-
-WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
-
-
-def run(kind=HAT, *, tasks=3, lr=3e-3, wrap=MaskedModel, **options):
-    """Labels and texts of the warnings of a run, and its strategy."""
-    stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream[:tasks]
-    settings = {"optimizer": partial(Adam, lr=lr), "train_mb_size": 32, "train_epochs": 8, "seed": 3} | options
-    strategy = strategies.make(kind, hidden=(64, 40), features=24, wrap=wrap, torch_seed=3, **settings)
-    told = []
-    for experience in stream:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            strategy.train(experience)
-        told += [(experience.task_label, str(w.message)) for w in caught if w.category is MaskWarning]
-    return told, strategy
-
-
-@pytest.mark.parametrize("options", [{}, {"adjustment": "adahat"}])
-def test_defaults_that_learn_warn_of_nothing(options):
-    assert run(AmnesiacHAT, tasks=5, **options)[0] == []
-
-
-@pytest.mark.parametrize(("kind", "wrap"), [(HAT, MaskedModel), (AmnesiacHAT, MaskedModel), (WSN, SubnetModel)])
-def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
-    options = {
-        HAT: {},
-        AmnesiacHAT: {"masks": replace(EVEN_BUDGET, fit_head=False)},
-        WSN: {"masks": ScoredWeights(score_lr=1e-7, fit_head=False)},
-    }[kind]
-    told, _ = run(kind, wrap=wrap, lr=1e-7, train_epochs=2, **options)
-    told = [(task, text) for task, text in told if "hardly learned" in text]
-    assert [task for task, _ in told] == [0]
-    assert told[0][1].startswith("task 0 ends with an accuracy of 0.")
-
-
-def test_layers_at_their_fewest_units_are_named_with_the_mend():
-    told, strategy = run(
-        masks=HardAttention(sparsity_weight=80.0, embedding_lr=0.5, min_units=2), tasks=1, train_epochs=20
-    )
-    least = {name: int(units.sum()) for name, units in strategy.model.masks[0].items()}
-    closed = {name: n for name, n in least.items() if n <= 2}
-    assert closed
-    text = next(text for _, text in told if "has closed layers" in text)
-    assert str(closed) in text
-    assert "min_units=2" in text
-    assert "budget='even'" in text
-
-
-def test_a_task_that_found_no_room_is_told_so_where_it_learned_little():
-    told, strategy = run(masks=HardAttention(embedding_init="ones", annealing="cosine"), train_epochs=1, tasks=2)
-    assert all(bool(units.all()) for units in strategy.model.masks[0].values())
-    ((task, text),) = [each for each in told if "hardly any units free" in each[1]]
-    assert task == 1
-    assert all(f"0 of {width} in '{name}'" in text for name, width in WIDTHS.items())
+from avalanche_amnesia.training import HAT, WSN, HardAttention, MaskWarning
 
 
 def test_a_task_may_take_every_unit():
@@ -87,29 +29,6 @@ def test_a_task_may_take_every_unit():
         warnings.simplefilter("error", MaskWarning)
         strategy.train(stream[1])
         assert bool(model.cumulative_mask().all())
-
-
-def test_tasks_that_learn_without_a_free_unit_are_told_nothing():
-    told, strategy = run(AmnesiacHAT, masks=replace(EVEN_BUDGET, budget=1.0), tasks=3)
-    used = strategy.model.by_layer(strategy.model.cumulative_mask([0, 1]))
-    assert any(bool(units.all()) for units in used.values())
-    assert told == []
-
-
-def test_where_warnings_are_errors_the_task_is_finished_all_the_same():
-    stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream
-    options = {"optimizer": partial(Adam, lr=1e-7), "masks": replace(EVEN_BUDGET, fit_head=False)}
-    strategy = strategies.make(hidden=(64, 40), features=24, train_mb_size=1, train_epochs=1, **options)
-    model = strategy.model
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", MaskWarning)
-        with pytest.raises(MaskWarning, match="hardly learned"):
-            strategy.train(stream[0])
-        assert model.tasks == (0,)
-        strategy.train(stream[1])  # once each
-    assert model.tasks == (0, 1)
-    strategy.unlearn([0])
-    assert model.tasks == (1,)
 
 
 MAKERS = {

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 
 import pytest
-from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import ReplayPlugin
 from support.strategies import DIGITS, PRICED, ConvNet, amnesiac, mlp, trained
 from support.strategy_state import bits, unlearning_plugin

@@ -144,7 +144,7 @@ def test_what_stands_in_the_place_of_a_forgotten_sample_is_not_read():
     blank.samples.base[blank.samples.index[list(IDS)]] = float("nan")
     strategy = learned(disjoint())
     before = fingerprint(strategy)
-    with pytest.raises(RequestError, match="again with all of its samples .reproduce=False leaves that out.: task 1: 4 of"):
+    with pytest.raises(RequestError, match=r"again with all of its samples .*: task 1: 4 of"):
         strategy.unlearn(task=1, samples=IDS, data=blank)
     assert fingerprint(strategy) == before
     assert strategy.unlearn(task=1, samples=IDS, data=blank, reproduce=False).claim == "conditional"

@@ -1,6 +1,5 @@
 """Claims: whatever could make the state another one than the reference's is a reason, in words."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,7 +14,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia import DisjointSubnets, UnlearningRequest, with_unlearning
-from avalanche_amnesia.training import EVEN_BUDGET
 from avalanche_amnesia.unlearning.claims import TamperedError
 
 pools = partial(make, DisjointSubnets, train_epochs=1)

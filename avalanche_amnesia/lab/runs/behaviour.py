@@ -71,8 +71,10 @@ def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[
     reached = [thing for _, thing in reachable(list(roots), skip=skip, enter=of_anybody)]
     functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
     stack: list[Any] = [*functions, *{type(thing) for thing in (*roots, *reached)}]
-    objects = [thing for thing in reached if not _is_installed(type(thing))]
-    numbers = ((thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (int, float))
+    objects = [thing for thing in reached if type(thing).__module__.partition(".")[0] not in _HOSTS]
+    numbers = (
+        (thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (bool, int, float, str)
+    )
     lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
     seen = {id(thing): thing for thing in skip}  # an id is a name only as long as its object lives
     while stack:

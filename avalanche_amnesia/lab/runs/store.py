@@ -24,7 +24,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.lab.runs.behaviour import facts_of, script_code
-from avalanche_amnesia.lab.runs.rehearsal import look_at_task, rehearse_task
+from avalanche_amnesia.lab.runs.first_batches import NotRepeatableError, first_batches
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_state, write_state, writing
 from avalanche_amnesia.saving.values import StateError
@@ -66,8 +66,8 @@ class RunStore:
     """A directory of states, one per training or unlearning, shared by all runs, references and processes.
 
     The key of a state is a hash of the state before it and of the step: the strategy as it was built (method, settings,
-    initial weights, seed), versions of the packages, the task's first mini-batches and requests, and what the first
-    steps of the run's first task leave. A state is written as a whole or not at all, under a lock of the file system
+    initial weights, seed), versions of the packages, code and values of the user's parts, and the task's samples, first
+    mini-batches and requests. A state is written as a whole or not at all, under a lock of the file system
     (``fcntl``), so that several processes compute none twice.
 
     It holds models that know every task. To erase one, prune it (:meth:`prune`).
@@ -233,7 +233,7 @@ class StoredRun:
         self._fresh: Any = None
         self._path: list[_Step] = []
         self._seconds: dict[str, float] = {}
-        self._data: dict[tuple[int, str, bool], tuple[Any, str]] = {}
+        self._data: dict[tuple[int, str], tuple[Any, str]] = {}
         self.computed = 0
         try:
             self._fresh = deepcopy(encoded_state(strategy))  # its tensors are the strategy's own
@@ -335,28 +335,26 @@ class StoredRun:
         return keys
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
-        told, first = _told(options), parent == self._root
-        which = id(experience), repr(told), first
+        told = _told(options)
+        which = id(experience), repr(told)
         if self.stored and which not in self._data:
-            data = [*_facts_of_data(experience), *self._rehearsed(experience, first, options)]
+            data = [*_facts_of_data(experience), *self._first_batches(experience, options)]
             self._data[which] = experience, _digest(data)
         if not self.stored:
             return os.urandom(16).hex()
         step = {"train": int(experience.task_label), "data": self._data[which][1], "options": told}
         return _digest([parent, step])
 
-    def _rehearsed(self, experience: Any, first: bool, options: Mapping[str, Any]) -> list[Any]:
-        """First mini-batches of a training, and what is learned from them where it is the run's first one."""
+    def _first_batches(self, experience: Any, options: Mapping[str, Any]) -> list[Any]:
+        """Return hashes of a training's first mini-batches; share nothing more if they are not repeatable."""
         self._leave_if_changed()
         if not self.stored:
             return []
-        if first and self._held != self._root:
-            self._go_to_root()
-        look = rehearse_task if first else look_at_task
-        rehearsal = look(self._strategy, experience, _STEPS, **options)
-        if rehearsal.reason is not None:
-            self._leave(rehearsal.reason)
-        return list(rehearsal.seen)
+        try:
+            return first_batches(self._strategy, experience, _STEPS, **options)
+        except NotRepeatableError as error:
+            self._leave(str(error))
+            return []
 
     def _go(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
         self._leave_if_changed()

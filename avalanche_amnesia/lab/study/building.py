@@ -35,6 +35,7 @@ from avalanche_amnesia.lab.study.settings import (
     TrainingSettings,
     named,
 )
+from avalanche_amnesia.lab.study.typed import is_of, shown
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
 from avalanche_amnesia.training import (
@@ -49,7 +50,6 @@ from avalanche_amnesia.training import (
 )
 from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
-from avalanche_amnesia.typed import is_of, shown
 
 OWN: dict[str, type] = {
     "AmnesiacHAT": AmnesiacHAT,

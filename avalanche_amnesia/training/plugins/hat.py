@@ -15,16 +15,16 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     SparsityRegulariser,
-    compensate_,
     embedding_gradient,
     initial_embedding,
     mask_scale,
+    rescale_embedding_gradient_,
     strongest_units,
     units_within,
 )
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
-from avalanche_amnesia.training.task_faults import Learned, closed_layers, full_layers, training_samples
+from avalanche_amnesia.training.task_faults import training_samples
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, measured, rule_of
 
@@ -220,20 +220,10 @@ class HATPlugin(TaskMaskPlugin):
         # After the commit: statistics of the committed weights, through the fixed mask.
         now.statistics.retake(model.task_parts(now.task), lambda x: model.features(x, now.task))
         model.finish_task()
-        found = self.settle_head(strategy, now.task)
+        self.settle_head(strategy, now.task)
         if self.rule.measure is not None:
             samples = training_samples(strategy, _MEASURED, derive_seed(self.seed, "importance", now.task))
             model.keep_importance(now.task, measured(self.rule.measure, model, now.task, *samples))
-        if found is not None and found.is_little:
-            self._look_at_mask(found, model)
-
-    def _look_at_mask(self, found: Learned, model: MaskedModel) -> None:
-        """Store possible causes for a task that learned little."""
-        now: HATTask = self.in_training
-        mask = model.by_layer(model.binary_mask(now.task))
-        self.notice("closed", closed_layers(found, mask, self.masks.min_units))
-        used = model.cumulative_mask(other for other in model.masked_tasks if other != now.task)
-        self.notice("full", full_layers(found, model.by_layer(~used)))
 
     # Around a step --------------------------------------------------------------------------------------------
 
@@ -273,7 +263,9 @@ class HATPlugin(TaskMaskPlugin):
             return
         of_gate = self.model_of(strategy).gate.gradient().add_(now.regulariser.gradient(gate))
         embedding.grad = embedding_gradient(of_gate, gate, now.scale)
-        compensate_(embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp)
+        rescale_embedding_gradient_(
+            embedding.grad, embedding, now.scale, self.masks.s_max, self.masks.compensation_clamp
+        )
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:

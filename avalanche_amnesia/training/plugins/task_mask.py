@@ -19,11 +19,8 @@ from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.task_faults import (
-    Learned,
     MaskWarning,
     fault_of_task,
-    learned,
-    near_chance,
     unmoved,
     what_diverged,
 )
@@ -92,8 +89,8 @@ class TaskEndPlugin(SupervisedPlugin):
             self.noticed.add(about)
             self.notices.append(text)
 
-    def settle_head(self, strategy: Strategy, task: int) -> Learned | None:
-        """Fit the head of a finished task if enabled, and measure how well the task was learned."""
+    def settle_head(self, strategy: Strategy, task: int) -> None:
+        """Fit the head of a finished task if enabled."""
         self.unsure = None
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
@@ -103,10 +100,6 @@ class TaskEndPlugin(SupervisedPlugin):
                 self.unsure = fit_trained_head(strategy, task, derive_seed(self.seed, "head", task))
             except FitError as error:
                 self.notice("head", f"task {task} keeps the head that it was trained with: {error}")
-        found = learned(strategy.model, strategy, task, derive_seed(self.seed, "accuracy", task))
-        if found is not None:
-            self.notice("chance", near_chance(found))
-        return found
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
         """Undo the training and raise an error if a task's network has diverged."""

@@ -136,7 +136,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. Weights of
     earlier tasks are frozen in update space: after every step of the optimizer they have their bits from before the
-    task, also under momentum, weight decay or Adam. When the task ends, weights outside its mask return to their old bits.
+    task, also under momentum, weight decay or Adam. When the task ends, weights outside its mask are restored.
 
     Args:
         masks: settings of learning which weights a task uses.
@@ -227,7 +227,7 @@ class SubnetPlugin(TaskMaskPlugin):
         now: SubnetTask = self.in_training
         if self.masks.keep == "last":
             return
-        self._look_at_the_others(strategy)
+        self._drop_unlearned_scores(strategy)
         score = now.holdout.score(strategy)
         if now.best is None or score > now.best[0]:
             now.best = (
@@ -251,7 +251,7 @@ class SubnetPlugin(TaskMaskPlugin):
         """Restore the best step, fix the mask, and return every entry outside it to its bits before the task."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
-        self._look_at_the_others(strategy)
+        self._drop_unlearned_scores(strategy)
         if now.best is not None:
             for name, value in self._state(model).items():
                 value.copy_(now.best[1][name])
@@ -271,7 +271,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     # Around a step --------------------------------------------------------------------------------------------
 
-    def _look_at_the_others(self, strategy: Strategy) -> None:
+    def _drop_unlearned_scores(self, strategy: Strategy) -> None:
         """Drop scores of a task unlearned in the middle of this one."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
@@ -284,7 +284,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose the best-scored weights for this step."""
-        self._look_at_the_others(strategy)
+        self._drop_unlearned_scores(strategy)
         self.model_of(strategy).open_subnet()
 
     def after_forward(self, strategy: Strategy, **kwargs: Any) -> None:

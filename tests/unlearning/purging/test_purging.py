@@ -11,8 +11,8 @@ from support.strategy_state import fingerprint, frozen, unlearning_plugin
 from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.lab.runs.behaviour import memory_of
+from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import reachable
 from avalanche_amnesia.training.host import find_plugin
 

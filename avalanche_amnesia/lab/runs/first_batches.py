@@ -1,0 +1,61 @@
+"""First mini-batches of a training, for its key in a store; the training and its data do not change."""
+
+import warnings
+from itertools import islice
+from typing import Any
+
+from avalanche.training.templates import SupervisedTemplate
+from avalanche.training.utils import trigger_plugins
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from avalanche_amnesia.bits import tensor_hash
+from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.listening import dispatch_to
+from avalanche_amnesia.training.host.parts_of_tasks import set_attributes
+from avalanche_amnesia.training.host.rollback import Contents, of_anybody
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+
+
+class NotRepeatableError(Exception):
+    """The first mini-batches differ when they are read twice, or can't be read without the user's plugins."""
+
+
+def first_batches(strategy: Strategy, experience: Any, steps: int, **options: Any) -> list[list[str]]:
+    """Return hashes of all tensors in the first mini-batches of a training; read them twice, and restore the data."""
+    host: Any = strategy  # its methods of a training are not public
+    plugins = [plugin for plugin in strategy.plugins if isinstance(plugin, SeedingPlugin)]
+    attributes, seeding = dict(vars(strategy)), Contents(plugins, [strategy])
+    data = Contents([experience], [strategy], of_anybody)  # a data set may count its calls
+    with preserved_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the training itself warns
+        try:
+            dispatch_to(strategy, plugins)
+            vars(strategy).update(experience=experience, is_training=True, _stop_training=False)
+            host._before_train_dataset_adaptation(**options)
+            SupervisedTemplate.train_dataset_adaptation(host)  # Cumulative's own adds earlier data
+            host.make_train_dataloader(**options)
+            trigger_plugins(strategy, "before_training_exp", **options)
+            random = rng_state()
+            first, second = (_read(strategy, steps, random) for _ in range(2))
+        except Exception as error:  # any error that refuses the task; the training itself raises it again
+            raise NotRepeatableError(
+                f"the training could not begin without plugins of others: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            seeding.go_back()
+            data.go_back()
+            set_attributes(strategy, attributes)
+    other = next((at for at, pair in enumerate(zip(first, second, strict=True), 1) if pair[0] != pair[1]), None)
+    if other is not None:
+        raise NotRepeatableError(
+            f"the training is not repeatable: its data gave another mini-batch in step {other} the second time"
+        )
+    return first
+
+
+def _read(strategy: Strategy, steps: int, random: Any) -> list[list[str]]:
+    set_rng_state(random)
+    batches = islice(strategy.dataloader, steps)
+    return [[tensor_hash(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)] for batch in batches]
