@@ -200,7 +200,9 @@ def test_settings_from_python_are_checked_alike():
 def test_what_there_is_is_listed_and_the_pages_have_it(capsys):
     assert main(["list"]) == 0
     told, readme = capsys.readouterr().out, (ROOT / "README.md").read_text()
-    methods, streams = [(ROOT / "docs" / f"{name}.md").read_text() for name in ("command_line", "benchmarks_and_requests")]
+    methods, streams = [
+        (ROOT / "docs" / f"{name}.md").read_text() for name in ("command_line", "benchmarks_and_requests")
+    ]
     for names in (kinds.METHODS, kinds.STREAMS, kinds.NETWORKS, kinds.SCENARIOS):
         assert f"| {', '.join(names)} |" in readme
         for name, line in names.items():
