@@ -1,7 +1,7 @@
 """Library networks that ``MaskedModel`` was tried on: operations, what masks cover, or why not.
 
-``python -m experiments.tried_networks`` writes the table of ``docs/tried_networks.md`` to standard output. Weights are
-random. Networks of timm and transformers are left out where the library is not installed.
+``python -m experiments.tried_networks`` writes a table to standard output, which ``docs/mask_your_network.md`` sums up.
+Weights are random. Networks of timm and transformers are left out where the library is not installed.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from experiments import shown_tables
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT / "avalanche_amnesia"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-WITHOUT_PYTHON = {"ablations.md", "citations.md", "costs.md", "experiments.md"}
+WITHOUT_PYTHON = {"architecture.md", "citations.md", "concepts.md", "experiments.md"}
 WITH_PYTHON = [name for name in [*PAGES, "first_request.ipynb"] if name not in WITHOUT_PYTHON]
 NOTEBOOK_ENDS = "exact\nall bits equal: True"
 PRINTS = {
@@ -90,7 +90,7 @@ def test_every_experiment_and_scenario_that_pages_show_is_one():
                     if ":" not in scenario.name:
                         make_scenario(scenario, experiment.stream.n_tasks)
                 seen += 1
-    assert seen >= 4
+    assert seen >= 3
 
 
 def test_every_make_target_of_the_pages_exists():
