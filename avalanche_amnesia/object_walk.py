@@ -21,7 +21,7 @@ _LEAVES = (
     *(torch.dtype, torch.device, torch.Size, torch.Generator),
 )
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
-# Classes at which the walk stops: the user's benchmark and the internals of loggers.
+# Attributes and modules at which the walk stops: the user's benchmark and the internals of loggers.
 _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benchmark", "__weakref__"})
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
 
@@ -35,15 +35,15 @@ def reachable(
 ) -> Iterator[tuple[str, object]]:
     """Yield every object reachable from the roots once, with its path.
 
-    Modules, tensors (their gradients too), arrays, mappings, sequences, sets, attributes and slots, partial
-    functions, closures, bound methods and generators are followed. A benchmark's streams, to which an experience leads
-    back, are not: they are the user's own.
+    The walk follows modules, tensors (also their gradients), arrays, mappings, sequences, sets, attributes, slots,
+    partial functions, closures, bound methods and generators. It does not follow an experience to its benchmark's
+    streams because these belong to the user.
     """
     if _is_leaf(root):
-        return  # before the many that are to be skipped are looked through
+        return  # before the loop over ``skip``, which may be long
     seen = {id(thing) for thing in skip}
     stack: list[tuple[str, object]] = [(name, root)]
-    alive = []  # an id is a name only as long as its object lives
+    alive = []  # keeps the objects alive, so that no id is used twice
     while stack:
         path, thing = stack.pop()
         if id(thing) in seen or (beside is not None and thing is not root and thing in beside):
@@ -64,7 +64,7 @@ def _is_leaf(thing: object) -> bool:
     return _is_kind_of_leaf(kind)
 
 
-@cache  # most of what is met is a number or a text, of few types
+@cache  # most objects are numbers and strings of few types
 def _is_kind_of_leaf(kind: type) -> bool:
     return issubclass(kind, _LEAVES)
 
@@ -121,8 +121,8 @@ def memory_of(
 ) -> tuple[tuple[str, str], ...]:
     """Return path and value of every reachable tensor and number; tensors as hashes.
 
-    Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
-    as long as nothing of it has changed.
+    Numbers in attributes, containers, closures and the globals of functions are included. Two calls return the same
+    result as long as none of these values changes.
     """
     found: list[tuple[str, str]] = []
     for path, thing in reachable(root, name, skip, beside=beside):
@@ -144,7 +144,7 @@ def held(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Globals that code names, in functions inside it too, and what it may name of modules among them."""
+    """Yield the globals that code uses, also in nested functions, and the attributes it may use of global modules."""
     for name in code.co_names:
         value = around.get(name)
         if isinstance(value, types.ModuleType):
