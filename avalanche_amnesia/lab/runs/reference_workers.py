@@ -21,10 +21,9 @@ _loaded: tuple[str, Any] = ("", None)
 class ReferenceWorkers:
     """Trains references in worker processes on idle cores; the results are stored in the references' store.
 
-    All objects of a program share one pool of workers. The workers end with the program or after an idle minute.
-    Trainings not yet started are skipped once the references are deleted. If a worker fails, the run trains the
-    missing reference itself and raises the error there. Create one object per
-    :class:`~avalanche_amnesia.evaluation.References`.
+    All objects of a program share one pool of workers, which end with the program or after an idle minute. Once the
+    references are deleted, waiting trainings are skipped. If a worker fails, the run trains the missing reference and
+    raises the error there. Create one object per :class:`~avalanche_amnesia.evaluation.References`.
 
     Args:
         n: number of workers, at least 1.
