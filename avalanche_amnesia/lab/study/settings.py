@@ -156,7 +156,7 @@ class Experiment:
         name: name of the experiment and of its results folder
         methods: name of a table row → a method and its settings
         scenarios: name → request scenario and its settings
-        seeds: seeds; all random draws of a run depend on its seed and the task
+        seeds: one run per seed; all its random draws depend on the seed and the task
         stream: data and tasks
         network: feature extractor
         training: training budget
