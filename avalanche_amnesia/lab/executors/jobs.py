@@ -75,7 +75,7 @@ def run_jobs(
     retries: int = 2,
     on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> dict[str, BaseException]:
-    """Run jobs in their order, each after the jobs that it needs; the failure of one does not stop the rest.
+    """Run jobs in order, each after the jobs that it needs; a failed job does not stop the rest.
 
     Args:
         jobs: jobs with distinct names.

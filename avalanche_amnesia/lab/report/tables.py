@@ -56,7 +56,7 @@ def text(content: Any) -> TableCell:
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return a table of the rows of all runs, after strategy and seed; an empty list if there are no rows."""
+    """Return a table of the rows of all runs, after strategy and seed; an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
