@@ -1,6 +1,6 @@
 """Continual learning that can forget on request, as a plugin package for Avalanche.
 
-A network learns tasks one after another, and a task that was learned can be taken out at any moment::
+A network learns tasks one after another, and any learned task can be unlearned at any moment::
 
     import torch
     from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, SplitDigits
@@ -9,12 +9,12 @@ A network learns tasks one after another, and a task that was learned can be tak
     model = MaskedModel(MLP(64, hidden=(64,), features=32))
     strategy = AmnesiacHAT(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=32)
     strategy.train(stream.train_stream)
-    print(strategy.unlearn([2]))  # what was changed, and whether the result is exact
+    print(strategy.unlearn([2]))  # the changes, and whether the result is exact
     print(strategy.model.tasks)  # (0, 1, 3, 4)
 
-With :class:`DisjointSubnets` over a :class:`DisjointModel` the result is exact, bit for bit, for any network. What is
-not listed here is in the rooms ``training``, ``models``, ``evaluation``, ``benchmarks``, ``isolation``, ``logging``,
-``audit``, ``contrib`` and ``lab``; a name that is not found is told with its place.
+With :class:`DisjointSubnets` over a :class:`DisjointModel` the result is exact, bit for bit, for any network. More
+names are in the subpackages ``training``, ``models``, ``evaluation``, ``benchmarks``, ``isolation``, ``logging``,
+``audit``, ``contrib`` and ``lab``. The error for an unknown name suggests where to import it from.
 """
 
 import lazy_loader
@@ -23,7 +23,7 @@ _, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 
 def __getattr__(name: str) -> object:
-    from avalanche_amnesia.faces import face  # not sooner: an import of the package alone loads nothing of it
+    from avalanche_amnesia.faces import face  # lazy: importing the package must not load its modules
 
     return face(__name__, __file__)[0](name)
 

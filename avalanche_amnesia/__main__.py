@@ -1,10 +1,10 @@
-"""The program ``amnesia``, or ``python -m avalanche_amnesia``: the lab's commands, where the lab is installed."""
+"""Entry point of the commands ``amnesia`` and ``python -m avalanche_amnesia``; needs the extra ``lab``."""
 
 import sys
 
 
 def main() -> int:
-    """Run a command, or say what it needs."""
+    """Run a command, or print which packages are missing."""
     try:
         import avalanche_amnesia.lab  # noqa: F401
     except ImportError as error:

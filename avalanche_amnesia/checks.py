@@ -1,4 +1,4 @@
-"""Checks of arguments, one kind each: an error names the argument, what was given and what is allowed."""
+"""Checks of arguments: each error names the argument, the given value and the allowed values."""
 
 import difflib
 import operator
@@ -12,21 +12,21 @@ T = TypeVar("T")
 
 
 def one_of(name: str, value: object, choices: object) -> None:
-    """Check a choice."""
+    """Raise ValueError unless the value is one of the choices, a ``Literal``."""
     allowed = get_args(choices)
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
-    """Check a number against a lower bound."""
+    """Raise ValueError unless the value is a number above a bound."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value!r}")
 
 
 def within(name: str, value: object, interval: str) -> None:
-    """Check a number against an interval, ``(0, 1]`` say."""
+    """Raise ValueError unless the value is a number in an interval such as ``(0, 1]``."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     number = isinstance(value, Real) and not isinstance(value, bool)
     ends = [end for end, closed in ((low, interval[0] == "["), (high, interval[-1] == "]")) if closed]
@@ -35,14 +35,14 @@ def within(name: str, value: object, interval: str) -> None:
 
 
 def path(name: str, value: object) -> Path:
-    """A path in the file system."""
+    """Return an argument as a ``Path``, or raise TypeError."""
     if not isinstance(value, (str, PathLike)):
         raise TypeError(f"{name} must be the path of a directory (a str or Path), got {value!r}")
     return Path(value)
 
 
 def whole_number(name: str, value: object, least: int | None = 1) -> int:
-    """A whole number as Python's ``int``."""
+    """Return an argument as an ``int``; raise ValueError if it is not an integer or is below ``least``."""
     number = integer(value)
     if number is None or (least is not None and number < least):
         allowed = "an int" if least is None else f"an int of at least {least}"
@@ -51,21 +51,21 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
 
 
 def instance(name: str, value: object, kind: type, way_out: str) -> None:
-    """Check what an argument is."""
+    """Raise TypeError unless the argument is an instance of a class; ``way_out`` ends the message."""
     if not isinstance(value, kind):
         given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
         raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {way_out}")
 
 
 def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
-    """Argument that takes an object of a class, by default one with the default settings."""
+    """Return the given object of a class, or a new one with default settings if None is given."""
     result = kind() if given is None else given
     instance(name, result, kind, way_out)
     return result
 
 
 def optimizer_maker(name: str, value: object) -> None:
-    """Check an argument that makes an optimizer, or is None."""
+    """Raise TypeError unless the argument is None or a function that makes an optimizer."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} must make an optimizer from a list of parameters, got {value!r}: "
@@ -74,10 +74,10 @@ def optimizer_maker(name: str, value: object) -> None:
 
 
 def integer(value: object) -> int | None:
-    """An integer of Python, numpy or torch as Python's ``int``; None for anything else, bools and floats included."""
+    """Return an integer of Python, numpy or torch as an ``int``; return None for all else, also bools and floats."""
     if getattr(value, "ndim", 0) != 0:
         return None
-    if hasattr(value, "item"):  # numpy's and torch's numbers, neither of which is imported here: --help is quick
+    if hasattr(value, "item"):  # a number of numpy or torch; importing either would slow down --help
         value = value.item()
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -86,7 +86,7 @@ def integer(value: object) -> int | None:
 
 
 def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
-    """Integers of Python, numpy or torch as Python's ``int``."""
+    """Return integers of Python, numpy or torch as a tuple of ``int``; raise ValueError for anything else."""
     try:
         given = tuple(values)
     except TypeError:
@@ -99,13 +99,13 @@ def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean 'relearn'?`` where a name that exists is near, else nothing: the end of an error's message."""
+    """Return ``; did you mean 'relearn'?`` if a known name is similar, else an empty string; for error messages."""
     near = difflib.get_close_matches(word, [*known], 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Raise for an option that does not exist."""
+    """Raise TypeError for an unknown option."""
     names = sorted(known)
     for name in given:
         if name not in names:

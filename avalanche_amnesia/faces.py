@@ -1,4 +1,4 @@
-"""Public names of rooms: imported when they are first used; for a name that is none, the nearest one or its place."""
+"""Lazy imports of public names; the error for an unknown name suggests a similar name or the right import."""
 
 import ast
 import functools
@@ -15,14 +15,14 @@ Face = tuple[Callable[[str], object], Callable[[], list[str]], list[str]]
 
 @functools.cache
 def face(room: str, file: str) -> Face:
-    """``__getattr__``, ``__dir__`` and ``__all__`` of a room, by the names in its ``__init__.pyi``, if it has one."""
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a subpackage, with the names of its ``__init__.pyi``."""
     has_names = Path(file).with_suffix(".pyi").exists()
     found, listed, names = lazy_loader.attach_stub(room, file) if has_names else lazy_loader.attach(room)
 
     def __getattr__(name: str) -> object:
         if name in names:
             return found(name)
-        # Python asks ``from room import name`` this way, and replaces an AttributeError by one without words.
+        # ``from room import name`` calls this too, but replaces an AttributeError's message by a generic one.
         asking = sys._getframe(1)
         if asking.f_code.co_name == "__getattr__" and asking.f_back is not None:
             asking = asking.f_back
@@ -49,7 +49,7 @@ def _told(room: str, name: str, names: list[str]) -> str:
 
 
 def _places() -> dict[str, list[str]]:
-    """Public name → the rooms that have it, the nearest to the top first."""
+    """Return, for each public name, the subpackages that export it, those with the shortest path first."""
     root = Path(__file__).parent
     places: dict[str, list[str]] = {}
     for stub in sorted(root.rglob("__init__.pyi"), key=lambda path: (len(path.parts), path)):

@@ -19,7 +19,7 @@ _LEAVES = (
     *(torch.dtype, torch.device, torch.Size, torch.Generator),
 )
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
-# Classes at which the walk stops: the user's benchmark and the internals of loggers.
+# Attributes and modules at which the walk stops: the user's benchmark and the internals of loggers.
 _LEADING_OUT = frozenset({"origin_stream", "_origin_stream", "benchmark", "_benchmark", "__weakref__"})
 _FOREIGN = ("wandb", "threading", "asyncio", "logging", "matplotlib", "_io", "weakref")
 
@@ -33,15 +33,15 @@ def reachable(
 ) -> Iterator[tuple[str, object]]:
     """Yield every object reachable from the roots once, with its path.
 
-    Modules, tensors (their gradients too), arrays, mappings, sequences, sets, attributes and slots, partial
-    functions, closures, bound methods and generators are followed. A benchmark's streams, to which an experience leads
-    back, are not: they are the user's own.
+    The walk follows modules, tensors (also their gradients), arrays, mappings, sequences, sets, attributes, slots,
+    partial functions, closures, bound methods and generators. It does not follow an experience to its benchmark's
+    streams because these belong to the user.
     """
     if _is_leaf(root):
-        return  # before the many that are to be skipped are looked through
+        return  # before the loop over ``skip``, which may be long
     seen = {id(thing) for thing in skip}
     stack: list[tuple[str, object]] = [(name, root)]
-    alive = []  # an id is a name only as long as its object lives
+    alive = []  # keeps the objects alive, so that no id is used twice
     while stack:
         path, thing = stack.pop()
         if id(thing) in seen or (beside is not None and thing is not root and thing in beside):
@@ -62,7 +62,7 @@ def _is_leaf(thing: object) -> bool:
     return _is_kind_of_leaf(kind)
 
 
-@cache  # most of what is met is a number or a text, of few types
+@cache  # most objects are numbers and strings of few types
 def _is_kind_of_leaf(kind: type) -> bool:
     return issubclass(kind, _LEAVES)
 

@@ -1,4 +1,4 @@
-"""Optimizers: what is known of their steps, which of them can train, what they remember, and others beside them."""
+"""Optimizers: traits of their steps, checks before training, copies with the same settings, and faster steps."""
 
 import inspect
 from collections import defaultdict
@@ -26,34 +26,34 @@ from torch.optim import (
 from torch.optim import optimizer as optim
 
 FLUSH_EVERY = 25
-"""Steps between two looks for numbers that are nearly subnormal."""
+"""Steps between two searches for nearly subnormal numbers."""
 FLUSH_BELOW = 2.0**26
-"""Times the smallest normal float, below which numbers are set to 0: halved FLUSH_EVERY times they are still normal."""
+"""Bound for setting numbers to 0, in smallest normal floats: larger ones stay normal when halved FLUSH_EVERY times."""
 
 
-# The table in which a new optimizer is judged ------------------------------------------------------------------------
+# Traits of known optimizers ------------------------------------------------------------------------------------------
 
-# Classes by name, no subclasses: the step of one may divide by a norm, say.
+# Exactly these classes: the step of a subclass may, for example, divide by a norm.
 _ENTRYWISE = frozenset((ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop))
 _ZERO_RESTS: Mapping[type, Callable[[Mapping[str, Any]], bool]] = {
     SGD: lambda group: not group["momentum"] and not group["weight_decay"],
     Adam: lambda group: not group["weight_decay"] and group["eps"] > 0,
     AdamW: lambda group: not group["weight_decay"] and group["eps"] > 0,
 }
-"""Class → whether a group's settings let an entry rest whose gradient is 0, and always was."""
+"""Class → function of a group's settings; True if an entry never changes while all its gradients are 0."""
 
 
 class OptimizerTraits(NamedTuple):
-    """Traits of an optimizer with the settings that it has now; False where nothing is known."""
+    """Traits of an optimizer with its current settings; False if unknown."""
 
-    entrywise: bool  # every entry moves by its own gradients, whatever the others hold
-    skips_frozen: bool  # a parameter without a gradient stays as it is, whatever its decay or momentum
-    zero_rests: bool  # an entry whose gradient is 0, and always was, keeps its bits
-    linear: bool  # an entry moves by its gradient times one number; it rests whatever came before
+    entrywise: bool  # a step changes each entry by its own gradients only
+    skips_frozen: bool  # a parameter without a gradient keeps its value despite decay or momentum
+    zero_rests: bool  # an entry keeps its bits while all its gradients so far are 0
+    linear: bool  # a step adds a multiple of the gradient; a zero gradient changes nothing
 
 
 def traits_of(optimizer: Optimizer) -> OptimizerTraits:
-    """Traits of an optimizer; of its step nothing is known where hooks are called around it."""
+    """Return the traits of an optimizer; those of its step are unknown if the step has hooks."""
     kind = type(optimizer)
     of_torch, hooked = kind.__module__.startswith("torch.optim"), is_hooked(optimizer)
     rests = _ZERO_RESTS.get(kind)
@@ -67,21 +67,21 @@ def traits_of(optimizer: Optimizer) -> OptimizerTraits:
 
 
 def is_hooked(optimizer: Optimizer) -> bool:
-    """Tell whether anything may be done around an optimizer's step: by hooks, or by a function in its place."""
+    """Return True if hooks or a replaced ``step`` method may run code around an optimizer's step."""
     of_torch = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-    hooks = [getattr(optimizer, name, True) for name in of_torch]  # one that wraps another may leave them out
+    hooks = [getattr(optimizer, name, True) for name in of_torch]  # a wrapper may lack these attributes
     if any((*hooks, optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)):
         return True
-    step = vars(optimizer).get("step")  # torch's schedulers put one there too, which only counts steps
+    step = vars(optimizer).get("step")  # torch's schedulers replace it too, but only count steps
     only_counts = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
     return step is not None and not only_counts
 
 
-# The strategy's optimizer, and others beside it ----------------------------------------------------------------------
+# Checks, and optimizers with the same settings -----------------------------------------------------------------------
 
 
 def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
-    """Check that an optimizer can train a model, task after task."""
+    """Raise TypeError or ValueError unless an optimizer can train a model task by task."""
     if not isinstance(optimizer, Optimizer):
         given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
         raise TypeError(f"optimizer must be a torch optimizer, got {given}: Adam(model.parameters(), lr=1e-3)")
@@ -117,7 +117,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
 
 
 def check_sibling(optimizer: Optimizer, option: str) -> None:
-    """Check that an optimizer of the same class and settings can be made for a vector."""
+    """Raise ValueError if no optimizer of the same class and settings can be made for a vector."""
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(
@@ -127,16 +127,16 @@ def check_sibling(optimizer: Optimizer, option: str) -> None:
 
 
 def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
-    """Tell whether another of the same class and settings takes a parameter of so many dimensions."""
+    """Return True if an optimizer of this class, with these settings, accepts a parameter of so many dimensions."""
     try:
         sibling_optimizer(optimizer, [nn.Parameter(torch.zeros((1,) * dimensions))])
-    except Exception:  # whatever the class raises: Muon a ValueError, one that needs more arguments a TypeError
+    except Exception:  # Muon raises ValueError; a class with more required arguments raises TypeError
         return False
     return True
 
 
 def can_begin_anew(optimizer: Optimizer) -> bool:
-    """Tell whether another of the same class and settings steps on without the state that it made when it was built."""
+    """Return True if an optimizer of this class can step after the state from its constructor is cleared."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     other = sibling_optimizer(optimizer, [parameter])
@@ -149,25 +149,25 @@ def can_begin_anew(optimizer: Optimizer) -> bool:
 
 
 def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], **changed: Any) -> Optimizer:
-    """A new optimizer of the same class and settings, over other parameters."""
+    """Return a new optimizer with the same class and settings for other parameters."""
     known = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in {**optimizer.defaults, **changed}.items() if name in known}
     return type(optimizer)(parameters, **settings)
 
 
 def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
-    """Copy of an optimizer's state, which keeps its parameters."""
+    """Return a copy of an optimizer's state; the keys stay the same parameters."""
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 
 
 _OWN_STEPS: Mapping[type, Callable[..., Any]] = {kind: inspect.unwrap(kind.step) for kind in (Adam, AdamW)}
-"""Class → torch's own step, which somebody may replace for all optimizers of the class."""
+"""Class → torch's own step, to detect a replacement for the whole class."""
 
 
 @torch.no_grad()
 def step_by_kernel(optimizer: Optimizer) -> bool:
-    """Step a fused Adam by its kernel alone; False, and nothing done, where torch's own step has more to do."""
-    # What torch does around the kernel takes as long as the step of some thousand numbers.
+    """Step a fused Adam by calling its kernel directly; return False, without a step, if torch's own step is needed."""
+    # For a few thousand entries, torch's own code around the kernel takes as long as the kernel.
     own = _OWN_STEPS.get(type(optimizer))
     if own is None or inspect.unwrap(type(optimizer).step) is not own:
         return False
@@ -204,11 +204,11 @@ def step_by_kernel(optimizer: Optimizer) -> bool:
 
 
 class BareStep:
-    """Step of an optimizer, for where no gradients are recorded, which flushes subnormal numbers too."""
+    """An optimizer's step for use under ``no_grad``; it also sets nearly subnormal numbers to 0."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.steps = optimizer, 0
-        self._step = inspect.unwrap(type(optimizer).step)  # profiling hooks cost more than the step of few numbers
+        self._step = inspect.unwrap(type(optimizer).step)  # without profiling hooks, which are slow for small models
 
     def __call__(self) -> None:
         if not step_by_kernel(self.optimizer):
@@ -217,7 +217,7 @@ class BareStep:
         flush_denormals(self.optimizer, self.steps)
 
     def way_back(self) -> Callable[[], None]:
-        """A function that puts the optimizer's state and the number of steps back to what they are now."""
+        """Return a function that restores the optimizer's state and the number of steps."""
         steps, moments = self.steps, copied(self.optimizer.state)
 
         def go_back() -> None:
@@ -227,16 +227,15 @@ class BareStep:
 
 
 def flushed_below(dtype: torch.dtype) -> float:
-    """Magnitude up to which numbers are cleared; 0 for float16, where useful numbers lie so near the smallest ones."""
+    """Return the bound below which numbers become 0; 0 for float16, because its useful numbers are that small."""
     return 0.0 if dtype == torch.float16 else FLUSH_BELOW * torch.finfo(dtype).tiny
 
 
 def flush_denormals(optimizer: Optimizer, step: int) -> None:
-    """Set, every :data:`FLUSH_EVERY` steps, what is nearly subnormal in parameters and in an optimizer's state to 0."""
-    # Closed units get no gradient for most of an epoch. A momentum of 0.9 falls below the smallest normal float within
-    # 800 steps and stays there; under Adam with weight decay the parameter does so too. Common processors compute
-    # several times as slowly with such numbers. Every entry counts by itself: where in a tensor a unit lies must not
-    # matter.
+    """Set nearly subnormal numbers in parameters and optimizer state to 0, once every :data:`FLUSH_EVERY` steps."""
+    # Closed units get no gradient for most of an epoch. Their momentum of 0.9 falls below the smallest normal float
+    # within 800 steps; under Adam with weight decay the parameter does so too. Common processors compute several times
+    # more slowly with subnormal numbers. Each entry is tested separately: a unit's place in a tensor must not matter.
     if step % FLUSH_EVERY:
         return
     for parameter, state in optimizer.state.items():
@@ -254,11 +253,11 @@ def follow_model(
     fresh: bool,
     begins_as: Callable[[str], str] = str,
 ) -> None:
-    """Make an optimizer step a model's parameters: new ones join it, those that the model lost leave it.
+    """Add a model's new parameters to an optimizer, and remove those that the model no longer has.
 
-    A new one joins the group of the parameter as which it begins (``begins_as`` of its name), or the first group. The
-    host's ``update_optimizer`` knows no place for a new head where there are several groups. What never was a parameter
-    of the model (a criterion's, say) stays.
+    ``begins_as`` maps a new parameter's name to the parameter that provides its initial values: it joins that group, or
+    the first one. Avalanche's ``update_optimizer`` cannot choose among several groups for a new head. Parameters that
+    never belonged to the model (of a criterion, for example) stay.
     """
     here = {id(parameter) for parameter in parameters.values()}
     heirs = {id(old): parameters.get(name) for name, old in known.items() if id(old) not in here}

@@ -1,4 +1,4 @@
-"""Seeds derived from what a draw is for, never from a running global stream."""
+"""Seeds that depend on a draw's purpose, not on the global random generators, and the state of these generators."""
 
 import hashlib
 import random
@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
-    """A 63-bit seed that depends on ``seed`` and on the draw's purpose only."""
+    """Return a 63-bit seed that depends only on ``seed`` and on the draw's purpose."""
     text = "/".join(str(part) for part in (checks.whole_number("seed", seed, None), *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -22,13 +22,13 @@ RngState = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
 
 
 def rng_state() -> RngState:
-    """State of the global random streams of torch, Python and numpy."""
+    """Return the state of the global random generators of torch, Python and numpy."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()  # noqa: NPY002 - the host draws from it
+    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()  # noqa: NPY002 - Avalanche uses it
 
 
 def set_rng_state(state: RngState) -> None:
-    """Put the global random streams into a state."""
+    """Restore a state of the global random generators."""
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
@@ -37,10 +37,10 @@ def set_rng_state(state: RngState) -> None:
 
 
 def seed_all(seed: int) -> None:
-    """Seed the global random streams."""
+    """Seed the global random generators of torch, Python and numpy."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
-    else:  # the same stream; manual_seed would keep the caller's stack for devices that may come, at every call
+    else:  # same numbers; manual_seed would store the caller's stack at every call, for devices initialized later
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
@@ -48,7 +48,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Leave the global random streams of torch, Python and numpy as they were."""
+    """Restore the global random generators of torch, Python and numpy at the end of the block."""
     state = rng_state()
     try:
         yield

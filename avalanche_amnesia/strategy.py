@@ -1,4 +1,4 @@
-"""The host strategy as a type, what this package uses of Avalanche's supervised template; autocast around it."""
+"""Type of Avalanche's supervised strategies with the attributes used here, and helpers for autocast."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,12 +9,12 @@ from torch.optim import Optimizer
 
 
 class Strategy(Protocol):
-    """A supervised strategy of Avalanche, of this package or a stock one; attributes are documented there."""
+    """A supervised strategy of Avalanche or of this package; Avalanche documents the attributes."""
 
-    # Models are of several kinds, and Avalanche carries no annotations: these parts stay unchecked.
+    # ``Any`` because there are several kinds of models and Avalanche has no annotations.
     model: Any
     optimizer: Optimizer
-    optimized_param_id: dict[str, Any] | None  # parameter name → parameter, as the optimizer has them
+    optimized_param_id: dict[str, Any] | None  # name → parameter in the optimizer
     plugins: list[Any]
     evaluator: Any
     clock: Any
@@ -32,32 +32,32 @@ class Strategy(Protocol):
     train_mb_size: int
     train_epochs: int
     eval_mb_size: int
-    rollback_point: Any  # where to go back to while a task is being finished; this package's
+    rollback_point: Any  # set by this package: state to restore if the end of a task's training fails
     _criterion: Any
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Train on experiences, one after the other."""
+        """Train on experiences one by one."""
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Train on all mini-batches of the loader."""
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
-        """Evaluate on experiences; returns the last value of every metric."""
+        """Evaluate on experiences and return the last value of every metric."""
 
 
 Autocast = tuple[tuple[str, torch.dtype], ...]
-"""Kinds of device, and the type to which autocast turns numbers there."""
+"""Pairs of a device type and the dtype that autocast uses there."""
 
 
 def autocast_now() -> Autocast:
-    """Kinds of device on which autocast is on."""
+    """Return the device types with autocast enabled, and their dtypes."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 @contextmanager
 def autocast(to: Autocast) -> Iterator[None]:
-    """Autocast as given, and off everywhere else."""
+    """Enable autocast for the given device types only."""
     now = autocast_now()
     if to == now:
         yield

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows under a head, in columns of one width each."""
+    """Return a table with aligned columns as text."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = [[f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)] for row in (head, *rows)]
     lines.insert(1, ["─" * width for width in widths])

@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Transaction:
-    """Changes in a ``with`` block that are undone in reverse order unless :meth:`commit` was called.
+    """Context manager that undoes its changes in reverse order unless :meth:`commit` is called.
 
-    Each undo step is registered before its change, so an interruption between the two does no harm.
+    Each undo step is registered before its change, so an interruption between the two is safe.
     """
 
     def __init__(self) -> None:

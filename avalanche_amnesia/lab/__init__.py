@@ -1,11 +1,11 @@
-"""Studies: the run store, sweeps, executors, the report and the command line."""
+"""Run and compare experiments: run store, sweeps, executors, report and command line (extra ``lab``)."""
 
 from importlib.util import find_spec
 
 from avalanche_amnesia.faces import face
 
 NEEDS = ("cloudpickle", "filelock", "jinja2", "loky", "markupsafe", "shtab", "yaml")
-"""Modules of the packages that only the extra ``lab`` brings for certain."""
+"""Modules that only the extra ``lab`` is guaranteed to install."""
 
 _missing = [name for name in NEEDS if find_spec(name) is None]
 if _missing:

@@ -1,9 +1,9 @@
 """The command line: each command (``amnesia demo``, ``run``, ``sweep`` …) is a function.
 
 Positional parameters are arguments of the command, keyword-only parameters are its options. Types come from the
-signature, help texts from the docstring or from :data:`COMMON_HELP`. The parser is the standard library's argparse,
-because importing jsonargparse takes .3 s and Typer .08 s, and ``--help`` must not get slower. Avalanche and torch take
-seconds to import, so commands import them when they run.
+signature, help texts from the docstring or from :data:`COMMON_HELP`. The parser is the standard library's argparse
+because ``--help`` must stay fast: importing jsonargparse takes .3 s and Typer .08 s. Avalanche and torch take seconds
+to import, so commands import them only when they run.
 """
 
 import argparse
@@ -59,14 +59,14 @@ def demo(
     epochs: int | None = None,
     store: Path | None = None,
 ) -> None:
-    """The main job: digits, requests, four strategies, and a report.
+    """Run the demo: four strategies learn digits, unlearn tasks on request, and are compared in a report.
 
     Args:
         out: folder for the results
-        data_root: run on MNIST below this folder instead of the embedded digits
-        seed: of everything
-        epochs: per task (20 on digits, 2 on MNIST)
-        store: keep references here; started again, it goes on
+        data_root: use MNIST below this folder instead of the embedded digits
+        seed: seed of all random draws
+        epochs: epochs per task (20 on digits, 2 on MNIST)
+        store: keep references in this folder, to continue after an interruption
     """
     _check_writable({"--out": out, "--store": store})
     _print(
@@ -92,16 +92,16 @@ def run(
     data_root: Path | None = None,
     download: bool = False,
 ) -> None:
-    """One method on one stream with one request scenario: amnesia run FILE key=value …, or --method without a file.
+    """Run one method on one stream with one request scenario: amnesia run FILE key=value …, or --method without FILE.
 
     Args:
-        file: the experiment's YAML file; without one the methods and scenarios are those of amnesia list
-        method: name of a method of the file, by default its first; MODULE:NAME of your own
-        scenario: name of a request scenario of the file, by default its first
-        stream: in place of the file's
-        network: in place of the file's
-        seed: by default the file's first
-        download: let torchvision fetch data that is missing
+        file: the experiment's YAML file; without it, use the method and scenario names of amnesia list
+        method: name of a method in the file (default: its first), or MODULE:NAME of your own
+        scenario: name of a request scenario in the file (default: its first)
+        stream: stream to use instead of the file's
+        network: network to use instead of the file's
+        seed: seed (default: the file's first)
+        download: download missing data with torchvision
     """
     from avalanche_amnesia.lab.study.experiment import changed, folder_of, is_done
 
@@ -155,14 +155,14 @@ def sweep(
     address: str | None = None,
     slurm: str = "{}",
 ) -> int:
-    """All runs of an experiment that are not done: amnesia sweep FILE key=value …
+    """Run all unfinished runs of an experiment: amnesia sweep FILE key=value …
 
     Args:
-        executor: where jobs run
-        workers: jobs at a time (process: cores; slurm: 64)
+        executor: system that runs the jobs
+        workers: number of jobs at a time (default: all cores; slurm: 64)
         gpus: GPUs of a job; .25: four jobs share one
-        retries: number of times to restart a job whose worker was lost
-        address: of a Ray cluster: auto, ray://HOST:10001
+        retries: number of times to restart a job after its worker was lost
+        address: address of a Ray cluster: auto, ray://HOST:10001
         slurm: submitit parameters: {"timeout_min": 120}
     """
     from avalanche_amnesia.lab.study.experiment import from_yaml
@@ -173,14 +173,14 @@ def sweep(
         return 0
     from avalanche_amnesia.lab.study.building import check_device, check_names
 
-    check_names(missing)  # before a cluster is asked for anything
+    check_names(missing)  # before using the cluster
     where: executors.Executor
     if executor == "ray":
         where = executors.RayExecutor(address, gpus=gpus)
     elif executor == "slurm":
         where = executors.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
-        check_device(missing[0].experiment.training)  # other executors' workers may have what this machine lacks
+        check_device(missing[0].experiment.training)  # remote workers may have other devices
         where = executors.ProcessExecutor(workers, gpus)
     try:
         failed = study.sweep(missing, where, out, store, data_root, retries=retries, on_done=_progress_printer())
@@ -190,13 +190,13 @@ def sweep(
 
 
 def report(folders: list[Path], *, out: Path | None = None, tables: Path | None = None) -> None:
-    """One page: what was forgotten, was it really, what did it cost; or tables.
+    """Write a page about unlearned tasks, traces of them in the models, and costs; or write tables.
 
     Args:
-        folders: with runs (run.jsonl), at any depth; those that differ only in the seed are shown as one
-        out: the page (default: report.html)
-        tables: folder for CSV, Markdown, figures and JSON per seed of all runs of amnesia sweep, in place of the page;
-            such JSON files of others are taken in, too
+        folders: folders with runs (run.jsonl) at any depth; runs that differ only in the seed are shown as one
+        out: file for the page (default: report.html)
+        tables: write CSV, Markdown, figures and JSON per seed to this folder instead of a page; FOLDERS must then be
+            results of amnesia run or sweep, or such JSON files
     """
     if None not in (out, tables):
         raise ValueError("report writes either a page (--out) or tables (--tables): give one of them, then the other")
@@ -232,21 +232,21 @@ def unlearn(
     strict: bool = False,
     json_: bool = False,
 ) -> None:
-    """Unlearn tasks of a saved state, or samples or classes of one.
+    """Unlearn tasks of a saved state, or samples or classes of one task.
 
     Args:
-        state: directory that strategy.save(path) made
-        tasks: labels, from 0
+        state: directory made by strategy.save(path)
+        tasks: labels of tasks to unlearn, from 0
         task: task to train again without --samples and --classes (instead of --tasks)
         samples: positions in the task's training data, from 0
-        classes: labels in the task's training data
-        factory: MODULE:FUNCTION without arguments; returns an untrained strategy built like the saved one
+        classes: class labels in the task's training data
+        factory: MODULE:FUNCTION without arguments; returns an untrained strategy with the saved one's arguments
         benchmark: MODULE:NAME of the benchmark with the data of --task, or of a function that returns it
-        record: JSON file that receives the record
-        out: directory for the new state; by default STATE itself
-        sign: PEM file of the private key that signs the record and the new state
-        public_key: PEM file of the state's signer, to verify it
-        strict: refuse a state that something else has written into
+        record: JSON file for the record of the unlearning
+        out: directory for the new state (default: replace STATE)
+        sign: PEM file of the private key to sign the record and the new state with
+        public_key: PEM file of the state signer's public key, to verify the state
+        strict: refuse a model changed by anything except trainings and unlearnings
     """
     if (tasks is None) == (task is None) or (task is None) != (samples is None and classes is None):
         raise ValueError("unlearn needs one of --tasks TASK … and --task TASK with --samples, --classes or both")
@@ -277,7 +277,7 @@ def unlearn(
         done = unlearning.unlearn(strategy, task=task, **asked)
     text = done.to_json() if key is None else done.sign(key)
     record.parent.mkdir(parents=True, exist_ok=True)
-    with saving.replacing(record) as part:  # where no record can be written, no task goes
+    with saving.replacing(record) as part:  # no unlearning is saved without its record
         part.write_text(text + "\n")
         training.save_state(strategy, into, key)
     told = outcome_in_words(done, into, state)
@@ -286,11 +286,11 @@ def unlearn(
 
 
 def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None, json_: bool = False) -> int:
-    """Check a record's signature, and a saved state against a record.
+    """Verify the signature of a record, and compare a saved state with a record.
 
     Args:
         record: JSON file of the unlearning, signed or not
-        public_key: PEM file of the signer of the record, and of the state
+        public_key: PEM file of the public key of the record's signer, and of the state's
         state: saved state to compare with the record
     """
     read = _read_record(record, public_key)
@@ -302,7 +302,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         told.append(f"state: not as the unlearning left it; {len(differ)} tensors differ: {some}")
     elif differ is not None:
         told.append(f"state: all {len(read.after)} tensors are as the unlearning left them")
-    signed = None if public_key is None else True  # another signature is an error
+    signed = None if public_key is None else True  # a wrong signature raises an error
     found = {"told": told, "signed": signed, "state_as_left": None if differ is None else not differ, "differ": differ}
     _print(json.dumps(found) if json_ else "\n".join(told))
     return 1 if differ else 0
@@ -335,7 +335,7 @@ def plan(
     data_root: Path | None = None,
     json_: bool = False,
 ) -> None:
-    """Plan of a sweep: what it would train, what is there, how long it takes. Runs nothing."""
+    """Print the plan of a sweep without running it: trainings, stored results, and estimated time."""
     missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store, quiet=json_)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
@@ -343,11 +343,11 @@ def plan(
 
 
 def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = False) -> None:
-    """Plan of a script's run through a store: what it would train, what is there, how long it takes. Runs nothing.
+    """Print the plan of a script's run with a store, without running it: trainings, stored results, estimated time.
 
     Args:
         store: directory of RunStore(path)
-        factory: MODULE:FUNCTION, make_strategy of the references
+        factory: MODULE:FUNCTION that builds strategies, make_strategy of the references
         benchmark: MODULE:NAME of the benchmark, or of a function that returns it
     """
     make, stream = named(factory, "--factory"), _load_benchmark(benchmark)
@@ -377,12 +377,12 @@ def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None
 
 
 def sync(folders: list[Path], *, project: str | None = None, mode: Literal["online", "offline"] | None = None) -> int:
-    """Send runs of JSON lines to W&B.
+    """Send runs logged as JSON lines to W&B.
 
     Args:
-        folders: of a run, or of runs at any depth
-        project: W&B project for all of them (default: the one each run names)
-        mode: offline: make W&B's offline runs of them (default: WANDB_MODE, else online if a key is configured)
+        folders: folders that contain runs at any depth
+        project: W&B project for all runs (default: the project named in each run)
+        mode: online, or offline: write offline runs of W&B (default: WANDB_MODE, else online if a key is configured)
     """
     outcomes = logging.sync(folders, project=project, mode=mode)
     for outcome in outcomes:
@@ -391,7 +391,7 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
 
 
 def list_() -> None:
-    """Methods, streams, networks, request scenarios and metrics, a line each."""
+    """List methods, streams, networks, request scenarios and metrics, one line each."""
     from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
     from avalanche_amnesia.lab.study.settings import METHODS, NETWORKS, SCENARIOS, STREAMS
 
@@ -437,7 +437,7 @@ COMMANDS: Any = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command."""
+    """Run a command and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("WANDB_SILENT", "true")
     options: dict[str, Any] = {}
@@ -448,7 +448,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         is_ours = type(error).__module__.startswith("avalanche_amnesia.")
         if not is_ours and not isinstance(error, (OSError, ValueError, TypeError, ImportError)):
-            raise  # of a script or a library: the place where it comes from is what helps
+            raise  # show the traceback for errors of the user's code or of libraries
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
     except KeyboardInterrupt:
@@ -463,7 +463,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Parser that raises ValueError with one line of text, which :func:`main` prints."""
+    """Parser that raises ValueError with a one-line message for :func:`main` to print."""
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(r"^argument (\S+): invalid (\w+) value: (.*)", r"\1 must be \2, got \3", message)
@@ -574,11 +574,11 @@ def _docstring_parts(thing: Any) -> tuple[str, dict[str, str]]:
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
 
 
-# What commands share ------------------------------------------------------------------------------------------
+# Helpers of several commands ----------------------------------------------------------------------------------
 
 
 def _check_writable(folders: dict[str, Path | None], files: dict[str, Path] | None = None) -> None:
-    """Raise ValueError if a folder or file named by an option cannot be written."""
+    """Raise ValueError if an option names a folder or file that cannot be written."""
     for option, file in (files or {}).items():
         if file.is_dir():
             raise ValueError(f"{option} {file} is a folder: name a file")
@@ -591,7 +591,7 @@ def _check_writable(folders: dict[str, Path | None], files: dict[str, Path] | No
         if not there.is_dir():
             raise ValueError(f"{option} {folder}: {there} is a file; name a folder")
         try:
-            folder.mkdir(parents=True, exist_ok=True)  # permissions don't tell of every file system
+            folder.mkdir(parents=True, exist_ok=True)  # permissions alone may mislead
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise ValueError(f"{option} {folder}: nothing can be written there ({error}); name another") from error
@@ -690,7 +690,7 @@ def _progress_printer() -> Callable[[Any], None]:
 
     def tell(done: Any) -> None:
         ends.append(time.monotonic())
-        # Before the first end lies the start of the workers.
+        # The time until the first end includes the start of the workers.
         each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0] - begun
         if done.error is not None:
             result = f"failed: {type(done.error).__name__}: {done.error}"

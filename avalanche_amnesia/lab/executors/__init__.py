@@ -1,4 +1,4 @@
-"""Jobs that wait for each other, on processes of this machine, a Ray cluster or Slurm."""
+"""Run dependent jobs in local processes, on a Ray cluster or with Slurm."""
 
 from avalanche_amnesia.faces import face
 

@@ -1,4 +1,4 @@
-"""Clusters: Ray, or Ray on this machine, and Slurm, through submitit."""
+"""Executors for clusters: Ray, and Slurm through submitit."""
 
 import logging
 import os
@@ -13,16 +13,16 @@ from avalanche_amnesia import checks
 
 
 class RayExecutor:
-    """Workers of a Ray cluster; Ray places them by cores and shares of GPUs, and repeats calls of lost ones itself.
+    """Runs jobs on a Ray cluster; Ray places workers by cores and GPU fractions, and repeats calls of lost workers.
 
     Args:
-        address: of a running cluster, such as ``auto`` or ``ray://head:10001``; None: Ray's own choice
-            (RAY_ADDRESS, else only this machine).
-        gpus: GPUs, or a share of one, that a job takes.
+        address: address of a running cluster, such as ``auto`` or ``ray://head:10001``; None: RAY_ADDRESS if set, else
+            only this machine.
+        gpus: number of GPUs per job, or a fraction of one.
 
     Raises:
-        ImportError: where Ray is not installed.
-        ConnectionError: where there is no cluster at the address.
+        ImportError: Ray is not installed.
+        ConnectionError: there is no cluster at the address.
     """
 
     def __init__(self, address: str | None = None, *, gpus: float = 0) -> None:
@@ -31,7 +31,7 @@ class RayExecutor:
         except ImportError as error:
             raise ImportError('Ray is not installed: pip install "avalanche-amnesia[ray]"') from error
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        self.workers: int | None = None  # Ray knows how many fit
+        self.workers: int | None = None  # Ray decides
         self._ray = ray
         self._remote = cache(lambda function: ray.remote(function).options(num_cpus=1, num_gpus=gpus))  # sent once
         self._owned = not ray.is_initialized()
@@ -39,36 +39,36 @@ class RayExecutor:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Ask a worker for a call."""
+        """Submit a call to a worker."""
         future: Future[Any] = self._remote(function).remote(*arguments).future()
         return future
 
     def lost(self, error: BaseException) -> bool:
-        """True where worker or node ended, or memory ran out, more often than Ray repeats a call by itself."""
+        """Return True if a worker, its node or its memory failed more often than Ray repeats a call."""
         of_ray = self._ray.exceptions
         kinds = (of_ray.WorkerCrashedError, of_ray.NodeDiedError, of_ray.OutOfMemoryError, of_ray.ObjectLostError)
         return isinstance(error, kinds)
 
     def close(self) -> None:
-        """Leave the cluster, which ends what this program still runs there."""
+        """Disconnect from the cluster, which ends this program's running jobs."""
         if self._owned:
             self._ray.shutdown()
 
 
 class SlurmExecutor:
-    """Jobs in Slurm's queue (submitit); the program that asked must stay alive, on the login node for instance.
+    """Runs jobs in Slurm's queue (submitit); the submitting program must stay alive, for example on the login node.
 
     Args:
-        logs: folder of submitit's files, which all nodes reach.
-        workers: how many jobs lie in the queue at a time.
-        gpus: GPUs of a job: whole ones; for shares give Slurm's own options (``slurm_gres: shard:1``).
-        parameters: of ``submitit.AutoExecutor.update_parameters``: ``timeout_min``, ``mem_gb``, ``slurm_partition`` …
-        cluster: ``local``: processes of this machine instead of Slurm's, to try things out.
+        logs: folder for submitit's files, on a file system that all nodes share.
+        workers: maximum number of jobs in the queue.
+        gpus: whole GPUs per job; for fractions use Slurm's own options (``slurm_gres: shard:1``).
+        parameters: for ``submitit.AutoExecutor.update_parameters``: ``timeout_min``, ``mem_gb``, ``slurm_partition`` …
+        cluster: ``local`` runs the jobs in processes of this machine, for trials.
 
     Raises:
-        ImportError: where submitit is not installed.
-        ValueError: for a share of a GPU.
-        FileNotFoundError: where there is no Slurm.
+        ImportError: submitit is not installed.
+        ValueError: ``gpus`` is a fraction.
+        FileNotFoundError: Slurm is not installed here.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class SlurmExecutor:
         self._jobs: list[Any] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Put a call into the queue, once there are fewer than ``workers`` in it."""
+        """Put a call into the queue as soon as it has fewer than ``workers`` jobs."""
         return self._waiting.submit(self._call, function, arguments)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -112,12 +112,12 @@ class SlurmExecutor:
         return job.result()
 
     def lost(self, error: BaseException) -> bool:
-        """True where a job ended without a result and without an error of its own."""
+        """Return True if a job ended without a result and without an error of its own."""
         utils = self._submitit.core.utils
         return isinstance(error, utils.UncompletedJobError) and not isinstance(error, utils.FailedJobError)
 
     def close(self) -> None:
-        """Take out of the queue what still lies there, and end what runs."""
+        """Cancel waiting and running jobs."""
         self._waiting.shutdown(wait=False, cancel_futures=True)
         for job in self._jobs:
             if not job.done():

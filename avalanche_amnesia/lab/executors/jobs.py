@@ -1,4 +1,4 @@
-"""Jobs that wait for others, on any executor in the shape of ``concurrent.futures``."""
+"""Run jobs in the order of their dependencies, on any executor with the interface of ``concurrent.futures``."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,13 +11,13 @@ from avalanche_amnesia import checks
 
 @dataclass(frozen=True)
 class Job:
-    """A call that a worker makes.
+    """A function call for a worker.
 
     Attributes:
-        name: of its own.
-        function: of a module that workers can import.
-        arguments: what it is called with; files among them lie where workers reach them.
-        needs: names of jobs that must be done before.
+        name: unique name.
+        function: function in a module that workers can import.
+        arguments: positional arguments; workers must be able to open files named here.
+        needs: names of jobs that must finish first.
     """
 
     name: str
@@ -31,11 +31,11 @@ class JobDone:
     """Outcome of a job.
 
     Attributes:
-        job: that ended.
-        result: what its function returned.
-        error: that ended it; None: it went well.
-        n_done: jobs that ended by now.
-        n_jobs: of all.
+        job: the finished job.
+        result: return value of its function.
+        error: exception of its function; None if it succeeded.
+        n_done: number of jobs finished so far.
+        n_jobs: number of all jobs.
     """
 
     job: Job
@@ -46,26 +46,26 @@ class JobDone:
 
 
 class NeedFailedError(RuntimeError):
-    """A job was not begun, as one that it needs failed."""
+    """Error for a job that never started because a job that it needs failed."""
 
 
 class Executor(Protocol):
     """Runner of jobs.
 
     Attributes:
-        workers: jobs that it is given at a time, so that those which come first in the list are done first; None: all.
+        workers: maximum number of jobs submitted at a time, so that jobs run in their order; None: no maximum.
     """
 
     workers: int | None
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Ask a worker for a call."""
+        """Submit a call to a worker."""
 
     def lost(self, error: BaseException) -> bool:
-        """Tell whether an error says that a worker was lost, and nothing about the call."""
+        """Return True if an error means that the worker was lost, not that the call failed."""
 
     def close(self) -> None:
-        """End what still runs, and free what the executor holds."""
+        """End running jobs and free all resources."""
 
 
 def run_jobs(
@@ -75,19 +75,19 @@ def run_jobs(
     retries: int = 2,
     on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> dict[str, BaseException]:
-    """Run jobs, each when those are done that it needs, in their order; where one fails, the others go on.
+    """Run jobs in order, each after the jobs that it needs; a failed job does not stop the rest.
 
     Args:
-        jobs: of distinct names.
-        executor: where they run; it stays open.
-        retries: how often a job is begun again whose worker was lost, at least 0.
+        jobs: jobs with distinct names.
+        executor: runs the jobs; it is not closed.
+        retries: how often a job is restarted after its worker was lost, at least 0.
         on_done: called when a job ends.
 
     Returns:
-        Job → the error that ended it; a job whose needs failed has a :class:`NeedFailedError`.
+        Name of each failed job → its error; :class:`NeedFailedError` if a job that it needs failed.
 
     Raises:
-        ValueError: for two jobs of one name, a need that is no job, or jobs that wait for each other.
+        ValueError: two jobs have one name, a needed job is missing, or jobs wait for each other.
     """
     retries = checks.whole_number("retries", retries, 0)
     waiting = {job.name: job for job in jobs}
@@ -118,7 +118,7 @@ def run_jobs(
             else:
                 begin(job)
         some = wait(running, return_when=FIRST_COMPLETED).done if running else ()
-        for future in [future for future in running if future in some]:  # in the order in which they were begun
+        for future in [future for future in running if future in some]:  # in order of submission
             job, error = running.pop(future), future.exception()
             if error is not None and executor.lost(error) and begun[job.name] <= retries:
                 begin(job)

@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Executor that runs jobs in local processes."""
 
 import multiprocessing
 import os
@@ -16,14 +16,14 @@ from avalanche_amnesia import checks
 
 
 class ProcessExecutor:
-    """Processes of this machine (loky's); where one is lost, new ones take their place.
+    """Runs jobs in local processes (loky); if a process is lost, all are replaced.
 
     Args:
-        workers: how many; None: one per core, or as many as fit on the GPUs.
-        gpus: share of a GPU that a job takes, in (0, 1]; 0: none. Processes are dealt out over the GPUs in turn.
+        workers: number of processes; None: one per core, or as many as fit on the GPUs.
+        gpus: fraction of a GPU per job, in (0, 1]; 0: none. Processes are distributed over the GPUs in turn.
 
     Raises:
-        ValueError: for a value that is not allowed, or where there is no GPU.
+        ValueError: a value is not allowed, or there is no GPU.
     """
 
     def __init__(self, workers: int | None = None, gpus: float = 0) -> None:
@@ -38,26 +38,26 @@ class ProcessExecutor:
         self.workers: int | None = fit if workers is None else checks.whole_number("workers", workers)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Ask a process for a call."""
+        """Submit a call to a process."""
         future: Future[Any] = worker_processes(self.workers, self._n_gpus).submit(function, *arguments)
         return future
 
     def lost(self, error: BaseException) -> bool:
-        """True where a process ended before its call did."""
+        """Return True if a process ended before its call returned."""
         return isinstance(error, BrokenExecutor)
 
     def close(self) -> None:
-        """Kill the processes: a store holds whole states only."""
+        """Kill the processes; this is safe because a store contains complete states only."""
         worker_processes(self.workers, self._n_gpus).shutdown(wait=True, kill_workers=True)
 
 
 def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
-    """The processes that run, which end with the program, after an idle minute, or where they broke: then new ones."""
+    """Return the running pool of processes, or a new one after an idle minute or a crash."""
     return loky.get_reusable_executor(n, timeout=60, initializer=_begin, initargs=(n_gpus, os.getpid()))
 
 
 def _begin(n_gpus: int, program: int) -> None:
-    """Leave Ctrl-C to the program that asked, end with it, and show each process one GPU."""
+    """Prepare a process: ignore Ctrl-C, end with the main program, and make one GPU visible."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(program,), daemon=True).start()
     if n_gpus:
@@ -67,8 +67,8 @@ def _begin(n_gpus: int, program: int) -> None:
 
 
 def _end_with(program: int) -> None:
-    """End this process once the program that asked has: one that was killed could tell it nothing."""
-    # Linux could send a signal (PR_SET_PDEATHSIG), but sends it when the thread ends that began the process.
-    while os.getppid() == program:  # an orphan gets another parent
+    """End this process after the main program has ended, even if the main program was killed."""
+    # Linux can signal the death of a parent (PR_SET_PDEATHSIG), but does so when the thread that forked ends.
+    while os.getppid() == program:  # an orphan gets a new parent
         time.sleep(1)
     os._exit(1)

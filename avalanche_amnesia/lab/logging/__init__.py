@@ -1,4 +1,4 @@
-"""Runs as JSON lines, sent to W&B later, and figures of whole runs."""
+"""Log runs as JSON lines, and send them to W&B later."""
 
 from avalanche_amnesia.faces import face
 

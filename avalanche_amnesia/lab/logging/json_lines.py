@@ -1,8 +1,8 @@
-"""Logger that writes a run as JSON lines, with no other process; `amnesia sync` sends such runs to W&B.
+"""Logger that writes a run as JSON lines without a second process; `amnesia sync` sends such runs to W&B.
 
-A run is a folder: `run.jsonl`, of which each line is one JSON object with its `kind`, and beside it `media/` (PNG) and
-`records/` (JSON). Lines are appended whole and flushed; a run that was killed leaves what it has logged. At most its
-last line is cut: readers leave it out.
+A run is a folder with `run.jsonl`, `media/` (PNG) and `records/` (JSON). Each line of `run.jsonl` is a JSON object with
+a `kind`. Lines are appended whole and flushed, so a killed run keeps its log. At most the last line is incomplete;
+readers ignore it.
 """
 
 import json
@@ -24,11 +24,11 @@ from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, Run
 from avalanche_amnesia.saving.files import replace_file, writing
 
 _FILES = {"media": "png", "records": "json"}
-"""Folder beside the log → ending of its files."""
+"""Folder for files of a run → extension of these files."""
 
 
 class JSONWriter(RunWriter):
-    """Writes to a run's folder, behind what is there."""
+    """Appends to the log in a run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,15 +37,15 @@ class JSONWriter(RunWriter):
         self._n = {kind: sum(1 for _ in folder.glob(f"{kind}/*.{ending}")) for kind, ending in _FILES.items()}
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add a line of settings, which count where no earlier line says otherwise."""
+        """Add a line of settings; settings of earlier lines take precedence."""
         self._append("settings", settings=settings, name=name)
 
     def define(self, metric: str, axis: str) -> None:
-        """Add a line that names the axis."""
+        """Add a line that names the axis of a metric."""
         self._append("metric", metric=metric, axis=axis)
 
     def log(self, row: Mapping[str, Payload]) -> None:
-        """Add a row; its pictures are files before it is there."""
+        """Add a row of values, after saving its pictures to files."""
         self._append("row", time=round(time.time(), 3), values={name: self._as_json(v) for name, v in row.items()})
 
     def note(self, texts: Mapping[str, str]) -> None:
@@ -53,15 +53,15 @@ class JSONWriter(RunWriter):
         self._append("texts", texts=dict(texts))
 
     def keep(self, record: UnlearningRecord) -> None:
-        """Save a record to a file of its own."""
+        """Save a record to a new file, and add a line with its path."""
         self._append("record", path=self._saved("records", record))
 
     def use(self, record: UnlearningRecord) -> None:
-        """Save the record that this run is about; it is the input of the run once that is sent to W&B."""
+        """Save the record that this run examines; at W&B it becomes the input of the run."""
         self._append("input", path=self._saved("records", record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
-        """Add a line: values so far of these tasks are not in the summary."""
+        """Add a line that removes earlier values of these tasks from the summary."""
         self._append("forget", tasks=list(tasks))
 
     def finish(self, exit_code: int) -> None:
@@ -71,12 +71,12 @@ class JSONWriter(RunWriter):
 
     def _append(self, kind: str, **content: Any) -> None:
         line = json.dumps({"kind": kind, **content}) + "\n"
-        with writing(self.folder):  # what has no room waits in the file's buffer
+        with writing(self.folder):  # on a full disk the line stays in the file's buffer
             self._file.write(line)
             self._file.flush()
 
     def _saved(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
-        """Path of one more file."""
+        """Save content to a new file and return its path."""
         self._n[kind] += 1
         path = f"{kind}/{self._n[kind]}.{_FILES[kind]}"
         (self.folder / kind).mkdir(exist_ok=True)
@@ -97,24 +97,24 @@ class JSONWriter(RunWriter):
 
 
 class JSONLogger(RunLogger):
-    """Logs a run as JSON lines into a folder: what :class:`RunLogger` says, pictures as PNG, records as files.
+    """Logs a run to a folder: the values of :class:`RunLogger` as JSON lines, pictures as PNG, records as JSON.
 
-    There is no process beside it, which is what many short runs want: log to JSON first, and `amnesia sync` the folders
-    to W&B when they are worth it. A pickled logger leaves its run behind; give the loaded one a folder with `attach`.
+    It needs no second process, which suits many short runs: log to JSON first, and send selected folders to W&B with
+    `amnesia sync`. A pickled logger does not contain its run; give the loaded logger a folder with `attach`.
 
     Args:
-        folder: of this run, new or empty; made if missing.
-        project: W&B project that it is sent to.
-        name: its name; None: method and seed of the strategy.
-        group: its group, e.g. one experiment with several seeds.
-        job_type: its part in the group: "main", "reference", "full", "audit", or another word.
-        config: further settings of it, beside those of the strategy.
-        tags: its tags.
-        pictures: whether the package's own pictures are drawn and kept; the tables behind them always are.
+        folder: folder of this run, new or empty; created if missing.
+        project: W&B project for the run.
+        name: name of the run; None: method and seed of the strategy.
+        group: group of the run, e.g. one experiment with several seeds.
+        job_type: role of the run in its group: "main", "reference", "full", "audit", or another word.
+        config: settings to log in addition to those of the strategy.
+        tags: tags of the run.
+        pictures: if True, draw and log this package's pictures; their tables are always logged.
 
     Raises:
-        JSONRunError: the folder is a file, or holds something.
-        TypeError: `tags` is one string, or `config` holds what JSON has no place for.
+        JSONRunError: the folder is a file or is not empty.
+        TypeError: `tags` is one string, or `config` contains a value that JSON cannot represent.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class JSONLogger(RunLogger):
             )
         about = {"project": project, "name": name, "group": group, "job_type": job_type or "main", "tags": list(tags)}
         head = {"kind": "run", "format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12], **about}
-        line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # the identifier goes where the folder goes
+        line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # a moved folder keeps its identifier
         with writing(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             replace_file(self._folder / RUN_FILE, line.encode())
@@ -149,18 +149,18 @@ class JSONLogger(RunLogger):
         return self._folder
 
     def attach(self, folder: str | Path) -> None:
-        """Log to the run in a folder from now on, behind its last whole line; for a logger that was loaded without it.
+        """Continue the run in a folder after its last complete line; for a logger loaded without its run.
 
         Args:
-            folder: of a run that a JSONLogger began.
+            folder: folder of a run that a JSONLogger started.
 
         Raises:
-            JSONRunError: no run is there.
-            RuntimeError: the logger has a run already.
+            JSONRunError: the folder contains no run.
+            RuntimeError: the logger already has a run.
         """
         if self._writer is not None:
             raise RuntimeError(f"this logger writes to {self._folder}: make another JSONLogger for {folder}")
-        for _ in lines_of(Path(folder)):  # all of it can be read, or nothing is added
+        for _ in lines_of(Path(folder)):  # raises for a broken log before anything is added
             pass
         self._continue_in(JSONWriter(Path(folder)))
         self._folder = Path(folder)
@@ -175,11 +175,11 @@ class JSONLogger(RunLogger):
 
 
 def replay(root: Path, writer: RunWriter) -> bool:
-    """Write a run of JSON lines once more; False where it was killed, so that the writer is not finished."""
+    """Write a logged run to another writer; return False, without finishing the writer, if the run was killed."""
     exit_code: int | None = None
     for line in lines_of(root):
         match line["kind"]:
-            case "run":  # who made the writer has read it
+            case "run":  # read by the caller
                 pass
             case "settings":
                 writer.describe(line["settings"], line["name"])
@@ -205,7 +205,7 @@ def replay(root: Path, writer: RunWriter) -> bool:
 
 
 def _cut_broken_line(file: Path) -> None:
-    """Take away what a killed writer left of its last line, so that the next one stands on its own."""
+    """Remove an incomplete last line, which a killed writer may leave."""
     with file.open("r+b") as stream:
         content = stream.read()
         end = content.rfind(b"\n") + 1

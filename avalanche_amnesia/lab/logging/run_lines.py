@@ -1,4 +1,4 @@
-"""Lines of a run that was logged as JSON, read as they are."""
+"""Read the lines of a run logged as JSON."""
 
 import json
 import re
@@ -13,11 +13,11 @@ _RECORD = re.compile(r"records/\d+\.json")
 
 
 class JSONRunError(ValueError):
-    """A folder that holds no readable run of JSON lines, or one that can't be written there."""
+    """Error for a folder without a readable JSON run, or a folder where a run cannot be written."""
 
 
 def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of a run, the first of which says what it is."""
+    """Yield the complete lines of a run; the first one describes the run."""
     file = folder / RUN_FILE
     if not file.is_file():
         raise JSONRunError(f"{folder} holds no {RUN_FILE}: give the folder of a JSONLogger")
@@ -26,7 +26,7 @@ def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
             kind = line["kind"]
-            if kind in ("record", "input") and not _RECORD.fullmatch(line["path"]):  # the log may be somebody else's
+            if kind in ("record", "input") and not _RECORD.fullmatch(line["path"]):  # the log may be untrusted
                 raise ValueError(f"{line['path']!r} is no place of a record")
         except (ValueError, KeyError, TypeError) as error:
             raise JSONRunError(f"line {number} of {file} is broken: {error}") from error

@@ -1,4 +1,4 @@
-"""Runs of JSON lines sent to W&B, each as one run, however often."""
+"""Send runs logged as JSON lines to W&B; sending a run again creates no second run."""
 
 import hashlib
 import json
@@ -13,7 +13,7 @@ from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, lines_of
 from avalanche_amnesia.saving.files import replace_file
 
 SENT = "sent.json"
-"""File in a run's folder that says what of it was sent where."""
+"""File in a run's folder with the hash and the target of the content sent last."""
 
 
 @dataclass(frozen=True)
@@ -29,23 +29,23 @@ class Outcome:
 
 
 def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str | None = None) -> list[Outcome]:
-    """Send every run below some folders to W&B.
+    """Send every run below the given folders to W&B.
 
-    A run of JSON lines keeps the identifier of its first line, so that it is one run at W&B: sent again it is left out
-    if nothing was added, and replaces what was sent else. In mode "offline" it becomes a W&B offline run in its own
-    folder, which ``wandb sync`` sends, as any other offline run.
+    The identifier in a run's first line makes it one run at W&B: if it is sent again, it is skipped if unchanged, and
+    replaces the earlier version otherwise. In mode "offline" it is written as an offline run of W&B to its own folder;
+    send it with ``wandb sync`` like any offline run.
 
     Args:
-        paths: folders of runs, or folders that hold some at any depth.
-        project: W&B project for all of them; None: the one that each names.
-        mode: "online", "offline", or None: as for a ``WandBLogger``.
+        paths: folders that contain runs at any depth.
+        project: W&B project for all runs; None: the project named in each run.
+        mode: "online", "offline", or None: the default of ``WandBLogger``.
 
     Returns:
-        One outcome per run; a run that fails does not keep the others.
+        One outcome per run; a failed run does not stop the rest.
 
     Raises:
         FileNotFoundError: a folder does not exist, or has no run; nothing was sent.
-        ValueError: for another mode.
+        ValueError: the mode is unknown or "disabled".
     """
     json_runs: dict[Path, None] = {}
     for path in map(Path, paths):
@@ -57,7 +57,7 @@ def sync(paths: Iterable[str | Path], *, project: str | None = None, mode: str |
                 f"{path} holds no run: no {RUN_FILE} of a JSONLogger; offline runs of W&B are sent by `wandb sync`"
             )
         json_runs |= dict.fromkeys(here)
-    from avalanche_amnesia.logging.wandb import resolve_mode  # lazy: a wrong folder is told before the host is loaded
+    from avalanche_amnesia.logging.wandb import resolve_mode  # lazy: not needed to report a wrong folder
 
     run_mode = resolve_mode(mode)
     if run_mode == "disabled":
@@ -77,7 +77,7 @@ def _send(folder: Path, project: str | None, mode: str) -> Outcome:
         if _sent_before(folder) == target:
             return Outcome(folder, "unchanged", f"run {head['id']} was sent before ({mode}), nothing was added")
         rows = _write(folder, head, target)
-    except Exception as error:  # W&B raises what it likes; the other runs must not suffer
+    except Exception as error:  # W&B raises many classes of errors; send the remaining runs anyway
         return Outcome(folder, "failed", f"failed, {type(error).__name__}: {error}")
     replace_file(folder / SENT, (json.dumps(target) + "\n").encode())
     where = "sent to" if mode == "online" else "written as an offline run of"
@@ -91,17 +91,17 @@ def _sent_before(folder: Path) -> Any:
 
 
 def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
-    """Write a run to W&B; what an earlier, or interrupted, sending made of it offline goes."""
+    """Write a run to W&B, replace its earlier offline version, and return the number of rows."""
     import wandb
 
     from avalanche_amnesia.lab.logging.json_lines import replay
     from avalanche_amnesia.logging.wandb import WandBWriter
 
-    rows = sum(line["kind"] == "row" for line in lines_of(folder))  # all of it can be read, or nothing is sent
+    rows = sum(line["kind"] == "row" for line in lines_of(folder))  # raises for a broken log before anything is sent
     for old in folder.glob(f"wandb/offline-run-*-{head['id']}"):
         shutil.rmtree(old)
     run = wandb.init(
-        # Without resume=, a run of this identifier is written again from its beginning.
+        # Without resume=, W&B replaces an earlier run of this identifier.
         **{name: head[name] for name in ("id", "name", "group", "job_type", "config", "tags")},
         project=target["project"],
         mode=target["mode"],
@@ -112,6 +112,6 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
     try:
         ended = replay(folder, writer)
     finally:
-        if not ended:  # killed, or not to be sent: a failed one
+        if not ended:  # the run was killed or sending failed: mark it as failed at W&B
             writer.finish(1)
     return rows

@@ -1,4 +1,4 @@
-"""Report: results of runs as one page, for people who never saw the project."""
+"""Read logged runs and show their results on one page, for readers who do not know the project."""
 
 from avalanche_amnesia.faces import face
 

@@ -1,4 +1,4 @@
-"""Charts of the page: numbers with their places on it, drawn by the template in any width, and the same in words."""
+"""Charts of the report page: coordinates for the template, which draws them at any width, and the numbers as text."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +14,14 @@ from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
 
 _MOST_CELLS = 400
-"""Numbers that a matrix shows; of a larger one the colours are seen."""
+"""Maximum number of cells with printed numbers; larger matrices show colours only."""
 _MOST_LINES = 40
-"""Rows and columns of a matrix: of more, only every so many-th is drawn."""
+"""Maximum number of drawn rows and of drawn columns; larger matrices skip some."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of numbers; a logarithmic one begins with what is below detection."""
+    """An axis of numbers; a logarithmic axis starts with a step for values below detection."""
 
     label: str
     words: Callable[[float], str]
@@ -31,13 +31,13 @@ class Axis:
 
     @property
     def highest(self) -> float:
-        """Largest number there can be."""
+        """Largest possible number."""
         return math.inf if self.ends is None else self.ends[1]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Places on an axis, in per cent of its length."""
+    """Positions on an axis in per cent of its length."""
 
     ticks: Sequence[tuple[float, str]]
     place: Callable[[float], float]
@@ -45,7 +45,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Series:
-    """Numbers of one role over the stream, as (place, number)."""
+    """A line of a chart: pairs of a position in the stream and a number."""
 
     role: str
     name: str
@@ -54,7 +54,7 @@ class Series:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over the stream, with a band over the seeds."""
+    """A chart of lines over the stream, with bands for the range over seeds."""
 
     name: str
     title: str
@@ -66,7 +66,7 @@ class LineChart:
 
     @property
     def numbers(self) -> Sequence[str]:
-        """All numbers in words."""
+        """All numbers as text."""
         return [
             f"{each.name}, after task {self.after[place]}: {over_seeds(value, self.axis.words)}"
             for each in self.series
@@ -75,24 +75,24 @@ class LineChart:
 
     @property
     def places(self) -> Sequence[tuple[float, int]]:
-        """Place and task of the marks on the horizontal axis, of many only so many as stay apart."""
+        """Position and task of at most 15 ticks on the horizontal axis."""
         step = math.ceil(len(self.after) / 15)
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 
     def x(self, place: int) -> float:
-        """Place of a task, in per cent of the width."""
+        """Return the position of a task in per cent of the width."""
         return round(100 * (place + 0.5) / len(self.after), 2)
 
     def y(self, value: float) -> float:
-        """Place of a number, in per cent of the height from above."""
+        """Return the position of a number in per cent of the height, from the top."""
         return round(100 - self.scale.place(value), 2)
 
     def line(self, each: Series) -> str:
-        """Points of a line of means."""
+        """Return the SVG points of the line of means."""
         return " ".join(f"{self.x(at)},{self.y(value.mean)}" for at, value in each.points)
 
     def band(self, each: Series) -> str:
-        """Points around all seeds; none where all are equal."""
+        """Return the SVG points around the range over seeds, or an empty string if all seeds are equal."""
         if all(value.low == value.high for _, value in each.points):
             return ""
         above = [f"{self.x(at)},{self.y(value.high)}" for at, value in each.points]
@@ -101,7 +101,7 @@ class LineChart:
 
 @dataclass(frozen=True)
 class Matrix:
-    """Shares by row and column, dark where they are large."""
+    """A matrix of fractions by row and column; dark cells are large."""
 
     name: str
     title: str
@@ -111,38 +111,38 @@ class Matrix:
     corner: str
 
     def __post_init__(self) -> None:
-        """Check that every row and column has its name."""
+        """Raise ValueError unless every row and column has a name."""
         if len(self.cells) != len(self.rows) or any(len(row) != len(self.columns) for row in self.cells):
             raise ValueError(f"{len(self.rows)} × {len(self.columns)} names do not fit the cells of {self.title}")
 
     @property
     def has_numbers(self) -> bool:
-        """Tell whether there is room for numbers."""
+        """True if the cells are large enough for printed numbers."""
         return len(self.rows) * len(self.columns) <= _MOST_CELLS
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Every how many-th row and column is drawn."""
+        """Step between drawn rows, and step between drawn columns."""
         return math.ceil(len(self.rows) / _MOST_LINES), math.ceil(len(self.columns) / _MOST_LINES)
 
     @property
     def room(self) -> float:
-        """Width of the longest row's name, in lines' heights."""
+        """Width of the longest row name in line heights."""
         return max(4.0, 0.5 * max(len(str(row)) for row in self.rows))
 
     @staticmethod
     def colour(value: float) -> str:
-        """Colour of a cell."""
+        """Return the colour of a cell."""
         return str(to_hex(SHARES(value)))
 
     @staticmethod
     def ink(value: float) -> str:
-        """Colour of a number in it."""
+        """Return the colour of the number in a cell."""
         return "#ffffff" if value > WHITE_FROM else "#000000"
 
 
 def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
-    """A scale that all of these numbers are within."""
+    """Return a scale that contains all numbers of some series."""
     reach = [end for each in all_series for _, value in each.points for end in (value.low, value.mean, value.high)]
     if axis.is_logarithmic:
         return _logarithmic(axis, reach)
@@ -158,7 +158,7 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
 
 
 def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
-    """Decades up to the largest number, and a step below them for what is below detection."""
+    """Return a scale of decades up to the largest number, with a lowest step for values below detection."""
     there = [value for value in reach if value >= RESOLUTION] or [1.0]
     first, last = math.floor(math.log10(min(there))), math.ceil(math.log10(max(there)))
     first = min(first, last - 1)
@@ -173,5 +173,5 @@ def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
 
 
 def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:
-    """Role → name of every line of some charts."""
+    """Return role → name for all lines of some charts."""
     return {each.role: each.name for chart in charts for each in chart.series}

@@ -1,7 +1,7 @@
-"""Measures of a run, and their form on the page: one table for the page, the tables of studies and the demo.
+"""Metrics of a run with their titles, formats and explanations in the report, the tables of studies and the demo.
 
-To show a metric is an entry of ``metrics_of`` in ``lab/runs/measuring.py``, and here of :data:`COLUMNS` or
-:data:`READINGS` for the page, and of :data:`MEANINGS` too for a column of the tables and the demo.
+To add a metric, add it to ``metrics_of`` in ``lab/runs/measuring.py``, and here to :data:`COLUMNS` or
+:data:`READINGS` for the page; add it to :data:`MEANINGS`, too, for a column in the tables and the demo.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from avalanche_amnesia.lab.report.wording import percent, points, share, times
 
 @dataclass(frozen=True)
 class Column:
-    """A number of a moment: its title in tables of studies and of the demo, the one on the page, and its words."""
+    """A table column: title in the tables of studies and the demo, title on the page, number, and its format."""
 
     title: str
     page: str
@@ -25,21 +25,21 @@ class Column:
 
 @dataclass(frozen=True)
 class Reading:
-    """A number of each unlearned task; where a model that never saw the task has less, it is a trace.
+    """A test for traces of unlearned tasks: it compares a metric with its value on the retrained model.
 
     Attributes:
-        metric: name in the log; with ``_chance`` that of guessing.
-        check: name of the test that compares it, as the page calls it.
-        axis: of its chart.
-        key: of its section.
+        metric: name in the log; chance level has the suffix ``_chance``.
+        check: name of the test on the page.
+        axis: axis of its chart.
+        key: key of its section.
         title: the question that the section answers.
-        lead: how to read the section, in paragraphs.
-        beside: end of the metric's name on the retrained model, of a distance between two retrained models; or, of a
-            metric that is called otherwise there, its whole name.
-        tolerance: by how much more means count as the same; a test set of 100 samples varies by as much.
-        in_floors: whether the tolerance is in units of the number beside it.
-        wider: end of its name between models that differ by more, beyond which alone a difference is a trace.
-        of_samples: whether it is of forgotten samples, and not of whole tasks.
+        lead: explanation of the section, in paragraphs.
+        beside: suffix of the metric to compare with, measured on the retrained model (for a distance, between two
+            retrained models); or the full name of that metric.
+        tolerance: excess that is still equal; a test set of 100 samples varies by as much.
+        in_floors: if True, the tolerance is a multiple of the compared metric.
+        wider: suffix of a larger floor that the metric must also exceed to be a trace.
+        of_samples: True for forgotten samples, False for whole tasks.
     """
 
     metric: str
@@ -56,40 +56,40 @@ class Reading:
 
     @property
     def compared(self) -> str:
-        """Name of the metric that it is compared with."""
+        """Name of the metric to compare with."""
         return f"{self.metric}{self.beside}" if self.beside.startswith("_") else self.beside
 
 
 def jsd_names(moment: Moment) -> list[str]:
-    """The JSDs that were measured, first the one that is shown: through the unlearned tasks' own masks, where there."""
+    """Return the names of the measured JSDs, ``JSD_own`` (through the unlearned tasks' own masks) first."""
     counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
     return sorted((name.removesuffix("_tasks") for name in counts), key=lambda name: (name != "JSD_own", name))
 
 
 def jsd_name(moment: Moment) -> str:
-    """The JSD that is shown; empty where none was measured."""
+    """Return the name of the displayed JSD, or an empty string if no JSD was measured."""
     return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Getter of the JSD that is shown, or with a suffix of one of its floors."""
+    """Return a getter of the displayed JSD, or of one of its floors (by suffix)."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """A distance in units of its order floor."""
+    """Return a distance divided by its order floor."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
 
 def mean_accuracy(moment: Moment) -> float | None:
-    """Mean test accuracy of the remaining tasks."""
+    """Return the mean test accuracy of the remaining tasks."""
     found = moment.accuracy.values()
     return sum(found) / len(found) if found else None
 
 
 def capacity_before(moment: Moment) -> float | None:
-    """Capacity before the first request since the moment before."""
+    """Return the free capacity before the first request since the previous moment."""
     return moment.first.get("CapacityBefore", {}).get(None)
 
 
@@ -107,7 +107,7 @@ COLUMNS = {
     ),
     "capacity": Column("capacity", "free capacity", number("Capacity"), percent),
 }
-"""Name in ``results.csv`` of a study → how it is shown."""
+"""Name in ``results.csv`` of a study → column."""
 MEANINGS = {
     "remaining": "test accuracy of the tasks that remain, %",
     "difference": "accuracy difference to the model that never unlearned, points",
@@ -118,7 +118,7 @@ MEANINGS = {
     "reference": "what the same heads read from the retrained model, %: what old head reads beyond it may be a trace",
     "capacity": "share of the network that is free, %",
 }
-"""Lines under the tables of a study and of the demo; a column without one is not in them."""
+"""Explanations under the tables of studies and the demo; columns without an explanation are omitted there."""
 MEASURES = {key: COLUMNS[key] for key in MEANINGS}
 _SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
 _AUC = Axis("AUC", share, "{:g}".format, (0.0, 1.0))
@@ -215,4 +215,4 @@ JSD = Reading(
     wider="_floor_seed",
 )
 KEPT = Reading("Top1_Acc_Exp", "accuracy on remaining tasks", _SHARES, "", "", beside="Accuracy_reference")
-"""Where all is exact, it is the retrained model's."""
+"""Equal to the retrained model's accuracy if unlearning is exact."""

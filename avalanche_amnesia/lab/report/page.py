@@ -1,4 +1,4 @@
-"""The page: results of runs as one HTML file that asks for nothing else, not even a font."""
+"""The report page: results of runs as one self-contained HTML file."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, pe
 
 @dataclass(frozen=True)
 class Line:
-    """First line of a strategy: verdict, what the old head reads, what it cost; ``dots`` are role, name and number."""
+    """Summary of a strategy: verdict, accuracies and cost; ``dots`` are tuples of role, name and number."""
 
     entry: Entry
     verdict: Verdict
@@ -27,23 +27,23 @@ class Line:
 
     @property
     def read(self) -> str:
-        """Its dots in words."""
+        """The dots as text."""
         return ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in self.dots)
 
     @property
     def remaining(self) -> str:
-        """Accuracy on the remaining tasks."""
+        """Accuracy on the remaining tasks as text."""
         return over_seeds(self.entry.spread(COLUMNS["remaining"].of), percent)
 
     @property
     def difference(self) -> str:
-        """Accuracy difference and its control; nothing where none was measured."""
+        """Accuracy difference and its control as text; empty if not measured."""
         found = {"AD": self.entry.spread(COLUMNS["difference"].of), "control": self.entry.spread(COLUMNS["control"].of)}
         return ", ".join(f"{name} {points(value.mean)}" for name, value in found.items() if value is not None)
 
     @property
     def cost(self) -> Sequence[str]:
-        """Time of a request, and what retraining takes."""
+        """Mean times of a request and of retraining as text; empty if not measured."""
         unlearn, retrain = (spread(getattr(cost, what) for cost in self.entry.costs) for what in ("unlearn", "retrain"))
         if unlearn is None or retrain is None or not any(run.obeys for run in self.entry.runs):
             return []
@@ -52,19 +52,18 @@ class Line:
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """One page about what was forgotten, whether it really was, and what that cost the other tasks.
+    """Return the HTML page about the unlearned tasks, the tests for traces, and the cost for the remaining tasks.
 
-    Runs of one name whose settings differ in nothing but the seed are shown as one, with the range over the seeds. The
-    same runs give the same bytes.
+    Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
 
     Args:
-        runs: of one or more folders, from :func:`read_runs`.
+        runs: runs from :func:`read_runs`, of one or more folders.
 
     Returns:
-        HTML with its style, script and charts in it.
+        HTML with embedded style, script and charts.
 
     Raises:
-        ValueError: for no runs, or two of the same name, settings and seed.
+        ValueError: there are no runs, or two runs have the same name, settings and seed.
     """
     found = entries(runs)
     lines = [_line(entry) for entry in found]
@@ -86,7 +85,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _line(entry: Entry) -> Line:
-    """What is told of a strategy first; where samples alone are gone they are read in place of tasks."""
+    """Return the summary of a strategy; it shows samples if no whole task was unlearned."""
     read_of = (each for each in READINGS if each is OLD_HEAD or each.of_samples)
     reading = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = {
@@ -108,12 +107,12 @@ def _forgotten(entry: Entry) -> str:
 
 
 def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
-    """Tasks and samples that went: ``task 0 and 3 samples of task 1``."""
+    """Return unlearned tasks and samples as text: ``task 0 and 3 samples of task 1``."""
     return listed([*([tasks(whole)] if whole else []), *parts])
 
 
 def _outcomes(lines: Sequence[Line]) -> Table | None:
-    """One row per strategy and test."""
+    """Return a table with one row per strategy and test, or None."""
     rows: list[Row] = [
         {
             "strategy": text(line.entry.name),
@@ -132,7 +131,7 @@ def _outcomes(lines: Sequence[Line]) -> Table | None:
 
 
 def _summary(lines: Sequence[Line]) -> Table:
-    """One row per strategy at the end of its stream: means over seeds."""
+    """Return a table with one row per strategy: means over seeds at the end of the stream."""
     rows = [
         {
             "strategy": text(line.entry.name),
@@ -149,7 +148,7 @@ def _summary(lines: Sequence[Line]) -> Table:
 
 
 def _sources(runs: Sequence[Run]) -> Table | None:
-    """One row per source, where there are several."""
+    """Return a table with one row per source, or None for a single source."""
     rows: list[Row] = []
     for source, mine in grouped(runs, lambda run: run.source).items():
         found = {
@@ -164,13 +163,13 @@ def _sources(runs: Sequence[Run]) -> Table | None:
 
 
 def _reasons(entry: Entry) -> Sequence[str]:
-    """Reasons against a claim to be exact, of all records, each once."""
+    """Return the distinct reasons in all records against a claim to be exact."""
     plans = [record.get("plan") or {} for run in entry.runs for record in run.records]
     return list(dict.fromkeys(reason for plan in plans for reason in plan.get("reasons") or ()))
 
 
 def _records(run: Run) -> Iterator[Row]:
-    """A row per record; what a plan does not have is left empty."""
+    """Yield a row per record; cells without data are empty."""
     for record, signature in zip(run.records, run.signatures, strict=True):
         plan: dict[str, Any] = record.get("plan") or {}
         touched = sum((plan.get("entries") or {}).values())
@@ -189,7 +188,7 @@ def _records(run: Run) -> Iterator[Row]:
 
 
 def _about(runs: Sequence[Run]) -> str:
-    """Data and seeds, in one line."""
+    """Return data and seeds in one line."""
     seeds = dict.fromkeys(each.seed for each in runs if each.seed is not None)
     data = dict.fromkeys(str(each.settings["data"]) for each in runs if "data" in each.settings)
     parts = [listed(data)] if data else []
@@ -201,7 +200,7 @@ def _about(runs: Sequence[Run]) -> str:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("avalanche_amnesia.lab.report"),
-        autoescape=True,  # names and reasons are anybody's text
+        autoescape=True,  # names and reasons are untrusted text
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

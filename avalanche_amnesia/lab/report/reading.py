@@ -1,4 +1,4 @@
-"""Runs read from their logs, and put together: one entry per name and settings, with a run per seed."""
+"""Read runs from their logs, and group runs that differ only in the seed."""
 
 import json
 import math
@@ -16,33 +16,33 @@ from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Numbers = dict[str, dict[int | None, float]]
-"""Name of a metric → task, None for all of them → number."""
+"""Name of a metric → task, or None for all tasks → number."""
 Table = Sequence[Sequence[Any]]
-"""Rows, the first of which has the columns."""
+"""Rows of a table; the first row is the header."""
 _ACCURACY = "Top1_Acc_Exp"
 _COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
 _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
-"""Name of a number, in which the stream does not count; numbers of trainings have none."""
+"""Logged name of an evaluation metric; the parts for phase, stream and experience are ignored."""
 _AXES = (ITERATION, TASK, EVENT)
 _LISTED = re.compile(r"\d+(, \d+)*")
-"""Tasks in the table of events; other words tell of parts of a task."""
+"""List of tasks in the table of events; any other text there describes samples of a task."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A run between two tasks, as it was evaluated: what was measured since the moment before.
+    """An evaluation of a run between two tasks, with the metrics measured since the previous moment.
 
     Attributes:
         task: the task just trained.
         remaining: remaining tasks, in training order.
         unlearned: all tasks unlearned so far, in the order of unlearning.
-        unlearned_now: those of them that went since the moment before.
-        parts: samples of remaining tasks that were unlearned so far, in words, an entry per request.
-        parts_now: those of them that went since the moment before.
-        claim: of the last unlearning so far.
-        numbers: of the last event, a task's end or an unlearning; of several the last one counts.
-        first: the first number of each name, of any event since the moment before.
-        tables: of the last event.
+        unlearned_now: tasks unlearned since the previous moment.
+        parts: descriptions of all samples of remaining tasks unlearned so far, one per request.
+        parts_now: descriptions of samples unlearned since the previous moment.
+        claim: claim of the last unlearning so far.
+        numbers: metrics after the last event (end of a task or unlearning); the last value counts.
+        first: first value of each metric since the previous moment.
+        tables: tables of the last event.
     """
 
     task: int
@@ -57,28 +57,28 @@ class Moment:
     tables: Mapping[str, Table] = field(default_factory=dict)
 
     def number(self, name: str, task: int | None = None) -> float | None:
-        """A metric's number, of one task or of all; None where it was not measured."""
+        """Return a metric of one task or of all tasks; None if it was not measured."""
         return self.numbers.get(name, {}).get(task)
 
     def by_task(self, name: str) -> dict[int, float]:
-        """Task → number of a metric."""
+        """Return a metric by task."""
         return {task: value for task, value in self.numbers.get(name, {}).items() if task is not None}
 
     @property
     def accuracy(self) -> dict[int, float]:
-        """Remaining task → test accuracy."""
+        """Test accuracy of the remaining tasks, by task."""
         found = self.by_task(_ACCURACY)
         return {task: found[task] for task in self.remaining if task in found}
 
     @property
     def accuracies(self) -> dict[int, float]:
-        """Task that was read → accuracy: remaining ones, and unlearned ones through their old heads."""
+        """Test accuracy by task: of remaining tasks, and of unlearned tasks through their old heads."""
         return self.accuracy | self.by_task("UnlearnedAccuracy")
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one unlearning, and of training its reference from the beginning."""
+    """Seconds for one unlearning, and for training its reference from the beginning."""
 
     after: int
     unlearn: float
@@ -87,22 +87,22 @@ class Cost:
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as its log tells it.
+    """A run, read from its log.
 
     Attributes:
-        folder: as it was given.
-        name: that the logger was given; else the strategy's.
-        settings: that the logger was given; else the strategy's.
-        seed: None where the run names none.
+        folder: folder of the log.
+        name: name given to the logger, else the strategy's name.
+        settings: settings given to the logger, else the strategy's settings.
+        seed: seed, or None if the log has none.
         versions: package → version.
-        moments: in order.
-        records: of its unlearnings.
-        costs: of its unlearnings.
-        source: folder or pack that it was found in, where several were read.
-        signatures: of its records, a few words each.
-        id: that the logger drew for it.
-        ended: whether its log does, and not with an error; else it was stopped, or still runs.
-        unrecorded: number of unlearnings whose record is not there.
+        moments: evaluations in order.
+        records: records of its unlearnings.
+        costs: costs of its unlearnings.
+        source: folder given to :func:`read_runs`, if it was read there.
+        signatures: signature status of each record as text.
+        id: random identifier from the logger.
+        ended: True if the log ends without an error; False if the run was stopped or is still running.
+        unrecorded: number of unlearnings without a record.
     """
 
     folder: Path
@@ -121,24 +121,24 @@ class Run:
 
     @property
     def last(self) -> Moment:
-        """The end of the stream."""
+        """The last moment."""
         return self.moments[-1]
 
     @property
     def obeys(self) -> bool:
-        """Tell whether any request was more than entered into the ledger."""
+        """False if all requests were only recorded and nothing was unlearned."""
         reasons = [(record.get("plan") or {}).get("reasons") or () for record in self.records]
         return not reasons or not all(NOT_OBEYED in of for of in reasons)
 
     @property
     def of_seed(self) -> str:
-        """Its seed in words."""
+        """The seed as text."""
         return "the run" if self.seed is None else f"seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, lowest and highest of a number over seeds."""
+    """Mean, minimum and maximum of a number over seeds."""
 
     mean: float
     low: float
@@ -151,59 +151,59 @@ Get = Callable[[Moment], float | None]
 
 @dataclass(frozen=True)
 class Entry:
-    """One strategy at one choice of settings, with a run per seed."""
+    """A strategy with fixed settings, and one run per seed."""
 
     name: str
     runs: Sequence[Run]
 
     @property
     def first(self) -> Run:
-        """Run of the first seed."""
+        """The run of the first seed."""
         return self.runs[0]
 
     @property
     def after(self) -> list[int]:
-        """Tasks after which something was measured, in order."""
+        """Tasks with an evaluation after their training, in order."""
         return [moment.task for moment in self.first.moments]
 
     @property
     def requests(self) -> dict[int, Moment]:
-        """Place in the stream → moment with a request."""
+        """Moments with a request, by position in the stream."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
     def costs(self) -> list[Cost]:
-        """Costs of each unlearning of all seeds."""
+        """Costs of all unlearnings of all seeds."""
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, place: int = -1) -> Spread | None:
-        """A number over all seeds, at a place of the stream; -1: at its end."""
+        """Return a number over all seeds at a position in the stream; -1: the end."""
         return spread(get(run.moments[place]) for run in self.runs if place < len(run.moments))
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Mean, lowest and highest of the numbers that there are; None for none."""
+    """Return mean, minimum and maximum of the values except None; return None if there are no values."""
     there = [value for value in values if value is not None]
     if not there:
         return None
     low, high = min(there), max(there)
-    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # equal numbers have no range
+    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # guards against rounding
 
 
 def number(name: str, task: int | None = None) -> Get:
-    """Getter of a metric's number, of one task or of all."""
+    """Return a getter of a metric, of one task or of all tasks."""
     return lambda moment: moment.number(name, task)
 
 
 def read_runs(folder: str | Path) -> list[Run]:
-    """Read the runs of a folder and below it, in the order of their paths; those without an evaluation are left out.
+    """Read all runs in and below a folder, sorted by path, except runs without an evaluation.
 
     Args:
-        folder: that holds ``run.jsonl`` of a :class:`~avalanche_amnesia.lab.logging.JSONLogger`, at any depth.
+        folder: folder with ``run.jsonl`` of a :class:`~avalanche_amnesia.lab.logging.JSONLogger` at any depth.
 
     Raises:
-        JSONRunError: for a log that is broken.
-        ValueError: if no run was evaluated after a task.
+        JSONRunError: a log is broken.
+        ValueError: no run was evaluated after a task.
     """
     found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
     there = [replace(run, source=str(folder)) for run in found if run.moments]
@@ -218,13 +218,13 @@ def read_runs(folder: str | Path) -> list[Run]:
 def read_run(folder: str | Path) -> Run:
     """Read one run.
 
-    A moment ends with each evaluation between tasks, where the logger writes its table of events.
+    The logger writes its table of events after each evaluation between tasks; this ends a moment.
 
     Args:
-        folder: that holds ``run.jsonl``.
+        folder: folder with ``run.jsonl``.
 
     Raises:
-        JSONRunError: if it holds none, or a broken one.
+        JSONRunError: the folder has no log, or the log is broken.
     """
     folder = Path(folder)
     head: dict[str, Any] = {}
@@ -270,7 +270,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 class _Reader:
-    """Takes the rows of a log one after another."""
+    """Collects moments and costs from the rows of a log."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
@@ -282,8 +282,8 @@ class _Reader:
         self._event = self._ended = -1
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Take a row; one with the table of events ends a moment."""
-        if row[EVENT] != self._event:  # what was measured of a task before it went is not the moment's
+        """Add a row; a row with the table of events ends a moment."""
+        if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._tables, self._event = {}, {}, row[EVENT]
         for key, value in row.items():
             if isinstance(value, dict) and value["_type"] == "table":
@@ -303,7 +303,7 @@ class _Reader:
         before: tuple[int, ...] = ()
         n_parts_before = 0
         first = self._first
-        if self._ended == self._event:  # evaluated once more
+        if self._ended == self._event:  # a second evaluation replaces the moment
             first = self.moments.pop().first
         if self.moments:
             before, n_parts_before = self.moments[-1].unlearned, len(self.moments[-1].parts)
@@ -319,9 +319,9 @@ class _Reader:
             elif event["unlearned"]:
                 parts.append(event["unlearned"])
         self.claims = sum(event["claim"] is not None for event in events)
-        listed = events[-1]["remaining"]  # None: nobody keeps a ledger
+        listed = events[-1]["remaining"]  # None: the strategy has no ledger
         remaining = tuple(task for task in trained if task not in gone) if listed is None else _tasks(listed)
-        # A run that was resumed with another logger has requests that this log does not tell of.
+        # The log of a resumed run may lack earlier requests; their tasks still have an old head.
         read = [task for task in self._numbers.get("UnlearnedAccuracy", {}) if task is not None]
         earlier = [task for task in read if task not in gone and task not in remaining]
         self.moments.append(
@@ -342,7 +342,7 @@ class _Reader:
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value is a finite number, however the file was written."""
+    """Return True if a value is a finite number; bools are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
@@ -351,9 +351,9 @@ def _tasks(listed: str | None) -> tuple[int, ...]:
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """One entry per name and settings without the seed, in the order of the runs; each run may be there once.
+    """Group runs by name and settings without the seed, in the order of the runs; raise ValueError for a duplicate.
 
-    Where runs are of several studies (another stream, network or budget), the names say of which.
+    If the runs belong to several studies (stream, network or budget differ), names include these settings.
     """
     if not runs:
         raise ValueError("a report needs at least one run")
@@ -380,7 +380,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
 
 
 def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items that have the same key, in their order."""
+    """Group items by key; keys and items keep their order."""
     groups: dict[Key, list[Item]] = {}
     for item in items:
         groups.setdefault(by(item), []).append(item)
@@ -388,16 +388,16 @@ def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[
 
 
 def _is_same(run: Run, other: Run) -> bool:
-    """Tell whether two runs of one name and settings are one: of one seed, or copies of one log."""
+    """Return True if two runs of equal name and settings have the same seed, or are copies of one log."""
     return (run.seed is not None and run.seed == other.seed) or (run.id != "" and run.id == other.id)
 
 
 OF_STUDY = ("stream.", "network.", "training.")
-"""Settings that all runs of a study have in common."""
+"""Prefixes of the settings that all runs of a study share."""
 
 
 def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as one level, ``budget.epochs``."""
+    """Flatten nested settings to dotted names such as ``training.epochs``."""
     found: dict[str, Any] = {}
     for key, value in content.items():
         if isinstance(value, dict) and value and not all(name.isdigit() for name in value):
@@ -408,21 +408,21 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def seedless(value: Any, key: str = "") -> Any:
-    """Settings without any seed but those of options, which are a study's."""
+    """Remove all seeds from settings except seeds among options, which belong to the study."""
     if isinstance(value, dict):
         return {name: seedless(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
     return value
 
 
 def _apart(mine: Mapping[str, Any], alike: Sequence[Mapping[str, Any]], of_study: Collection[str]) -> list[str]:
-    """Settings in which a run differs from others of its name, and its study from others."""
+    """Return the settings that distinguish a run from runs of the same name, and its study from other studies."""
     keys = dict.fromkeys(key for each in alike for key in each)
     apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in alike)]
     return apart + [key for key in mine if key in of_study and key not in apart]
 
 
 def _short(apart: list[str]) -> list[str]:
-    """Without what the name of a stream or of a scenario mostly says."""
+    """Drop settings of a stream or scenario if its name already differs."""
     if "stream.name" in apart:
         apart = [key for key in apart if key == "stream.name" or not key.startswith("stream.")]
     if "scenario.name" in apart:
@@ -431,5 +431,5 @@ def _short(apart: list[str]) -> list[str]:
 
 
 def _label(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Words of some settings."""
+    """Return names and values of settings as text."""
     return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in keys)

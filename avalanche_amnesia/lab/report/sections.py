@@ -1,4 +1,4 @@
-"""Sections of the page: the charts and tables of each."""
+"""Sections of the report page with their charts and tables."""
 
 import json
 import os
@@ -22,7 +22,7 @@ _BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
 
 
 class Section(NamedTuple):
-    """Part of the page; empty where nothing was measured."""
+    """A section of the page; empty if nothing was measured."""
 
     lines: Sequence[LineChart] = ()
     matrices: Sequence[Matrix] = ()
@@ -30,7 +30,7 @@ class Section(NamedTuple):
 
 
 def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Section]:
-    """All sections by their keys in the template, in the order of the page, also those with nothing in them."""
+    """Return all sections by their keys in the template, in the order of the page, including empty sections."""
     lines = partial(_lines, entries)
     transferred = {"average forgetting": number("Forgetting"), "backward transfer": number("BackwardTransfer")}
     capacity = {
@@ -141,7 +141,7 @@ def _floor_cells(moment: Moment, name: str) -> Row:
 
 
 def _distances(moment: Moment, *kinds: str) -> list[str]:
-    """Names of distances, and not of their floors and ratios."""
+    """Return the names of distances, without their floors and ratios."""
     return sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE))
 
 
@@ -157,10 +157,10 @@ def _cost_rows(run: Run) -> Iterator[Row]:
 
 
 def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Settings or versions, a column for all runs of the same ones."""
+    """Return a table of settings or versions with one column per group of equal runs."""
     alike = grouped(runs, lambda run: json.dumps([run.settings, run.versions], sort_keys=True))
     found = [of(group[0]) for group in alike.values()]
-    # No path of the machine goes into a page that is passed on: folders are named as they lie below the one of all.
+    # Show folders relative to their common parent, because the page must not reveal paths of this machine.
     folders = [os.path.commonpath([run.folder.absolute() for run in group]) for group in alike.values()]
     whole = os.path.commonpath(folders)
     folders = [os.path.join(*Path(os.path.relpath(folder, os.path.dirname(whole))).parts[-2:]) for folder in folders]
@@ -170,7 +170,7 @@ def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], 
 
 
 def _set_to(name: str, value: object) -> str:
-    if isinstance(value, dict) and name.rpartition(".")[2] != "requests":  # of anything else: slots by task, say
+    if isinstance(value, dict) and name.rpartition(".")[2] != "requests":  # for example slots by task
         return json.dumps(value, default=str)
     if isinstance(value, dict):
         return "; ".join(f"{tasks(gone)} after task {after}" for after, gone in value.items())
@@ -181,7 +181,7 @@ def _set_to(name: str, value: object) -> str:
 
 
 def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
-    """A chart of each strategy of which something was measured, with lines of these roles, on one scale."""
+    """Return a chart for each strategy with data, with lines of the wanted roles, all on one scale."""
     drawn = []
     for entry in entries:
         series = []
@@ -197,7 +197,7 @@ def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str,
 
 
 def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
-    """A reading of unlearned tasks on this model and on the retrained one."""
+    """Return the section of a metric of unlearned tasks, on this model and on the retrained model."""
     axis, beside = shown.axis, f"{shown.metric}_reference"
 
     def rows(moment: Moment) -> Iterator[Row]:
@@ -247,7 +247,7 @@ def _accuracy_cell(entry: Entry, place: int, task: int) -> Cell | None:
 
 
 def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
-    """Owners of every layer's units around each request, in the run of the first seed."""
+    """Yield the owners of each layer's units before and after each request, in the run of the first seed."""
     for entry in entries:
         for moment in entry.requests.values():
             before, after = _by_layer(moment.first, "OwnersBefore/"), _by_layer(moment.numbers, "Owners/")
@@ -260,7 +260,7 @@ def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
 
 
 def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float]]:
-    """Layer → task, ``shared`` or ``free`` → share."""
+    """Return layer → owner (a task, ``shared`` or ``free``) → fraction of units."""
     found: dict[str, dict[int | str, float]] = {}
     for name in (name for name in found_then if name.startswith(kind)):
         for task, value in found_then[name].items():
@@ -270,7 +270,7 @@ def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float
 
 
 def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
-    """Overlap of the masks of two tasks each, as last measured in the run of the first seed."""
+    """Yield the last measured overlap of masks for all pairs of tasks, in the run of the first seed."""
     for entry in entries:
         found = [moment.tables[_OVERLAP] for moment in entry.first.moments if _OVERLAP in moment.tables]
         if found:
@@ -280,6 +280,6 @@ def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
 
 
 def _matrix(entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any]) -> Matrix:
-    """A matrix of shares by row and column."""
+    """Return a matrix from fractions by row and column."""
     cells = [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]
     return Matrix(entry.name, title, list(shares), columns, cells, "")

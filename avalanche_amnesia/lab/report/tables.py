@@ -1,4 +1,4 @@
-"""Tables: of the page, each cell with its words and the value that is sorted and copied; and all numbers as CSV."""
+"""Tables of the report page, with a text and an exact value per cell, and all numbers of runs as CSV."""
 
 import csv
 import io
@@ -16,7 +16,7 @@ _HISTORY = "Figure/AccuracyMatrix/table"
 
 @dataclass(frozen=True)
 class TableCell:
-    """A cell: its words, and the value behind them; a number in full."""
+    """A table cell: the displayed text, and the exact value for sorting and copying."""
 
     text: str
     value: str
@@ -28,7 +28,7 @@ Row = Mapping[str, TableCell]
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be sorted and copied as CSV."""
+    """A table; on the page it can be sorted and copied as CSV."""
 
     caption: str
     columns: Sequence[str]
@@ -36,27 +36,27 @@ class Table:
 
 
 def table(caption: str, rows: Sequence[Row]) -> Table:
-    """A table of at least one row, column → cell."""
+    """Return a table from at least one row; a row maps columns to cells."""
     return Table(caption, list(rows[0]), [list(row.values()) for row in rows])
 
 
 def cell(value: float | None, words: Callable[[float], str]) -> TableCell:
-    """A cell with a number; a dash for None."""
+    """Return a cell with a number, or a dash for None."""
     return TableCell(MISSING, "", True) if value is None else TableCell(words(value), repr(value), True)
 
 
 def mean(value: Spread | None, words: Callable[[float], str]) -> TableCell:
-    """A cell with a number over seeds; its value is the mean."""
+    """Return a cell with a number over seeds; its value is the mean."""
     return TableCell(over_seeds(value, words), "" if value is None else repr(value.mean), True)
 
 
 def text(content: Any) -> TableCell:
-    """A cell with words, or a task's number."""
+    """Return a cell with text or an integer."""
     return TableCell(str(content), str(content), isinstance(content, int))
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """A table with the rows of every run behind its strategy and seed; none without rows."""
+    """Return a table of the rows of all runs, after strategy and seed; an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -67,7 +67,7 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
 
 
 def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """A table with the rows of every moment behind strategy, seed and task; none without rows."""
+    """Return a table of the rows of all moments, after strategy, seed and task; an empty list without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -76,7 +76,7 @@ def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment
 
 
 def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callable[[Moment], Iterator[Row]]:
-    """One row of each moment that has any of these numbers."""
+    """Return a function that yields one row for a moment with any of these numbers."""
 
     def rows_of(moment: Moment) -> Iterator[Row]:
         found = {name: (get(moment), words) for name, (get, words) in columns.items()}
@@ -87,9 +87,9 @@ def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callab
 
 
 def csv_of(runs: Sequence[Run]) -> bytes:
-    """All numbers of runs as one flat table, without seconds: the same runs give the same bytes.
+    """Return all numbers of runs except times as CSV; equal runs give equal bytes.
 
-    ``after`` is the task behind which a number was measured, ``task`` the one it is about, if any.
+    Column ``after`` is the task trained last before the measurement, column ``task`` the measured task, if any.
     """
     of_runs = ((run, moment) for run in runs for moment in run.moments)
     rows = ([run.name, run.seed, moment.task, *row] for run, moment in of_runs for row in _rows(moment))
@@ -97,14 +97,14 @@ def csv_of(runs: Sequence[Run]) -> bytes:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as CSV: numbers in full, None as nothing."""
+    """Return rows as CSV with exact numbers and empty cells for None."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(rows)
     return file.getvalue()
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """(task or None, metric, value)."""
+    """Yield tuples (task or None, metric, value)."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim
@@ -112,7 +112,7 @@ def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
         if name not in _CLOCK:
             yield from ((task, name, value) for task, value in of.items())
     for name, (columns, *rows) in sorted(moment.tables.items()):
-        if name != _HISTORY:  # every moment has its own row of it
+        if name != _HISTORY:  # its rows repeat in later moments
             yield from (
                 (column, f"{name}/{row[0]}", v) for row in rows for column, v in zip(columns[1:], row[1:], strict=True)
             )

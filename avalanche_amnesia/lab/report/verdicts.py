@@ -1,4 +1,4 @@
-"""Verdicts: what all tests of the forgetting say together, in the same words wherever a run is reported."""
+"""Verdicts: combine all tests for traces of unlearned tasks into one of six results."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,10 @@ from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, spread
 from avalanche_amnesia.lab.report.wording import listed, tasks
 
 FAR = 8
-"""Tolerances: a mean that exceeds the retrained model's by more is a trace, however few tasks and seeds there are. Far,
-as an old head reads anything around chance in a network that it does not know (.18 to .75 of two classes)."""
+"""A mean more than this many tolerances above the retrained model's is a trace even with few tasks and seeds. The
+number is large because an old head varies around chance on an unknown network (.18 to .75 with two classes)."""
 FEWEST = 3
-"""Pairs of readings; fewer can't tell chance from a trace."""
+"""Minimum number of pairs; with fewer, chance cannot be ruled out."""
 
 Finding = Literal["clear", "possible", "trace", "weak"]
 Kind = Literal["exact", "conditional", "clear", "possible", "trace", "weak", "nothing"]
@@ -40,7 +40,7 @@ _GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
 
 
 class Pair(NamedTuple):
-    """A reading of a task, or of all of them, and the same on the retrained model."""
+    """A metric of one task, or of all tasks, on this model and on the retrained model."""
 
     task: int | None
     here: float
@@ -52,14 +52,14 @@ class Outcome:
     """Outcome of one test.
 
     Attributes:
-        reading: that was compared.
-        finding: ``trace``; ``possible``: a reading exceeds the retrained model's by more than its tolerance, and chance
-            is not ruled out; ``weak``: the test could not have found a trace; ``clear``: it could, and did not.
-        why: the finding's reason, where the numbers alone do not say it.
-        here: of the model, over seeds.
-        there: of the retrained model, over seeds.
-        pairs: readings of a task and seed that were compared.
-        at_most: by how much the model exceeds the retrained one at most, with 95 % confidence; None for a single pair.
+        reading: the test.
+        finding: ``trace``; ``possible``: the excess over the retrained model is above the tolerance, but may be chance;
+            ``weak``: the test could not have found a trace; ``clear``: it could have, but did not.
+        why: reason for the finding, if the numbers do not show it.
+        here: the metric of this model over seeds.
+        there: the metric of the retrained model over seeds.
+        pairs: number of compared pairs of task and seed.
+        at_most: upper bound of the excess over the retrained model, with 95 % confidence; None for a single pair.
     """
 
     reading: Reading
@@ -73,20 +73,20 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on all runs of a strategy, and the outcomes that it rests on."""
+    """Verdict on all runs of a strategy, and the outcomes of its tests."""
 
     kind: Kind
     claim: str
     outcomes: Sequence[Outcome]
     beside: str = ""
-    """What else is to be known of its runs: that they obey nothing, or have not ended."""
+    """Notes on the runs: requests not obeyed, records missing, or runs that stopped early."""
 
     def __str__(self) -> str:
         return WORDS[self.kind]
 
     @property
     def why(self) -> str:
-        """Reason of the verdict, in a few words."""
+        """Short reason for the verdict."""
         return "; ".join(words for words in (self._reason, self.beside) if words)
 
     @property
@@ -105,14 +105,14 @@ class Verdict:
 
 
 def verdict_of(runs: Sequence[Run]) -> Verdict:
-    """Verdict on runs of one strategy, a run per seed, at the end of their streams.
+    """Return the verdict on runs of one strategy, one run per seed, at the end of the stream.
 
-    ``exact`` is claimed by all records and contradicted by no test: not even by a reading within its tolerance that
-    is not the retrained model's own, as equal bits read the same. A trace that one test finds is a trace, and one that
-    it can't rule out leaves all undecided. No trace is found where every test could have found one, and did not.
+    ``exact`` needs the claim of all records and no contradicting test. Any difference from the retrained model, even
+    within the tolerance, contradicts it, because equal bits give equal metrics. One test with a trace decides for
+    ``trace``; one possible trace leaves the verdict undecided. ``clear`` needs every test to be able to find a trace.
     """
     said, beside = claim_of(runs), "; ".join(_beside(runs))
-    if not any(run.last.unlearned or run.last.parts for run in runs):  # nothing was asked for, or it was learned again
+    if not any(run.last.unlearned or run.last.parts for run in runs):  # no request, or learned again
         return Verdict("nothing", said, (), beside)
     by_construction: dict[str, Kind] = {"exact": "exact", "conditional": "conditional"}
     outcomes = list(_outcomes(runs, exact=said in by_construction))
@@ -144,7 +144,7 @@ def _beside(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _outcomes(runs: Sequence[Run], exact: bool) -> Iterator[Outcome]:
-    """Outcomes of the tests of whole tasks where some are gone, and of samples where some are; of several JSDs one."""
+    """Yield the outcomes of the tests of unlearned tasks and of unlearned samples, and one outcome for all JSDs."""
     whole, parts = any(run.last.unlearned for run in runs), any(run.last.parts for run in runs)
     tests = [reading for reading in READINGS if (parts if reading.of_samples else whole)]
     yield from (_outcome(reading, runs, exact) for reading in tests)
@@ -173,14 +173,14 @@ def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
-    """Tell whether a reading is not that of a model with the retrained one's bits."""
-    if reading.in_floors:  # of the JSD itself, which equal bits have none of
+    """Return True if a metric differs from the retrained model's."""
+    if reading.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
 
 
 def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
-    """Compare a reading with the same on the retrained model, task by task and seed by seed."""
+    """Compare a metric with its value on the retrained model, for each task and seed."""
     here, there = (spread(run.last.number(name) for run in runs) for name in (reading.metric, reading.compared))
     pairs = [pair for run in runs for pair in _pairs(reading, run)]
 
@@ -205,7 +205,7 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
         if reading.wider and (wider is None or here.mean <= wider.mean):
             return found("possible", "within another seed's floor" if wider else "no seed floor was measured")
         return found("trace")
-    # One task or one seed by itself varies more than the mean of all: twice the tolerance.
+    # Allow twice the tolerance for one task or one seed, because these vary more than the mean of all.
     by_task: dict[int | None, list[Pair]] = {}
     for pair in pairs:
         by_task.setdefault(pair.task, []).append(pair)
@@ -225,20 +225,20 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
 
 
 def _pairs(reading: Reading, run: Run) -> list[Pair]:
-    """Pairs of the tasks; where no task has both readings, that of all tasks."""
+    """Return the pairs of all tasks with both values; if there are none, the pair of the mean over tasks."""
     here, there = (run.last.numbers.get(name, {}) for name in (reading.metric, reading.compared))
     shared = [task for task in here if task in there]
     return [Pair(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
-    """Forgotten tasks that a run has no reading of."""
+    """Return the unlearned tasks without a measured pair."""
     read = {pair.task for pair in _pairs(reading, run)}
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 
 
 def _exceeds(reading: Reading, pairs: Sequence[Pair]) -> bool:
-    """Tell whether a part of the pairs exceeds twice the tolerance."""
+    """Return True if the mean excess of some pairs is above twice the tolerance."""
     if not pairs:
         return False
     ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)
@@ -250,7 +250,7 @@ def _tolerance(reading: Reading, there: float) -> float:
 
 
 def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """One-sided bounds of the mean difference, 95 % each, by Student's t over the pairs."""
+    """Return one-sided 95 % bounds of the mean difference, by Student's t over the pairs."""
     if len(ours) < 2:
         return -math.inf, math.inf
     test = paired_test(ours, theirs, confidence=0.9)
@@ -258,7 +258,7 @@ def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, floa
 
 
 def verdicts_as_text(entries: Sequence[Entry]) -> str:
-    """A line per strategy: its name and the verdict on its runs."""
+    """Return one line per strategy with its name and verdict."""
     width = max(len(entry.name) for entry in entries)
     found = [(entry.name, verdict_of(entry.runs)) for entry in entries]
     return "\n".join(f"{name:{width}}  {one}{f' ({one.beside})' * bool(one.beside)}" for name, one in found)

@@ -1,4 +1,4 @@
-"""Wording of numbers: with their units, and the range over seeds where there are several."""
+"""Format numbers as text, with units and the range over seeds."""
 
 from collections.abc import Callable, Collection
 from typing import Any
@@ -8,43 +8,43 @@ from avalanche_amnesia.evaluation.resolution import two_digits
 from avalanche_amnesia.lab.report.reading import Spread
 
 MISSING = "–"
-_SPACE = "\u00a0"  # a number and its unit stay on one line
+_SPACE = "\u00a0"  # no line break between a number and its unit
 
 
 def percent(value: float) -> str:
-    """A share: ``61.1 %``."""
+    """Format a fraction as a percentage: ``61.1 %``."""
     return f"{100 * value:.1f}{_SPACE}%"
 
 
 def points(value: float) -> str:
-    """A difference of shares: ``+0.7 points``."""
+    """Format a difference of fractions in percentage points: ``+0.7 points``."""
     rounded = round(100 * value, 1)
     sign = "−" if rounded < 0 else "+"
     return f"{sign}{abs(rounded):.1f}{_SPACE}points" if rounded else f"0.0{_SPACE}points"
 
 
 def times(value: float) -> str:
-    """A ratio: ``1.8 ×``."""
+    """Format a ratio: ``1.8 ×``."""
     return f"{two_digits(value)}{_SPACE}×"
 
 
 def share(value: float) -> str:
-    """A number between 0 and 1: ``0.64``."""
+    """Format a number between 0 and 1: ``0.640``."""
     return f"{value:.3f}"
 
 
 def seconds(value: float) -> str:
-    """A time with a unit that fits."""
+    """Format a time with a suitable unit."""
     return seconds_in_words(value).replace(" ", _SPACE)
 
 
 def unitless(words: str) -> str:
-    """A number's words without its unit."""
+    """Remove the unit from a formatted number."""
     return words.partition(_SPACE)[0]
 
 
 def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
-    """A number over seeds: the mean, and behind it the range if there is one; a dash for None."""
+    """Format a number over seeds: the mean, and the range if the seeds differ; a dash for None."""
     if value is None:
         return MISSING
     mean, low, high = words(value.mean), words(value.low), words(value.high)
@@ -56,11 +56,11 @@ def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
 
 
 def listed(items: Collection[Any]) -> str:
-    """``0``, ``0 and 1``, ``0, 1 and 4``."""
+    """Join items to a list: ``0``, ``0 and 1``, ``0, 1 and 4``."""
     words = [str(item) for item in items]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def tasks(labels: Collection[int]) -> str:
-    """``task 0``, ``tasks 0, 1 and 4``, ``no task``."""
+    """List tasks: ``task 0``, ``tasks 0, 1 and 4``, ``no task``."""
     return f"task{'s' * (len(labels) > 1)} {listed(labels)}" if labels else "no task"

@@ -1,4 +1,4 @@
-"""Runs: the main job, the store of states, and the command line."""
+"""Run and measure a stream with requests, and store the states of runs."""
 
 from avalanche_amnesia.faces import face
 

@@ -1,4 +1,4 @@
-"""Facts that a training depends on and no setting shows: hooks, replaced methods, tensors' values, a script's code."""
+"""Facts that affect a training but are no settings: hooks, replaced methods, tensor values and the user's code."""
 
 import hashlib
 import sys
@@ -22,14 +22,14 @@ from avalanche_amnesia.unlearning.assumptions import hooks_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
-"""Packages whose objects lead to strategies, streams and loggers, of which the state or the data have what counts."""
+"""Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
 _WRAPPERS = (staticmethod, classmethod, cached_property, property)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
-    """By name, what a step begins with, and what may not change between two steps of a run."""
+    """Return, by name, the facts that must not change between two steps of a run."""
     model, optimizer = strategy.model, strategy.optimizer
     tensors: dict[str, Tensor] = dict(model.state_dict())
     facts: dict[str, Any] = {}
@@ -51,22 +51,22 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
     skip = [strategy, optimizer, strategy.evaluator, *strategy.plugins]
     facts |= dict(memory_of(strategy._criterion, "criterion", skip, Parts(model)))
-    facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # take less time than hashes
+    facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # faster than hashes
     facts |= {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
 
 
 def _is_a_script_s(plugin: Any) -> bool:
-    """Tell whether a plugin is the script's own, and no evaluation can change it."""
+    """Return True if a plugin is the user's own and listens to no evaluation event, so evaluations cannot change it."""
     evaluates = any("_eval" in event and listens(plugin, event) for event in dir(plugin))
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
 
 
 def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[str]:
-    """Lines that differ where functions or classes differ that some objects lead to, or anything that these use.
+    """Return sorted lines that describe the code reachable from some objects: functions, classes, and their contents.
 
-    They tell what no rehearsal sees, as it acts later than that: in a plugin, at the end of an epoch, in some samples.
-    What classes of a script hold is followed; of what their objects hold only numbers count, as it may be a cache.
+    A rehearsal of the first steps misses code that runs later: in a plugin, at the end of an epoch, for some samples.
+    Attributes of the user's classes are followed. For their instances only numbers count: the rest may be caches.
     """
     reached = [thing for _, thing in reachable(list(roots), skip=skip, enter=of_anybody)]
     functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
@@ -76,11 +76,11 @@ def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[
         (thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (bool, int, float, str)
     )
     lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
-    seen = {id(thing): thing for thing in skip}  # an id is a name only as long as its object lives
+    seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
     while stack:
         thing = stack.pop()
         if isinstance(thing, (*_PLAIN, Tensor, CodeType, ModuleType)) or id(thing) in seen or _is_installed(thing):
-            continue  # the line of what holds a plain value has it
+            continue  # plain values are in the line of their owner
         seen[id(thing)] = thing
         name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
         parts = dict(_parts(thing))
@@ -90,7 +90,7 @@ def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Parts of a function, a class or another object, with their places in it."""
+    """Yield the parts of a function, class or instance with their places in it."""
     if isinstance(thing, type):
         yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
         yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
@@ -105,24 +105,24 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _as_text(part: object) -> str:
-    """Text of a plain value, a tensor or code; of anything else its kind: it is followed by itself."""
+    """Return text for a plain value, a tensor or code, and the class name for any other object."""
     if isinstance(part, _PLAIN):
         return repr(part)
     if isinstance(part, Tensor):
         return tensor_hash(part)
     if isinstance(part, np.ndarray):
         return f"{part.dtype} {part.shape} {hashlib.sha256(part.tobytes()).hexdigest()}"
-    if isinstance(part, CodeType):  # the first constant of a function is its docstring
+    if isinstance(part, CodeType):  # without the docstring, a function's first constant
         constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
         return f"{part.co_code.hex()} {part.co_names} {constants}"
     return type(part).__qualname__
 
 
 def _is_installed(thing: Any) -> bool:
-    """Tell whether a class or function is an installed package's, or an object one of the hosts'."""
+    """Return True for a class or function of an installed package, and for an instance of a class in ``_HOSTS``."""
     is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
     top = str((thing if is_named else type(thing)).__module__).split(".")[0]
-    if not is_named or top == "__main__":  # whatever file that is: a worker's own is none of the script
+    if not is_named or top == "__main__":  # the user's script, although a worker's file is not
         return top in _HOSTS
     module = sys.modules.get(top)
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
@@ -134,8 +134,8 @@ def memory_of(
 ) -> tuple[tuple[str, str], ...]:
     """Return path and value of every reachable tensor and number; tensors as hashes.
 
-    Numbers in attributes, containers, closures and the globals that a function names count too: two calls give the same
-    as long as nothing of it has changed.
+    Numbers in attributes, containers, closures and the globals of functions are included. Two calls return the same
+    result as long as none of these values changes.
     """
     found: list[tuple[str, str]] = []
     for path, thing in reachable(root, name, skip, beside=beside):
@@ -157,7 +157,7 @@ def held(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Globals that code names, in functions inside it too, and what it may name of modules among them."""
+    """Yield the globals that code uses, also in nested functions, and the attributes it may use of global modules."""
     for name in code.co_names:
         value = around.get(name)
         if isinstance(value, ModuleType):

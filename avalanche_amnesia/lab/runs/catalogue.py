@@ -1,4 +1,4 @@
-"""Data sets that the streams read: what they are, where their files lie, and whether they are there."""
+"""Data sets of the streams: their contents, their files, and how to download them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from avalanche_amnesia.contrib.streams.image_sets import JPEG
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set below a data root; its files are patterns, each of which one file at least must match."""
+    """A data set below a data root; ``files`` are patterns, and each must match at least one file."""
 
     name: str
     content: str
@@ -17,11 +17,11 @@ class DataSet:
     downloads: bool = True
 
     def is_there(self, root: Path | None) -> bool:
-        """Tell whether all files lie below a data root; their content is not looked at."""
+        """Return True if all files exist below a data root; their content is not checked."""
         return not self.files or (root is not None and all(any(root.glob(pattern)) for pattern in self.files))
 
     def download(self, root: Path) -> None:
-        """Let torchvision fetch what is missing."""
+        """Download missing files with torchvision."""
         if not self.downloads:
             raise ValueError(f"{self.name} can't be downloaded by torchvision: put {', '.join(self.files)} into {root}")
         from torchvision import datasets

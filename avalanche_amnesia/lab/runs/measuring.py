@@ -1,4 +1,4 @@
-"""One run of a stream with requests, evaluated after every task with all metrics that are shown, into a log."""
+"""Run a stream with requests, evaluate all metrics of the report after every task, and log them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +32,7 @@ from avalanche_amnesia.saving.files import replace_file
 from avalanche_amnesia.training.host.lookup import remaining_experiences
 
 VERDICT = "Verdict"
-"""Name of the verdict on a run in its log and at W&B, in the report's words."""
+"""Name of a run's verdict in its log and at W&B."""
 
 
 def measure_run(
@@ -48,23 +48,23 @@ def measure_run(
     store: Any = None,
     workers: int = 0,
 ) -> Any:
-    """Run a benchmark with requests through a strategy, with every metric of the report and every reference.
+    """Train a strategy on a benchmark with requests, and log every metric of the report.
 
     Args:
-        name: of the run.
-        make_strategy: as for :class:`References`.
-        benchmark: from ``with_unlearning``.
-        folder: for the log (``run.jsonl``), which :func:`~avalanche_amnesia.lab.report.read_run` reads. It is put there
-            once the run is over, in place of an earlier one.
-        settings: of the run, as plain values: runs whose settings differ only in ``seed`` are reported as one.
-        noise_floor: which floors to measure.
-        loggers: further Avalanche loggers; those of this package get the run's verdict.
-        progress: called with a few words whenever a step is finished; once per task.
+        name: name of the run.
+        make_strategy: function that builds strategies, as for :class:`References`.
+        benchmark: benchmark from ``with_unlearning``.
+        folder: folder for the log (``run.jsonl``), which :func:`~avalanche_amnesia.lab.report.read_run` reads. The log
+            is written at the end of the run and replaces an earlier one.
+        settings: plain values; runs with settings that differ only in ``seed`` are reported as one.
+        noise_floor: noise floors to measure.
+        loggers: additional Avalanche loggers; this package's loggers also receive the run's verdict.
+        progress: called with a short text after every task.
         store: a :class:`RunStore` for the references; by default a temporary one.
-        workers: processes that train references while the run goes on (:class:`ReferenceWorkers`).
+        workers: number of processes that train references during the run (:class:`ReferenceWorkers`).
 
     Returns:
-        The strategy as it ends.
+        The strategy at the end of the run.
     """
     ahead = ReferenceWorkers(workers) if workers else None
     references = References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
@@ -78,13 +78,13 @@ def measure_run(
                 if left:
                     strategy.eval(left)
                 else:
-                    log.log_events()  # the task is over, though nothing is left to be evaluated
+                    log.log_events()  # no task remains to be evaluated
                 progress(f"{name}: task {experience.task_label}")
             verdict = str(verdict_of([read_run(place)]))
             for logger in (log, *loggers):
                 if isinstance(logger, RunLogger):
                     logger.log_values({VERDICT: verdict})
-        for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):  # the log behind its records
+        for file in sorted(path for path in Path(place).rglob("*") if path.is_file()):  # records first, the log last
             kept = Path(folder) / file.relative_to(place)
             kept.parent.mkdir(parents=True, exist_ok=True)
             replace_file(kept, file.read_bytes())
@@ -92,7 +92,7 @@ def measure_run(
 
 
 def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
-    """Every metric that is shown."""
+    """Return all metrics of the report."""
     requests = [request for each in benchmark.train_stream for request in getattr(each, "requests", ())]
     of_samples = any(request.is_partial for request in requests)
     return [

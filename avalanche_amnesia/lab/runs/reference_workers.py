@@ -1,4 +1,4 @@
-"""Processes that train references before they are asked for."""
+"""Worker processes that train references before metrics need them."""
 
 import functools
 import tempfile
@@ -15,18 +15,18 @@ from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.executors.process import worker_processes
 
 _loaded: tuple[str, Any] = ("", None)
-"""References that this process trains, where it is a worker, and the file that they came from."""
+"""In a worker: the file of the references loaded last, and these references."""
 
 
 class ReferenceWorkers:
-    """Worker processes on the cores that a run leaves idle; what they train lies in the references' store.
+    """Trains references in worker processes on idle cores; the results are stored in the references' store.
 
-    All of a process are the same ones, which end with the program, or when nothing was asked of them for a minute; what
-    they have not begun when the references go is left. Where a worker fails, the run trains what is missing itself, and
-    meets the error there.
+    All objects of a program share one pool of workers, which end with the program or after an idle minute. Once the
+    references are deleted, waiting trainings are skipped. If a worker fails, the run trains the missing reference and
+    raises the error there. Create one object per :class:`~avalanche_amnesia.evaluation.References`.
 
     Args:
-        n: how many at a time, at least 1; one object per :class:`~avalanche_amnesia.evaluation.References`.
+        n: number of workers, at least 1.
     """
 
     def __init__(self, n: int = 1) -> None:
@@ -35,35 +35,35 @@ class ReferenceWorkers:
         self._trainings: list[Any] = []
 
     def begin(self, references: References, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Train what these references will be asked for, in this order."""
+        """Start training the models on these paths, in this order."""
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
-        file.write_bytes(cloudpickle.dumps({name: getattr(references, name) for name in names}))  # may be large: once
+        file.write_bytes(cloudpickle.dumps({name: getattr(references, name) for name in names}))  # written once
         executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
         _end_with_the_program(executor)
 
     def failure(self) -> BaseException | None:
-        """The first error that a worker met."""
+        """Return the first error of a worker, or None."""
         ended = [training for training in self._trainings if training.done()]
         return next((error for training in ended if (error := training.exception()) is not None), None)
 
 
 @functools.cache
 def _end_with_the_program(executor: Any) -> None:
-    """Kill workers at the end of the program: the store holds whole states only, and nobody waits for these.
+    """Kill workers at the end of the program; this is safe because the store contains complete states only.
 
-    Called behind the first submission: threading's hooks run last in, first out, and loky's own, which waits for
-    what is still training, must come later.
+    Call this after the first submission: threading's exit hooks run in reverse order of registration, and this hook
+    must run before loky's hook, which waits for running trainings.
     """
     threading._register_atexit(functools.partial(executor.shutdown, wait=False, kill_workers=True))  # type: ignore
 
 
 def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, path: tuple[int, ...]) -> None:
-    """Train one reference, computing as the process does that asks for it."""
+    """Train one reference with the torch settings of the main process."""
     global _loaded
-    if not Path(file).exists():  # the references went, and the folder with them
+    if not Path(file).exists():  # deleted together with the references
         return
     threads, deterministic, dtype = settings
     torch.set_num_threads(threads)

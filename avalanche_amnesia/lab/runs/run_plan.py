@@ -1,4 +1,4 @@
-"""Plan of a stream's runs through a store: what would be trained, what is there, and roughly how long it takes."""
+"""Plans of runs with a store: number of trainings, number of stored results, and estimated time."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _GROUPS = {"full": "full runs", "same": "references", "order": "floors", "seed":
 
 @dataclass(frozen=True)
 class PlannedRuns:
-    """Trainings of a group of runs."""
+    """Number of trainings of a group of runs: all, shared with earlier groups, and already stored."""
 
     what: str
     trainings: int
@@ -27,20 +27,20 @@ class PlannedRuns:
 
     @property
     def to_compute(self) -> int:
-        """Trainings that are left."""
+        """Number of trainings left to do."""
         return self.trainings - self.shared - self.there
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Runs by group, and seconds of all that is left, at the mean of the store's trainings; None while it has none."""
+    """Planned runs by group, and estimated seconds, from the store's mean training time; None if the store is empty."""
 
     runs: tuple[PlannedRuns, ...]
     seconds: float | None
 
     @property
     def summary(self) -> str:
-        """Jobs left to do, in a sentence."""
+        """One sentence about the trainings left to do."""
         trainings, left = sum(r.trainings for r in self.runs), sum(r.to_compute for r in self.runs)
         if not left:
             return f"Nothing is left to train: all of {trainings} trainings are there, or shared."
@@ -56,7 +56,7 @@ class RunPlan:
 
 
 def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore) -> RunPlan:
-    """Work out what a stream with requests costs, with its full model and its references after each evaluation."""
+    """Return the plan for a stream with requests: main run, full model, and references after each evaluation."""
     main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
     beside = reference_paths(make_strategy, benchmark, store, ("full", "same"))
     return plan_paths({"main run": [main.keys_of(benchmark.train_stream)], **beside}, store)
@@ -65,7 +65,7 @@ def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore
 def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> dict[str, list[list[str]]]:
-    """Group → keys of the states on the way to every model that metrics will ask for."""
+    """Return, by group, the keys of the states on the way to every model that the metrics need."""
     paths: dict[str, list[list[str]]] = {}
     for kind in kinds:
         references = References(make_strategy, benchmark)
@@ -80,7 +80,7 @@ def reference_paths(
 def plan_paths(
     paths: Mapping[str, Iterable[Sequence[str]]], store: RunStore, beside: Sequence[PlannedRuns] = ()
 ) -> RunPlan:
-    """Work out what is left of some paths through a store, each state counted once."""
+    """Return the plan for some paths through a store, with each state counted once."""
     counted: set[str] = set()
     runs = list(beside)
     for what, of_paths in paths.items():

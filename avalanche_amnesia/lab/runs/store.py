@@ -1,4 +1,4 @@
-"""Store of runs: every state that a training or an unlearning leads to, computed once, whichever run asks for it."""
+"""Store of the states after trainings and unlearnings: runs share states, so each is computed only once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unlearning.assumptions import hooks_of
 
 _STEPS = 3
-"""First mini-batches of a training that tell it from others."""
+"""Number of first mini-batches that enter the key of a training."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Node:
     """One state in a store.
 
     Attributes:
-        key: hash of all that it depends on; of the end of a logged run that of its settings and numbers.
-        parent: key of the state before it; empty for the end of a logged run.
-        trained: tasks that were trained on the way to it, in order.
-        step: what leads to it from its parent: ``train 3`` or ``unlearn 0, 2``.
-        seconds: that the step took.
-        nbytes: of its own file; tensors are shared between nodes.
-        used: when it was written or last used, seconds since the epoch.
+        key: hash of everything that the state depends on.
+        parent: key of the state before the step.
+        trained: tasks trained on the way to this state, in order.
+        step: step from the parent: ``train 3`` or ``unlearn 0, 2``.
+        seconds: duration of the step.
+        nbytes: size of the node's own file; nodes share files of tensors.
+        used: time of the last write or read, in seconds since the epoch.
     """
 
     key: str
@@ -65,24 +65,24 @@ class Node:
 class RunStore:
     """A directory of states, one per training or unlearning, shared by all runs, references and processes.
 
-    The key of a state is a hash of the state before it and of the step: the strategy as it was built (method, settings,
-    initial weights, seed), versions of the packages, code and values of the user's parts, and the task's samples, first
-    mini-batches and requests. A state is written as a whole or not at all, under a lock of the file system
-    (``fcntl``), so that several processes compute none twice.
+    The key of a state is a hash of the state before it and of the step. It covers the new strategy (method, settings,
+    initial weights, seed), package versions, code and plain values of the user's parts, and the task's samples, first
+    mini-batches and requests. A state is written completely or not at all, under a file lock (``fcntl``), so that no
+    state is computed twice by several processes.
 
-    It holds models that know every task. To erase one, prune it (:meth:`prune`).
+    The stored models still know unlearned tasks. To erase a task, delete its states with :meth:`prune`.
 
     Args:
-        path: the directory, made if it does not exist; None: a temporary one, which goes with the process.
-        keep: bytes that it may take: beyond that the states that were not used for longest go; None: no limit.
+        path: the directory, created if missing; None: a temporary one, deleted with the process.
+        keep: maximum number of bytes; least recently used states are deleted beyond it. None: no limit.
 
     Raises:
-        StateError: if the directory holds anything else.
+        StateError: the directory contains other files.
     """
 
     def __init__(self, path: str | Path | None = None, *, keep: int | None = None) -> None:
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
-        if path is None:  # a worker that was just ended may still write
+        if path is None:  # ignore errors of the clean-up: a worker may still be writing
             self._temporary = tempfile.TemporaryDirectory(prefix="amnesia-runs-", ignore_cleanup_errors=True)
             path = self._temporary.name
         self.path = Path(path)
@@ -96,20 +96,20 @@ class RunStore:
                 (self.path / name).mkdir(parents=True, exist_ok=True)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_temporary": None}  # another process opens the directory, and leaves it there
+        return {**self.__dict__, "_temporary": None}  # a copy in another process must not delete it
 
     def run(self, strategy: Strategy) -> StoredRun:
-        """A run that begins with a strategy as it was built, and finds its states here or puts them here."""
+        """Return a run of a new strategy that reads its states from this store or adds them."""
         return StoredRun(self, strategy)
 
     def nodes(self) -> list[Node]:
-        """All states, those that were used last in front."""
+        """Return all states, most recently used first."""
         found = []
         for folder in (self.path / "nodes").iterdir():
             try:
                 body, _ = read_body(folder)
                 status = (folder / STATE).stat()
-            except (StateError, OSError):  # another process removes it, or was killed before it was whole
+            except (StateError, OSError):  # another process deletes it, or was killed while writing it
                 continue
             node = body["node"]
             node["trained"] = tuple(node["trained"])
@@ -117,7 +117,7 @@ class RunStore:
         return sorted(found, key=lambda node: -node.used)
 
     def nbytes(self) -> int:
-        """Bytes that all files take."""
+        """Return the size of all files."""
         size = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -126,18 +126,18 @@ class RunStore:
         return size
 
     def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
-        """Delete states, and the tensors that no other state names.
+        """Delete states, and tensors that no remaining state uses.
 
         Args:
-            keep: bytes that may stay: the states that were not used for longest go; None: as many as there are.
-            tasks: every state goes on whose way one of these was trained, unlearned later or not.
-            spare: keys of states that stay.
+            keep: number of bytes to keep: the least recently used states are deleted first; None: no limit.
+            tasks: delete every state with one of these tasks in its history, even if it was unlearned later.
+            spare: keys of states that must stay.
 
         Returns:
-            Bytes that were freed.
+            Number of freed bytes.
 
         Raises:
-            ValueError: if neither ``keep`` nor ``tasks`` says what may go.
+            ValueError: neither ``keep`` nor ``tasks`` is given.
         """
         if keep is None and not tasks:
             raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
@@ -159,7 +159,7 @@ class RunStore:
                 if folder.name not in keys:
                     (folder / STATE).unlink(missing_ok=True)
                     shutil.rmtree(folder)
-            for file in (self.path / "blobs").iterdir():  # last: killed in between, no state lacks any
+            for file in (self.path / "blobs").iterdir():  # last: an interruption leaves every state whole
                 if BLOB.fullmatch(file.name) and file.name not in named_by:
                     file.unlink()
             return before - self.nbytes()
@@ -167,29 +167,29 @@ class RunStore:
     # For a run ------------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
-        """Tell whether a state is there."""
+        """Return True if a state is in the store."""
         return (self._folder(key) / STATE).is_file()
 
     def read(self, key: str) -> tuple[dict[str, Any], Parts]:
-        """A state; it counts as used now."""
+        """Return a state and mark it as used now."""
         os.utime(self._folder(key) / STATE)
         return read_state(self._folder(key), self.path / "blobs")
 
     def files(self, key: str) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Body of a state, and the files of its parts by their places in it."""
+        """Return the body of a state, and the files of its tensors by their places in the state."""
         body, names = read_body(self._folder(key))
         return body, {place: self.path / "blobs" / name for place, name in names.items()}
 
     def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
-        """Put a state in, and delete others where that takes the store beyond its limit."""
-        with self.lock("store"):  # nobody sweeps while files are there that no state names yet
+        """Add a state, and delete old states if the store exceeds its limit."""
+        with self.lock("store"):  # no pruning while new tensors are not yet part of a state
             write_state(self._folder(key), body, parts, self.path / "blobs")
         if self.keep is not None and self.nbytes() > self.keep:
             self.prune(self.keep, spare=[key])
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Lock of a state that is computed, or of the store; it ends with its process, however that ends."""
+        """Hold the lock of a state or of the store; a crash of the process releases it, too."""
         lock = FileLock(self.path / "locks" / name)
         with writing(self.path):
             lock.acquire()
@@ -204,7 +204,7 @@ class RunStore:
 
 @dataclass(frozen=True)
 class _Step:
-    """One training or unlearning of a run: key of the state that it leads to, and how."""
+    """One training or unlearning of a run, and the key of the resulting state."""
 
     key: str
     parent: str
@@ -214,18 +214,18 @@ class _Step:
 
 
 class StoredRun:
-    """A path through a store: trains and unlearns where no state is there yet, and takes it from there where it is.
+    """A run of a strategy that loads each state from a store, and trains or unlearns only if the state is missing.
 
-    Where a strategy holds what can't be saved (see :func:`~avalanche_amnesia.training.save_state`), a training is not
-    repeatable, or somebody changed the strategy between two steps, that is told once, and its states from there on are
-    this run's only.
+    The run warns once and stops sharing its states if the strategy cannot be saved (see
+    :func:`~avalanche_amnesia.training.save_state`), a training is not repeatable, or the strategy was changed between
+    two steps.
 
     Args:
-        store: for its states.
-        strategy: as it was built; from here on the run's own.
+        store: the store of its states.
+        strategy: a new strategy; only the run may use it from now on.
 
     Attributes:
-        computed: steps that this run computed itself; all others were there.
+        computed: number of steps that this run computed itself instead of loading them.
     """
 
     def __init__(self, store: RunStore, strategy: Strategy) -> None:
@@ -236,7 +236,7 @@ class StoredRun:
         self._data: dict[tuple[int, str], tuple[Any, str]] = {}
         self.computed = 0
         try:
-            self._fresh = deepcopy(encoded_state(strategy))  # its tensors are the strategy's own
+            self._fresh = deepcopy(encoded_state(strategy))  # a copy, because its tensors are shared with the strategy
         except StateError as error:
             self._tell(error)
         self._root = self._held = _root_key(strategy, self._fresh)
@@ -244,38 +244,38 @@ class StoredRun:
 
     @property
     def stored(self) -> bool:
-        """False: the strategy's states can't be saved or shared, and are this run's only."""
+        """True if the strategy's states are saved and shared."""
         return self._fresh is not None
 
     @property
     def key(self) -> str:
-        """Key of the state at which the run stands."""
+        """Key of the current state."""
         return self._path[-1].key if self._path else self._root
 
     @property
     def trained(self) -> tuple[int, ...]:
-        """Tasks that were trained so far, in order, whether unlearned later or not."""
+        """Tasks trained so far, in order, including unlearned tasks."""
         return self._path[-1].trained if self._path else ()
 
     @property
     def strategy(self) -> Any:
-        """The strategy, in the state at which the run stands."""
+        """The strategy in the run's current state."""
         if self._held != self.key:
             self._settle()
         return self._strategy
 
     def restart(self) -> None:
-        """Go back to the strategy as it was built; a StateError where its states can't be saved."""
+        """Restore the new strategy; raise StateError if its states cannot be saved."""
         if self._path and not self.stored:
             raise StateError("the states of this run are not stored, so it can't go back: build the strategy again")
         self._path = []
 
     def train(self, experience: Any, **options: Any) -> None:
-        """Train a task, with the requests that its experience carries.
+        """Train a task, and process the requests of its experience.
 
         Args:
-            experience: of the strategy's stream.
-            options: of ``strategy.train``.
+            experience: experience of the strategy's stream.
+            options: options of ``strategy.train``.
         """
         self._go(
             key=self._key_of_training(self.key, experience, options),
@@ -288,7 +288,7 @@ class StoredRun:
         before = set(script_code([experience.dataset]))
         self._strategy.train(experience, **options)
         changed = sorted(before ^ set(script_code([experience.dataset])))
-        if self.stored and changed:  # a run that took this task from the store would train the next one on other data
+        if self.stored and changed:  # a run that loads this task skips the change
             self._fresh = None
             self._tell(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
 
@@ -296,14 +296,14 @@ class StoredRun:
         """Unlearn tasks.
 
         Args:
-            tasks: as for ``strategy.unlearn``.
-            options: of ``UnlearningPlugin.unlearn``.
+            tasks: tasks, as for ``strategy.unlearn``.
+            options: options of ``UnlearningPlugin.unlearn``.
 
         Returns:
-            The record; of a state that was there already, the one of its own unlearning.
+            The record; if the state was loaded, the record of the original unlearning.
 
         Raises:
-            RequestError: if the strategy does not unlearn, or not these tasks now; the run stays where it is.
+            RequestError: the strategy cannot unlearn, or not these tasks now; the run's state is unchanged.
         """
         tasks = sorted(tasks)
         if unlearning_of(self._strategy) is None:
@@ -320,15 +320,15 @@ class StoredRun:
         return record
 
     def seconds(self) -> float:
-        """Seconds that the last step took, when it was computed."""
+        """Return the duration of the last step, measured when it was computed."""
         if self.key not in self._seconds:
             with suppress(StateError):
                 return float(self._store.files(self.key)[0]["node"]["seconds"])
-            self._settle()  # another process has deleted it
+            self._settle()  # compute it again: another process has deleted it
         return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
-        """Keys of the states that training some tasks from the beginning would lead to; computes nothing."""
+        """Return the keys of the states after training some tasks from the beginning, without training."""
         keys: list[str] = []
         for experience in experiences:
             keys.append(self._key_of_training(keys[-1] if keys else self._root, experience, options))
@@ -358,8 +358,7 @@ class StoredRun:
 
     def _go(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
         self._leave_if_changed()
-        # What is this run's only has a key that nobody else can have.
-        key = key if self.stored else os.urandom(16).hex()
+        key = key if self.stored else os.urandom(16).hex()  # a random key is never shared
         self._path.append(_Step(key, self.key, name, (*self.trained, *trained), do))
         try:
             if not (self.stored and self._store.has(key)):
@@ -369,7 +368,7 @@ class StoredRun:
             raise
 
     def _leave_if_changed(self) -> None:
-        """Share nothing more once the strategy is not as the run left it: no key holds what somebody else did to it."""
+        """Stop sharing states if other code has changed the strategy, because the keys do not cover such changes."""
         if not self.stored or not self._held:
             return
         now = facts_of(self._strategy)
@@ -385,7 +384,7 @@ class StoredRun:
         self._tell(reason)
 
     def _settle(self) -> None:
-        """Bring the strategy to where the run stands: from the last state that is there, computing the rest."""
+        """Bring the strategy to the current state: load the last stored state and compute the steps after it."""
         ahead: list[_Step] = []
         for step in reversed(self._path):
             if self._held == step.key or self._takes(step.key):
@@ -402,12 +401,12 @@ class StoredRun:
                     self._compute(step)
 
     def _go_to_root(self) -> None:
-        self._held = ""  # interrupted, the strategy is in no state
+        self._held = ""  # after an interruption the strategy is in no known state
         give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
         self._stands_at(self._root)
 
     def _takes(self, key: str) -> bool:
-        """Give the strategy a state of the store, if it is there and whole."""
+        """Load a state into the strategy; return False if it is missing or broken."""
         if not self.stored or not self._store.has(key):
             return False
         self._held = ""
@@ -430,7 +429,7 @@ class StoredRun:
 
     def _compute(self, step: _Step) -> None:
         started = perf_counter()
-        self._held = ""  # whatever interrupts the step: where it began is read again
+        self._held = ""  # after an interruption the previous state is loaded again
         step.do()
         self._stands_at(step.key)
         self._seconds[step.key] = perf_counter() - started
@@ -450,11 +449,11 @@ class StoredRun:
 
 
 def _facts_of_data(experience: Any) -> list[Any]:
-    """An experience's samples, the code that makes them, its requests, and the tasks of its stream.
+    """Return an experience's samples, the code that makes them, its requests, and the tasks of its stream.
 
-    Inputs count as an evaluation sees them: all of them where they lie in memory, else a few, evenly spread.
+    Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
-    contents = Contents([experience], [], of_anybody)  # a counter of a data set's own counts trainings only
+    contents = Contents([experience], [], of_anybody)  # to restore the data set: it may count how often it is read
     found = getattr(experience, "tensors_at", lambda where: None)(None)
     inputs = few_samples(experience) if found is None else found[0]
     contents.go_back()
@@ -471,7 +470,7 @@ def _facts_of_data(experience: Any) -> list[Any]:
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
-    """Hash of a strategy as it was built, of the versions that it runs on, and of the code that it was given."""
+    """Return a hash of a new strategy, the package versions, the device, and the user's code."""
     if state is None:
         return os.urandom(16).hex()
     body, parts = state
@@ -480,12 +479,12 @@ def _root_key(strategy: Strategy, state: Any) -> str:
 
 
 def _code_of(strategy: Strategy) -> list[Any]:
-    """Code of a strategy, its networks, plugins, loss and hooks, and the networks' own graphs."""
+    """Return the code of a strategy, its networks, plugins, loss and hooks, and the networks' graphs."""
     skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
     hooks = [hook for _, several in hooks_of(strategy) for hook in several]
     parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
     traced = [part for part in parts if isinstance(part, MaskedBackbone)]
-    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # heads are fitted to both
+    graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # both modes
     return [script_code([strategy, *parts, *hooks], skip), graphs]
 
 

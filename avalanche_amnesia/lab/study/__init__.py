@@ -1,4 +1,4 @@
-"""Experiments: settings, one run of a method under a request scenario, sweeps of many, and tables of their results."""
+"""Define experiments in settings, run them one by one or as sweeps, and tabulate their results."""
 
 from avalanche_amnesia.faces import face
 

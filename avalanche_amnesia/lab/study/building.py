@@ -1,4 +1,4 @@
-"""Streams, networks and strategies from settings."""
+"""Build streams, networks and strategies from settings."""
 
 import inspect
 import os
@@ -61,13 +61,13 @@ OWN: dict[str, type] = {
     "CLPU-DER++": CLPUDERpp,
     "Independent": Independent,
 }
-"""Kind of method → strategy of this package."""
+"""Kind of method → strategy class of this package."""
 STOCK: dict[str, type] = {"Naive": Naive, "EWC": EWC, "LwF": LwF, "Replay": Replay, "DER++": Naive}
-"""Kind of method → strategy of Avalanche's, which two plugins make forget on request."""
+"""Kind of method → strategy class of Avalanche; two plugins add unlearning."""
 MEMORY = 50
-"""Samples of each task that DER++ keeps; Replay as many times the stream's tasks, shared by those that it has."""
+"""Number of samples per task that DER++ keeps; Replay multiplies it by the number of tasks and shares the memory."""
 DEFAULTS: dict[str, dict[str, Any]] = {"EWC": {"ewc_lambda": 1e4}, "LwF": {"alpha": 1.0, "temperature": 2.0}}
-"""Options that Avalanche's strategies have no defaults for."""
+"""Default options where Avalanche's strategies have none."""
 SAID_ELSEWHERE = {
     "model": "network",
     "backbone": "network",
@@ -82,14 +82,14 @@ SAID_ELSEWHERE = {
     "eval_every": "the run, which evaluates after every task",
     "peval_mode": "the run, which evaluates after every task",
 }
-"""Arguments of strategies that are no options of a method → what has them."""
+"""Argument of strategies that cannot be an option of a method → the setting to use instead."""
 Maker = Callable[..., Any]
 
 
 def make_stream(
     settings: StreamSettings, seed: int, root: str | Path | None = None, download: bool = False
 ) -> CLScenario:
-    """Build the benchmark of a study, without requests."""
+    """Build the benchmark of an experiment, without requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
     root = root or os.environ.get(ENVIRONMENT)
@@ -122,7 +122,7 @@ def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], o
 
 
 def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
-    """Build the request scenario of a study."""
+    """Build the request scenario of an experiment."""
     make = named(settings.name, "scenario", SCENARIOS)
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
@@ -144,7 +144,7 @@ def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
         except (RuntimeError, ValueError) as error:
             inputs = f"{tuple(example.shape)}, {example.dtype}"
             raise ValueError(f"{settings.name} can't take the stream's inputs of shape {inputs}: {error}") from error
-        if hasattr(network, "features"):  # many networks keep their layers under this name
+        if hasattr(network, "features"):  # many networks have layers of this name
             network = nn.Sequential(network)
         network.features = width
         network.train()
@@ -212,24 +212,24 @@ def make_strategy(
         checks.one_of("options.isolation", options["isolation"], Literal["planned"])
         options |= {"isolation": Pools.planned(benchmark)}
     options = {name: _object(name, value, kind, seed) for name, value in options.items()}
-    if settings.kind in OBEY_NOTHING:  # requests are entered into the ledger, and nothing is unlearned
+    if settings.kind in OBEY_NOTHING:  # record requests without unlearning
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
     return _made(kind, settings, model, options | {"seed": seed} | kwargs)
 
 
 def check_options(settings: MethodSettings) -> None:
-    """Raise an error for an option that a method does not have, or whose value has another type than annotated."""
+    """Raise an error for an unknown option of a method, or an option with a value of the wrong type."""
     kind = strategy_class(settings)
     elsewhere = SAID_ELSEWHERE | ({"mem_size": "options.memory_per_task"} if settings.kind == "Replay" else {})
     for name in settings.options:
         if name in elsewhere:
             raise ValueError(f"options.{name} of {kind.__name__}: this is said by {elsewhere[name]}")
-    if settings.kind == "DER++":  # its options are a plugin's
+    if settings.kind == "DER++":  # its plugin checks the options
         return
     takes = _arguments(kind) | _arguments(model_class(kind))
     if settings.kind == "Replay":
         takes["memory_per_task"] = int
-    if not issubclass(kind, TaskStrategy):  # which says itself where a misplaced one belongs
+    if not issubclass(kind, TaskStrategy):  # a TaskStrategy reports unknown options itself
         known_options(settings.options, takes.keys() - elsewhere, settings.kind)
     for name, value in settings.options.items():
         of = takes.get(name, Any)
@@ -240,7 +240,7 @@ def check_options(settings: MethodSettings) -> None:
 
 
 def _arguments(kind: type) -> dict[str, Any]:
-    """Return argument names and types of a class, including arguments passed on to its bases."""
+    """Return the argument names and types of a class, including arguments passed to its base classes."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         init = vars(base).get("__init__")
@@ -259,7 +259,7 @@ def _arguments(kind: type) -> dict[str, Any]:
 def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a method's model with the options that only the model accepts; return it and the other options."""
+    """Build a method's model from the options that only the model accepts; return it and the remaining options."""
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -268,7 +268,7 @@ def _model(
 
 
 def _object(name: str, value: Any, kind: type, seed: int) -> Any:
-    """Build an object argument of a strategy from its settings; ``name`` in a mapping selects the class."""
+    """Build an object argument of a strategy from its settings; the key ``name`` of a mapping selects the class."""
     kinds: dict[str, Maker] = {
         "masks": ScoredWeights if issubclass(kind, WSN) else HardAttention,
         "trajectory": TrajectoryPlugin,
@@ -302,7 +302,7 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
 def make_stock(
     settings: MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
 ) -> Any:
-    """Build a new strategy with Avalanche's arguments, the unlearning plugins, and norms per task."""
+    """Build a new strategy of Avalanche with the unlearning plugins and norms per task."""
     kind = strategy_class(settings)
     model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
     plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
@@ -356,7 +356,7 @@ def build(cell: Cell, root: str | Path | None = None, download: bool = False) ->
     stream = make_stream(experiment.stream, cell.seed, root, download)
     scenario = make_scenario(experiment.scenarios[cell.scenario], len(stream.train_stream))
     benchmark = scenario.on(stream)
-    if method.kind == "CLPU-DER++":  # it trains the tasks that will never be requested in one network
+    if method.kind == "CLPU-DER++":  # tasks without a request share one network
         stays = [e.task_label for e in stream.train_stream if e.task_label not in scenario.requested]
         benchmark = with_unlearning(benchmark, permanent=stays)
     example = stream.train_stream[0].dataset[0][0]

@@ -1,4 +1,4 @@
-"""The main job: real digits, a stream with requests, four strategies that forget, a table, figures and a report."""
+"""The demo: four strategies learn digits and unlearn on request; the results are a table, figures and a report."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -32,17 +32,16 @@ from avalanche_amnesia.logging.wandb import WandBLogger
 from avalanche_amnesia.saving.files import replace_file
 
 REQUESTS: dict[int, list[int]] = {1: [0], 4: [1, 4]}
-"""After a task, the tasks to unlearn. The second request gives back more than the task before it took: capacity
-rises."""
+"""Finished task → tasks to unlearn. The second request frees more capacity than its task used, so capacity rises."""
 METHODS = {
     "Weight pools": MethodSettings("DisjointSubnets", lr=4e-3, options={"isolation": "planned"}),
     "AmnesiacHAT": MethodSettings("AmnesiacHAT"),
     "EWC": MethodSettings("EWC", "SGD", 0.05, {"ewc_lambda": 1e4}),
     "LwF": MethodSettings("LwF", "SGD", 0.05, {"alpha": 1.0, "temperature": 2.0}),
 }
-"""Name → method and its settings. Weight pools deal every task weights of its own, so that unlearning it is
-exact. EWC and LwF train with SGD, under which they forget far less than under Adam (EWC on Split Digits: .93 against
-.60 average accuracy, with the best of the penalties 1e2 and 1e4)."""
+"""Name → method and its settings. With weight pools every task has its own weights, so unlearning is exact. EWC and
+LwF train with SGD because they forget far more under Adam (EWC on Split Digits: average accuracy .93 with SGD, .60
+with Adam, each with the better of the penalties 1e2 and 1e4)."""
 _WIDTH = 60
 
 
@@ -72,7 +71,7 @@ def run_demo(
     """Run the demo and write its results to a folder."""
     experiment = demo_experiment(data_root is not None, seed, epochs)
     cells = cells_of(experiment)
-    build(cells[0], data_root)  # data that is missing is an error before anything is written
+    build(cells[0], data_root)  # missing data raises before anything is written
     out.mkdir(parents=True, exist_ok=True)
     asked = (f"{tasks_in_words(tasks)} after task {after}" for after, tasks in REQUESTS.items())
     say(f"{experiment.stream.name}, 5 tasks, {experiment.training.epochs} epochs each, seed {seed}")

@@ -27,7 +27,7 @@ SETTINGS = "settings.yaml"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which ``1e-3`` is a number, as in YAML 1.2."""
+    """YAML loader that reads ``1e-3`` as a number, as in YAML 1.2."""
 
 
 _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
@@ -41,20 +41,20 @@ def from_yaml(text: str, place: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise ValueError(f"{place} is no YAML ({error.problem}{line})") from error
-    except yaml.YAMLError as error:  # a character that no text has
+    except yaml.YAMLError as error:  # a character that YAML forbids
         raise ValueError(f"{place} is no YAML (no text)") from error
 
 
 def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tuple[str, str]] = ()) -> Experiment:
-    """Read an experiment's file, and those that it extends.
+    """Read an experiment from a YAML file and the files that it extends.
 
     Args:
-        file: YAML; a method or scenario that is null there is left out.
-        profile: one of its profiles.
-        changes: setting, with a dot for each level, and its value as YAML: ``("training.epochs", "3")``.
+        file: YAML file; a null method or scenario is removed.
+        profile: name of a profile in the file.
+        changes: pairs of a dotted setting name and a value as YAML: ``("training.epochs", "3")``.
 
     Raises:
-        ValueError, OSError: if a file is none, or for a setting that does not exist or can't be so.
+        ValueError, OSError: a file is missing or invalid, or a setting is unknown or has an invalid value.
     """
     content = _extended(file)
     profiles = typed(dict[str, dict[str, Any]], content.pop("profiles", {}), f"{file}: profiles")
@@ -66,13 +66,13 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
     except ValueError:
         try:
             experiment_of(content)
-        except ValueError as error:  # the file's own fault
+        except ValueError as error:  # an error of the file, not of the changes
             raise ValueError(f"{file}: {error}") from error
         raise
 
 
 def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> Experiment:
-    """An experiment of plain values, such as a file holds, and changes of them, as for :func:`read_experiment`."""
+    """Return an experiment from plain values and changes to them, as for :func:`read_experiment`."""
     before = content = dict(content)
     for name, value in changes:
         change = from_yaml(value, f"{name}={value}")
@@ -127,19 +127,19 @@ def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 def cells_of(
     experiment: Experiment, methods: Sequence[str] = (), scenarios: Sequence[str] = (), seeds: Sequence[int] = ()
 ) -> list[Cell]:
-    """Runs of an experiment, without those in which a method can't do what is asked for.
+    """Return all runs of an experiment, except unsupported combinations of method and scenario.
 
-    Of methods that obey no request there is none in which a task comes again, and of those that can't train a task
-    again without some samples none in which samples or classes go.
+    Methods that do not unlearn cannot learn a task twice. Methods that cannot train a task again without some samples
+    cannot unlearn samples or classes.
 
     Args:
-        experiment: with all of its methods, scenarios and seeds.
-        methods: names of those that are wanted; none: all.
-        scenarios: likewise.
-        seeds: likewise; others than the experiment's are allowed.
+        experiment: an experiment.
+        methods: names of the methods to run; empty: all.
+        scenarios: names of the scenarios to run; empty: all.
+        seeds: seeds to run, also seeds not in the experiment; empty: all of the experiment.
 
     Raises:
-        ValueError: for a name that the experiment does not have, a setting that can't be so, or where nothing is left.
+        ValueError: the experiment lacks a name, a setting is invalid, or no combination is supported.
     """
     experiment = typed(Experiment, asdict(experiment))
     for what in ("methods", "scenarios", "seeds"):
@@ -223,4 +223,4 @@ def changed(cell: Cell, folder: Path) -> list[str]:
 
 def slug(name: str) -> str:
     """Return a name as part of a path: ``AmnesiacHAT, published masks`` → ``AmnesiacHAT-published-masks``."""
-    return re.sub(r"[^\w.+λ-]+", "-", name).strip("-").lstrip(".") or "-"  # no name leads out of a folder
+    return re.sub(r"[^\w.+λ-]+", "-", name).strip("-").lstrip(".") or "-"  # a name cannot be a parent folder

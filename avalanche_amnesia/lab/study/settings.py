@@ -1,6 +1,6 @@
-"""Settings of an experiment: typed, read from one YAML file, and checked before anything runs; what they name.
+"""Settings of an experiment as data classes, and one-line descriptions of the built-in names.
 
-Nothing here needs torch: ``--help`` must be quick.
+This module must not import torch, because that would slow down ``--help``.
 """
 
 import importlib
@@ -58,9 +58,9 @@ SCENARIOS = {
 }
 Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
-"""Kinds of methods that get requests and obey none: what protecting tasks does by itself."""
+"""Methods that record requests but do not unlearn: controls for the protection of tasks without unlearning."""
 TRAIN_AGAIN = ("DisjointSubnets", "Independent")
-"""Kinds of methods that can unlearn samples of a task."""
+"""Methods that can unlearn single samples of a task."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class StreamSettings:
     """Data and tasks.
 
     Attributes:
-        name: which ones; a function of your own is called with n_tasks, the options, and what it takes of seed, root,
-            download, n_train and n_test
+        name: a built-in stream, or a function of your own; it is called with n_tasks, the options, and those of seed,
+            root, download, n_train and n_test that it accepts
         n_tasks: number of tasks
-        n_train: training images, stratified and drawn by the seed; null: all
-        n_test: test images, likewise
-        options: further arguments of that function, such as jpeg, angles or class_order
+        n_train: number of training images, a stratified sample drawn with the seed; null: all
+        n_test: number of test images, drawn in the same way
+        options: further arguments of the stream, such as jpeg, angles or class_order
     """
 
     name: Annotated[str, STREAMS] = "SplitDigits"
@@ -88,9 +88,9 @@ class NetworkSettings:
     """Feature extractor, the same for every method.
 
     Attributes:
-        name: which one; a class or function of your own is called with the options, and with shape (of an input) and
-            widths where it takes them, and returns features
-        widths: units of an MLP's layers, the last of which are the features
+        name: a built-in network, or a class or function of your own that returns one; it is called with the options,
+            and with shape (of an input) and widths if it accepts them
+        widths: number of units of each MLP layer; the last layer gives the features
         options: further arguments of a network of your own
     """
 
@@ -101,12 +101,12 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Budget, the same for every method.
+    """Training budget, the same for every method.
 
     Attributes:
         epochs: passes over each task's training images
-        batch_size: images of a mini-batch
-        device: where to compute; bits are the same only on one kind of device
+        batch_size: number of images in a mini-batch
+        device: type of device; results are equal bit for bit only on the same type
     """
 
     epochs: Annotated[int, 1] = 2
@@ -119,13 +119,13 @@ class MethodSettings:
     """A continual-learning method.
 
     Attributes:
-        kind: which one; HAT and AdaHAT get requests and obey none; of your own: a class of strategies, whose __init__
-            names the class of its model (model: MaskedModel), or one in the way of Avalanche's
+        kind: a built-in method (HAT and AdaHAT record requests but do not unlearn), or a strategy class of your own,
+            like Avalanche's or with an annotated model in its __init__ (model: MaskedModel)
         optimizer: class of torch.optim, or MODULE:NAME
-        lr: its learning rate
-        options: of the strategy, as plain values; of DarkReplayPlugin for DER++. isolation: planned assigns the slots
-            of DisjointSubnets by the requests; masks, trajectory and unlearning: {…} are the settings of these
-            objects; adjustment: {name: adahat, …}, compensation: {name: backup, …}, repair: joint
+        lr: learning rate of the optimizer
+        options: arguments of the strategy as plain values; for DER++, of DarkReplayPlugin. isolation: planned assigns
+            the slots of DisjointSubnets by the requests; masks, trajectory and unlearning: {…} are the settings of
+            these objects; adjustment: {name: adahat, …}, compensation: {name: backup, …}, repair: joint
     """
 
     kind: Annotated[str, METHODS]
@@ -139,8 +139,8 @@ class ScenarioSettings:
     """Unlearning requests.
 
     Attributes:
-        name: which ones; a function of your own is called with n_tasks and the options, and returns a Scenario
-        options: its arguments but n_tasks, such as rate and seed, every, size, iteration, tasks; of listed requests,
+        name: a built-in scenario, or a function of your own that makes a Scenario from n_tasks and the options
+        options: arguments except n_tasks, such as rate and seed, every, size, iteration, tasks; for listed: requests,
             such as {3: [0], 4: {task: 1, samples: [0, 7]}}
     """
 
@@ -153,14 +153,14 @@ class Experiment:
     """An experiment: every method under every request scenario with every seed.
 
     Attributes:
-        name: of the experiment, and of the folder of its results
-        methods: name of a row of the tables → a method and its settings
-        scenarios: name → when which tasks are requested
-        seeds: every draw of a run derives from its seed and the task
+        name: name of the experiment and of its results folder
+        methods: name of a table row → a method and its settings
+        scenarios: name → request scenario and its settings
+        seeds: one run per seed; all its random draws depend on the seed and the task
         stream: data and tasks
         network: feature extractor
-        training: budget
-        floors: noise floors of the divergences; each is a retrained model more per request
+        training: training budget
+        floors: noise floors of the divergences; each needs one more retrained model per request
     """
 
     name: str
@@ -178,10 +178,10 @@ class Cell:
     """One run of an experiment.
 
     Attributes:
-        experiment: that it belongs to.
-        method: name in its ``methods``.
-        scenario: name in its ``scenarios``.
-        seed: of everything.
+        experiment: the experiment.
+        method: name in the experiment's ``methods``.
+        scenario: name in the experiment's ``scenarios``.
+        seed: seed of the run.
     """
 
     experiment: Experiment
@@ -191,13 +191,13 @@ class Cell:
 
 
 def named(name: str, place: str, known: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """One of what is known, or what ``module:name`` names, also in the working directory; errors name the place."""
+    """Return a known object, or import ``module:name``, also from the working directory; errors name ``place``."""
     if name in known:
         return known[name]
     module, _, inside = name.partition(":")
     if not module or not inside:
         raise ValueError(f"{place} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
-    if os.getcwd() not in sys.path:  # and stays there: what the module imports later lies beside it
+    if os.getcwd() not in sys.path:  # permanent: the module may import its neighbours later
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), inside)

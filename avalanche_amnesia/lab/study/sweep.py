@@ -38,7 +38,7 @@ def _as_worker() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"avalanche\.")
         show = warnings.showwarning
 
-        # No filter: the host puts one of its own before all others, each time it calls what it deprecates.
+        # A filter is not enough: Avalanche inserts its own filter first at each call of a deprecated function.
         def shown(message: Any, category: type[Warning], filename: str, *where: Any, **more: Any) -> None:
             if not (issubclass(category, DeprecationWarning) and host in Path(filename).parents):
                 show(message, category, filename, *where, **more)
@@ -77,7 +77,7 @@ def run_cell(
     run = read_run(folder)
     replace_file(folder / "results.csv", csv_of([run]))
     saved = yaml.safe_dump(resolved(cell), sort_keys=False, allow_unicode=True)
-    replace_file(folder / SETTINGS, saved.encode())  # last: they say that the results are whole
+    replace_file(folder / SETTINGS, saved.encode())  # last: this file marks the results as complete
     return run
 
 
@@ -106,8 +106,7 @@ def train_references(
 def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = None) -> list[Job]:
     """Return the jobs of all runs that have no results yet.
 
-    The references of a method and seed are trained by jobs of their own, for all request scenarios together; a run
-    waits for those of its own.
+    For each method and seed, separate jobs train the references of all request scenarios. The runs wait for these jobs.
     """
     out, store, root = out.absolute(), store.absolute(), None if root is None else root.absolute()
     jobs: list[Job] = []
@@ -139,19 +138,19 @@ def sweep(
     """Run all cells that have no results yet.
 
     Args:
-        cells: of one experiment.
-        executor: where jobs run.
+        cells: runs of one experiment.
+        executor: executor of the jobs.
         out: folder of all experiments.
         store: directory of a :class:`RunStore`.
         root: data root.
-        retries: how often a job is begun again whose worker was lost.
+        retries: how often a job is restarted after its worker was lost.
         on_done: called after every job.
 
     Returns:
-        Job → the error that ended it.
+        Name of each failed job → its error.
 
     Raises:
-        ValueError, TypeError: for a name in the settings that nothing has.
+        ValueError, TypeError: a name in the settings is unknown.
     """
     check_names(cells)
     return run_jobs(jobs_of(cells, out, store, root), executor, retries=retries, on_done=on_done)

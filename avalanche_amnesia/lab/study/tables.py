@@ -1,4 +1,4 @@
-"""Tables and figures of a study: every run's numbers, means over seeds, a picture per experiment, JSON per seed."""
+"""Tables and figures of a study: CSV of all runs, means over seeds, a figure per experiment, JSON per seed."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,9 +21,9 @@ from avalanche_amnesia.lab.study.experiment import finished, slug
 from avalanche_amnesia.saving.files import replace_file
 
 _NAME_WIDTH = 28
-"""Letters of a method's name on one line of a picture."""
+"""Maximum number of letters per line in the labels of a figure."""
 _LEAST = 0.05
-"""Of accuracy, that a panel shows at least."""
+"""Minimum range of accuracy in a panel."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Return the finished runs of a folder, or of a JSON file of :func:`write_tables`."""
+    """Return the finished runs of a folder, or of a JSON file written by :func:`write_tables`."""
     if folder.is_file():
         try:
             return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(folder.read_text())]
@@ -61,7 +61,7 @@ def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, A
 
 
 def _after(moment: Moment) -> dict[str, Any]:
-    """Return the columns of a moment as plain values; the log of the run has all numbers."""
+    """Return the main numbers of a moment as plain values."""
     return {
         "task": moment.task,
         "remaining": moment.remaining,
@@ -79,9 +79,9 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def as_markdown(rows: Sequence[Row]) -> str:
-    """Tables of means ± standard deviations over the seeds: one per experiment and scenario, a line per method.
+    """Return Markdown tables of means ± standard deviations over the seeds, one per experiment and scenario.
 
-    In front of those of several scenarios stand two with a column each: the remaining tasks' accuracy, and the JSD.
+    If an experiment has several scenarios, two tables with a column per scenario come first: accuracy and JSD.
     """
     lines: list[str] = []
     for experiment, of_experiment in grouped(rows, lambda row: row.experiment).items():
@@ -125,7 +125,7 @@ def _one_line(cell: str) -> str:
 
 @house_style
 def figure(rows: Sequence[Row]) -> Figure:
-    """Accuracy of remaining tasks beside the distance from the retrained model: mean and range over the seeds."""
+    """Plot accuracy of remaining tasks (left) and JSD to the retrained model (right): mean and range over seeds."""
     scenarios = grouped(rows, lambda row: row.scenario)
     methods = list(grouped(rows, lambda row: row.method))
     picture = new_figure(60 + len(scenarios) * (50 + 20 * len(methods)), width=650)
@@ -148,8 +148,8 @@ def figure(rows: Sequence[Row]) -> Figure:
             ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
         left.set_yticks(range(len(methods)), [fill(method, _NAME_WIDTH) for method in methods])
         left.set_xlabel("accuracy of remaining tasks")
-        low, high = left.dataLim.intervalx  # without a number: from infinity down
-        if 0 <= high - low < _LEAST:  # differences that mean nothing do not fill the panel
+        low, high = left.dataLim.intervalx  # (inf, -inf) without data
+        if 0 <= high - low < _LEAST:  # small differences must not fill the panel
             right_end = min((low + high + _LEAST) / 2, 1.0)
             left.set_xlim(right_end - _LEAST, right_end)
         left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
@@ -174,10 +174,10 @@ def _below_detection(row: Row) -> bool:
 
 
 def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
-    """Rows of several sources as those of one; a ValueError where two of them are no rows of one table.
+    """Return the rows of several sources in one list; raise ValueError if they cannot share a table.
 
-    Of one experiment all must have the same stream, network and budget, of one of its methods and scenarios the same
-    settings, and each seed may be there once. Settings that only one of two has (of another version) are not compared.
+    Rows of an experiment need the same stream, network and budget; rows of one method and scenario need the same
+    settings and distinct seeds. Settings missing in one of two rows (from another version) are not compared.
     """
     rows = [replace(row, source=source) for source, found in sources for row in found]
     seen: dict[tuple[Any, ...], Row] = {}
@@ -208,7 +208,7 @@ def _as_compared(row: Row) -> dict[str, Any]:
 
 
 def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
-    """Write ``results.csv``, ``results.md``, and per experiment a figure and a JSON file of each seed."""
+    """Write ``results.csv``, ``results.md`` and, for each experiment, a figure and a JSON file per seed."""
     out.mkdir(parents=True, exist_ok=True)
     contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
     for experiment, mine in grouped(rows, lambda row: row.experiment).items():

@@ -1,4 +1,4 @@
-"""Values of declared types from plain ones, as JSON and YAML hold them."""
+"""Convert plain JSON and YAML values to declared types, and check them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -11,10 +11,10 @@ _SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
-    """A value of a declared type: lists may be tuples there, and mappings data classes; an error names the place.
+    """Convert a plain value to a declared type, lists to tuples and mappings to data classes; errors name ``place``.
 
-    ``Annotated[str, names]`` is one of these names, or ``module:name``, which names something of somebody's own;
-    ``Annotated[int, 1]`` is at least 1.
+    ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
+    ``Annotated[int, 1]`` allows integers of at least 1.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
@@ -42,7 +42,7 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
 
 
 def is_of(kind: Any, value: Any) -> bool:
-    """Tell whether a plain value has a type; True too where the type is none of numbers, texts, lists and choices."""
+    """Return True if a plain value has a type; also for any type except numbers, strings, lists and choices."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(is_of(option, value) for option in arguments)
@@ -56,7 +56,7 @@ def is_of(kind: Any, value: Any) -> bool:
 
 
 def shown(kind: Any) -> str:
-    """A type in an error message: int, float or a list of float."""
+    """Return a type as text for an error message: int, float or a list of float."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(shown, arguments))
@@ -68,7 +68,7 @@ def shown(kind: Any) -> str:
 
 
 def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
-    """A data class of the values of its fields."""
+    """Return an instance of a data class from a mapping of its fields."""
     hints, owner = get_type_hints(kind, include_extras=True), place or kind.__name__
     for name in values:
         if name not in hints:
