@@ -65,16 +65,18 @@ def _is_a_script_s(plugin: Any) -> bool:
 def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[str]:
     """Return sorted lines that describe the code reachable from some objects: functions, classes, and their contents.
 
-    A rehearsal of the first steps misses code that runs later: in a plugin, at the end of an epoch, for some samples.
-    Attributes of the user's classes are followed. For their instances only numbers count: the rest may be caches.
+    Attributes of the user's classes are followed, and functions that a script put into classes of installed packages.
+    For instances of the user's classes only numbers count: the rest may be caches.
     """
     reached = [thing for _, thing in reachable(list(roots), skip=skip, enter=of_anybody)]
     functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
-    stack: list[Any] = [*functions, *{type(thing) for thing in (*roots, *reached)}]
-    objects = [thing for thing in reached if type(thing).__module__.partition(".")[0] not in _HOSTS]
-    numbers = (
-        (thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (bool, int, float, str)
-    )
+    kinds = {type(thing) for thing in (*roots, *reached)}
+    patches = [
+        value for kind in kinds if _is_installed(kind) for value in vars(kind).values() if type(value) is FunctionType
+    ]
+    stack: list[Any] = [*functions, *kinds, *patches]
+    objects = [thing for thing in reached if not _is_installed(type(thing))]
+    numbers = ((thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (int, float))
     lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
     seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
     while stack:

@@ -35,7 +35,7 @@ def test_reading_the_first_mini_batches_changes_no_bit(method):
         strategy = METHODS[method]()
         for experience in DIGITS.train_stream[:2]:
             if read:
-                assert len(first_batches(strategy, experience, 3)) == 3
+                assert first_batches(strategy, experience, 3)
             strategy.train(experience)
         drawn = [torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
         learned = bits(strategy.model)
