@@ -41,12 +41,7 @@ def run(make, benchmark, **options):
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [
-        (Naive, {}),
-        (EWC, {"ewc_lambda": 1.0}),
-        (LwF, {"alpha": 1.0, "temperature": 2.0}),
-        (Replay, {"mem_size": 50}),
-    ],
+    [(Naive, {}), (EWC, {"ewc_lambda": 1.0}), (LwF, {"alpha": 1.0, "temperature": 2.0}), (Replay, {"mem_size": 50})],
 )
 @pytest.mark.parametrize("carrying", [False, True])
 def test_stock_strategies_train_and_evaluate(make, options, carrying):

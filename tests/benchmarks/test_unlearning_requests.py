@@ -186,13 +186,7 @@ def stock_nc(task_labels: bool = True) -> CLScenario:
 def test_stock_benchmarks_carry_requests(make):
     benchmark = make()
     result = with_unlearning(benchmark, {1: [0], 4: [2, 4]}, permanent=[1])
-    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [
-        (),
-        ((0,),),
-        (),
-        (),
-        ((2, 4),),
-    ]
+    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [(), ((0,),), (), (), ((2, 4),)]
     for name in ("train", "test"):
         for position, (before, after) in enumerate(zip(benchmark.streams[name], result.streams[name], strict=True)):
             assert after.benchmark is result

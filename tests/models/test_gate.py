@@ -85,9 +85,7 @@ STRATEGIES = {
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [partial(torch.optim.SGD, lr=0.05), partial(torch.optim.Adam, lr=1e-3)],
-    ids=["sgd", "adam"],
+    "optimizer", [partial(torch.optim.SGD, lr=0.05), partial(torch.optim.Adam, lr=1e-3)], ids=["sgd", "adam"]
 )
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, monkeypatch):

@@ -21,10 +21,7 @@ X = DIGITS.test_stream[0].tensors[0][:8]
 
 
 NORMS = partial(MLP, 64, hidden=(16,), features=12, norm="batch")
-STRATEGIES = {
-    "masked": {"kind": HAT, "net": NORMS},
-    "subnet": {"kind": WSN, "net": NORMS},
-}
+STRATEGIES = {"masked": {"kind": HAT, "net": NORMS}, "subnet": {"kind": WSN, "net": NORMS}}
 
 
 def strategy_of_kind(name, tasks=3):

@@ -243,11 +243,7 @@ FAMILIES = {
         {"classifier": "classifier"},
     ),
     "mobilenet v3": (mobilenet_v3, (3, 32, 32), {"classifier": "classifier"}),
-    "shufflenet": (
-        lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]),
-        (3, 32, 32),
-        {"classifier": "fc"},
-    ),
+    "shufflenet": (lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]), (3, 32, 32), {"classifier": "fc"}),
     "densenet": (
         lambda: zoo.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2),
         (3, 32, 32),
@@ -280,21 +276,13 @@ FAMILIES = {
         {},
     ),
     "timm resnet": (lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)), (3, 32, 32), {}),
-    "timm convnext": (
-        lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 16)),
-        (3, 32, 32),
-        {},
-    ),
+    "timm convnext": (lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 16)), (3, 32, 32), {}),
     "avalanche mlp": (
         lambda: avalanche_net("SimpleMLP", num_classes=4, input_size=64, hidden_size=24, hidden_layers=2),
         (64,),
         {"classifier": "classifier"},
     ),
-    "avalanche cnn": (
-        lambda: avalanche_net("SimpleCNN", num_classes=4),
-        (3, 32, 32),
-        {"classifier": "classifier"},
-    ),
+    "avalanche cnn": (lambda: avalanche_net("SimpleCNN", num_classes=4), (3, 32, 32), {"classifier": "classifier"}),
     "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
     "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
     "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {}),

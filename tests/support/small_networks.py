@@ -252,19 +252,11 @@ NETWORKS = {
         (6,),
         {},
     ),
-    "added in place": (
-        lambda: three(lambda net, x: net.c((2 * net.a(x)).add_(net.b(x)).sigmoid_())),
-        (6,),
-        {},
-    ),
+    "added in place": (lambda: three(lambda net, x: net.c((2 * net.a(x)).add_(net.b(x)).sigmoid_())), (6,), {}),
     "scaled": (lambda: three(lambda net, x: net.c(3 * torch.tanh(net.b(net.a(x) / 2)) * 0.5)), (6,), {}),
     "pyramid": (Pyramid, (2, 3, 3), {}),
     "conv1d": (lambda: nn.Sequential(nn.Conv1d(2, 3, 2), nn.ELU(), nn.Flatten(), nn.Linear(6, 3)), (2, 3), {}),
-    "conv3d": (
-        lambda: nn.Sequential(nn.Conv3d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 3)),
-        (1, 2, 2, 2),
-        {},
-    ),
+    "conv3d": (lambda: nn.Sequential(nn.Conv3d(1, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(3, 3)), (1, 2, 2, 2), {}),
     "batch norm": (
         lambda: nn.Sequential(nn.Conv2d(1, 3, 2), lived_in(nn.BatchNorm2d(3)), nn.Flatten(), nn.Linear(12, 3)),
         (1, 3, 3),
@@ -368,21 +360,13 @@ NETWORKS = {
     ),
     "features summed": (lambda: three(lambda net, x: net.c(net.b(torch.tanh(net.a(x)))).cumsum(1)), (6,), {}),
     "one module under two names": (under_two_names, (6,), {}),
-    "class token and positions": (
-        Tokens,
-        (2, 6),
-        {"input_shape": (2, 6)},
-    ),
+    "class token and positions": (Tokens, (2, 6), {"input_shape": (2, 6)}),
 }
 
 # Here the graph covers more than reaches the features, as documented: a product goes by one of its factors, and what
 # torch makes of values without a rule of its own counts as always in use.
 COVER_MORE = {
-    "product of branches": (
-        lambda: three(lambda net, x: net.c((h := net.a(x)) * torch.sigmoid(net.b(h)))),
-        (6,),
-        {},
-    ),
+    "product of branches": (lambda: three(lambda net, x: net.c((h := net.a(x)) * torch.sigmoid(net.b(h)))), (6,), {}),
     "product of zeros": (lambda: three(lambda net, x: net.c((h := net.a(x)) * torch.tanh(net.b(h)))), (6,), {}),
     "softmax": (lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(1), nn.Linear(4, 3)), (6,), {}),
     "sorted": (lambda: three(lambda net, x: net.c(net.b(torch.tanh(net.a(x))).sort(1)[0])), (6,), {}),

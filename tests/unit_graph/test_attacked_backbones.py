@@ -246,10 +246,7 @@ def test_buffers_that_stay_as_they_are(forward, value):
 
 
 REFUSED = {
-    "parameter past the masks": (
-        lambda: Net(lambda s, x: s.c(s.a(x) * s.g.data), **a_c(g=p(4))),
-        "can't be exported",
-    ),
+    "parameter past the masks": (lambda: Net(lambda s, x: s.c(s.a(x) * s.g.data), **a_c(g=p(4))), "can't be exported"),
     "einsum with a parameter": (
         lambda: Net(lambda s, x: s.c(torch.einsum("bi,oi->bo", x, s.w)), w=p(4, 6), c=Linear(4, 3)),
         "'einsum'.*parameters",
@@ -267,10 +264,7 @@ REFUSED = {
         "modified inplace",
     ),
     "into another's memory": (
-        lambda: Net(
-            lambda s, x: (h := torch.tanh(s.a(x)), torch.mul(s.b(x), 2, out=h), s.c(h))[2],
-            **a_b_c(),
-        ),
+        lambda: Net(lambda s, x: (h := torch.tanh(s.a(x)), torch.mul(s.b(x), 2, out=h), s.c(h))[2], **a_b_c()),
         "out=|no mask would protect",
     ),
     "buffer counted up": (

@@ -30,10 +30,7 @@ def convs(forward, kind=nn.Conv2d) -> nn.Module:
 
 
 REFUSED = {
-    "lstm": (
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.LSTM(4, 4)),
-        "returns a tuple with 3 tensors",
-    ),
+    "lstm": (lambda: nn.Sequential(nn.Linear(6, 4), nn.LSTM(4, 4)), "returns a tuple with 3 tensors"),
     "unused layer": (
         lambda: linears(lambda self, x: self.a(x)),
         r"b\.weight.*b\.bias.*no mask would protect.*fix\(model\)",
