@@ -119,16 +119,30 @@ class FunctionalDropout(nn.Module):
 
 
 class Net(nn.Module):
-    """Modules and parameters of the test's choice under a function of its choice."""
+    """Any parts under any forward function; parts that are plain tensors become buffers."""
 
     def __init__(self, function, **parts) -> None:
         super().__init__()
         for name, part in parts.items():
-            setattr(self, name, part)
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
         self.given = (function,)
 
     def forward(self, x):
         return self.given[0](self, x)
+
+
+class Choosing(nn.Module):
+    """A layer with control flow on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.l(x) if x.sum() > 0 else -self.l(x)
 
 
 def three(function, **parts) -> nn.Module:

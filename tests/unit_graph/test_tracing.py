@@ -6,8 +6,8 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from support.leaking_networks import Net as NetOf
-from support.leaking_networks import part
+from support.leaking_networks.kit import Net as NetOf
+from support.leaking_networks.kit import part
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
