@@ -134,8 +134,8 @@ CASES = {
     ),
     "embedding with positions": (
         lambda s, x: s.c(torch.tanh(s.e(x) + s.g)).mean(1),
-        "c",
-        {"e": lambda: nn.Embedding(10, 4, padding_idx=0), "g": p(3, 4)},
+        "",
+        {"e": lambda: nn.Embedding(10, 4, padding_idx=0), "g": p(3, 4), "c": linear(4, 3)},
         WORDS,
         {"tokens": 10},
     ),
