@@ -1,3 +1,5 @@
+"""Unlearning requests in a stream: their order, schedules that are refused, and the rules written a second time."""
+
 from collections import Counter
 from copy import copy
 
@@ -31,7 +33,7 @@ def stream_of(labels: list[int]) -> CLScenario:
     return CLScenario([EagerCLStream("train", experiences), source.test_stream])
 
 
-def test_requests_come_in_firing_order():
+def test_requests_are_sorted_by_the_time_of_execution():
     requests = [
         UnlearningRequest([3], 4),
         UnlearningRequest([0], 3, "iteration", 7),
@@ -43,7 +45,7 @@ def test_requests_come_in_firing_order():
     assert carried == [(), (), (), (requests[3], requests[2], requests[1]), (requests[0], requests[4])]
 
 
-def test_a_mapping_fires_after_the_task():
+def test_a_mapping_unlearns_after_the_task():
     benchmark = with_unlearning(SplitDigits(), {1: [0], 3: [1], 4: [4]}, permanent=[2], deadline=4)
     assert [e.requests for e in benchmark.train_stream] == [
         (),
@@ -56,7 +58,7 @@ def test_a_mapping_fires_after_the_task():
     assert {e.deadline for e in benchmark.train_stream} == {4}
 
 
-def test_the_input_stays_as_it_is():  # trap 11
+def test_the_given_benchmark_is_not_changed():  # trap 11
     benchmark = SplitDigits()
     result = with_unlearning(benchmark, {1: [0]})
     for name, stream in benchmark.streams.items():
@@ -74,7 +76,7 @@ def test_the_input_stays_as_it_is():  # trap 11
             twin.current_experience = position
 
 
-def test_copies_in_a_shorter_stream_do_not_renumber_the_original():  # trap 11
+def test_a_shorter_stream_does_not_renumber_the_original():  # trap 11
     benchmark = SplitDigits()
     part = CLScenario([EagerCLStream("train", list(with_unlearning(benchmark, {}).train_stream)[2:])])
     result = with_unlearning(part, {1: [2]})
@@ -87,7 +89,7 @@ def carried(benchmark):
     return [(e.requests, e.permanent, e.deadline) for e in benchmark.train_stream]
 
 
-def test_a_second_schedule_comes_in_addition():
+def test_a_second_schedule_is_added_to_the_first():
     first = with_unlearning(tiny.blank(), {3: [1]}, permanent=[2], deadline=4)
     both = with_unlearning(first, {1: [0], 3: [3]}, permanent=[4])
     at_once = with_unlearning(tiny.blank(), {1: [0], 3: [1, 3]}, permanent=[2, 4], deadline=4)
@@ -98,13 +100,13 @@ def test_a_second_schedule_comes_in_addition():
     assert [e.requests for e in first.train_stream[:2]] == [(), ()]
 
 
-def test_a_second_schedule_fires_in_the_order_of_one():
+def test_requests_of_two_schedules_are_sorted_together():
     first = with_unlearning(tiny.blank(), [UnlearningRequest([0], 3), UnlearningRequest([1], 3, "iteration", 2)])
     both = with_unlearning(first, [UnlearningRequest([2], 3, "before")])
     assert [request.tasks for request in both.train_stream[3].requests] == [(2,), (1,), (0,)]
 
 
-def test_a_part_of_a_stream_carries_its_requests_on():
+def test_a_part_of_a_stream_keeps_its_requests():
     whole = with_unlearning(tiny.blank(), {3: [2]})
     part = CLScenario([EagerCLStream("train", whole.train_stream[2:])])
     assert [e.requests for e in with_unlearning(part, {2: [4]}).train_stream] == [
@@ -128,19 +130,19 @@ def test_a_part_of_a_stream_carries_its_requests_on():
         ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
     ],
 )
-def test_schedules_at_odds_with_the_first_are_refused(requests, options, message):
+def test_a_second_schedule_that_contradicts_the_first_is_refused(requests, options, message):
     first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
     with pytest.raises(RequestError, match=message):
         with_unlearning(first, requests, **options)
 
 
-def test_a_benchmark_without_its_requests_keeps_what_is_permanent():
+def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
     plain = without_requests(with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4))
     assert carried(plain) == [((), position == 0, 4) for position in range(5)]
     assert carried(without_requests(tiny.blank())) == [((), False, None)] * 5
 
 
-def test_data_attributes_and_other_streams_are_carried_over():
+def test_data_attributes_and_other_streams_are_kept():
     benchmark = SplitDigits()
     benchmark.note = "kept"
     result = with_unlearning(benchmark, {})
@@ -236,7 +238,7 @@ R = UnlearningRequest
         ({}, {"deadline": True}, r"deadline=True is not allowed"),
     ],
 )
-def test_schedules_that_break_a_rule(requests, options, message):
+def test_a_schedule_that_breaks_a_rule_is_refused(requests, options, message):
     with pytest.raises(RequestError, match=message):
         with_unlearning(tiny.blank(), requests, **options)
 
@@ -257,13 +259,13 @@ def test_schedules_that_break_a_rule(requests, options, message):
         ((0, 1), "0 are no tasks"),
     ],
 )
-def test_requests_that_are_malformed(arguments, message):
+def test_a_malformed_request_is_refused(arguments, message):
     with pytest.raises(RequestError, match=message):
         UnlearningRequest(*arguments)
 
 
 @pytest.mark.parametrize("position", [-1, "1", True])
-def test_a_mappings_keys_are_positions(position):
+def test_the_keys_of_a_mapping_must_be_positions(position):
     with pytest.raises(RequestError, match="is no position in the train stream"):
         with_unlearning(tiny.blank(), {position: [0]})
 
@@ -283,7 +285,7 @@ def test_a_task_may_be_learned_again_once_it_was_unlearned():
 
 
 def allowed(labels, requests, permanent, deadline) -> bool:
-    """The rules from the history of events alone, quadratic and without a ledger."""
+    """Apply the rules to the history of events, slowly and without a ledger."""
     history: list[tuple[str, int]] = []
     for position, label in enumerate(labels):
         mine = [r for r in requests if r.at == position]
@@ -313,7 +315,7 @@ def allowed(labels, requests, permanent, deadline) -> bool:
 
 @st.composite
 def schedules(draw):
-    """Random schedules, leaning towards allowed ones, of which blind draws give few."""
+    """Random schedules; allowed ones are drawn more often, because they are rare."""
     n_tasks = draw(st.integers(2, 5))
     labels = list(range(n_tasks))
     requests = []
@@ -363,6 +365,6 @@ def test_an_empty_request_in_a_mapping_is_no_request():
     ("part", "told"),
     [({"classes": [7]}, r"task 0 has no samples of classes \[7\]"), ({"samples": [10**6]}, r"and none at \[1000000\]")],
 )
-def test_parts_that_are_not_there_are_refused_with_the_schedule(part, told):
+def test_a_request_for_missing_classes_or_samples_is_refused(part, told):
     with pytest.raises(RequestError, match=told):
         with_unlearning(SplitDigits(), [UnlearningRequest(task=0, at=1, **part)])
