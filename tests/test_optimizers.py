@@ -65,7 +65,7 @@ def test_other_parameters_stay_and_new_heads_join_the_first_group():
     assert {id(p) for p, state in optimizer.state.items() if state} == {id(weight), id(foreign), id(bias)}
 
 
-# Steps by the kernel of a fused Adam -----------------------------------------------------------------------------------
+# Steps by the kernel of a fused Adam ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "eps": 1e-4, "betas": (0.5, 0.9)}, {"maximize": True}])
