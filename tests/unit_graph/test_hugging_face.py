@@ -14,8 +14,6 @@ from support.strategies import accuracy, learn
 from avalanche_amnesia import HAT, AmnesiacHAT, MaskedModel
 from experiments.sentences import MarkovSentences
 
-EXPORTED = pytest.mark.parametrize("name", BACKBONES)
-
 
 @functools.cache
 def masked(name: str) -> tuple[MaskedModel, torch.nn.Module]:
@@ -26,8 +24,8 @@ def masked(name: str) -> tuple[MaskedModel, torch.nn.Module]:
     return MaskedModel(backbone, example=BACKBONES[name].batch(3), **BACKBONES[name].options).eval(), original
 
 
-@EXPORTED
-def test_an_open_mask_computes_the_network(name):
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_network_is_masked_soundly_and_every_layer_learns_its_mask(name):
     model, original = masked(name)
     for size in (1, 2, 7):
         x = BACKBONES[name].batch(size)
@@ -35,35 +33,22 @@ def test_an_open_mask_computes_the_network(name):
         assert found.shape == (size, model.n_features)
         with torch.no_grad():
             assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4)
-
-
-@EXPORTED
-def test_no_entry_outside_a_mask_reaches_a_feature(name):
-    model, _ = masked(name)
     for seed, share in enumerate((0.5, 0.3, 0.8)):
         assert_sound(model, BACKBONES[name].batch(5), some_mask(model, seed, share))
     assert_sound(model, BACKBONES[name].batch(2), torch.zeros(model.n_units))
 
-
-@EXPORTED
-def test_every_parameter_is_masked_or_a_task_s_own(name):
-    model, original = masked(name)
     names = {parameter for parameter, _ in model.backbone.named_parameters()}
     assert names == set(model.graph.factors) | model.graph.owned
     assert names == {parameter for parameter, _ in original.named_parameters()}
     assert sum(model.describe().shares.values()) == pytest.approx(1)
 
-
-@EXPORTED
-def test_every_layer_learns_its_mask(name):
-    model = copy.deepcopy(masked(name)[0]).train()
+    model = copy.deepcopy(model).train()
     gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
     model.masked_features(BACKBONES[name].batch(5), gate).square().sum().backward()
     assert gate.grad.isfinite().all()
     for parameter, value in model.backbone.named_parameters():
         assert value.grad is None or value.grad.isfinite().all(), parameter
-    silent = [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()]
-    assert silent == []
+    assert [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()] == []
 
 
 @pytest.mark.parametrize("form", ["mapping", "tuple"])
