@@ -116,26 +116,6 @@ def test_a_part_of_a_stream_keeps_its_requests():
     ]
 
 
-@pytest.mark.parametrize(
-    ("requests", "options", "message"),
-    [
-        (
-            {3: [1]},
-            {},
-            r"task 1 .* already unlearned.*carries requests already, \[1\] at position 2, and these come in",
-        ),
-        ({}, {"permanent": [1]}, r"task 1 .* declared permanent.*give with_unlearning the benchmark without requests"),
-        ({3: [0]}, {}, r"task 0 .* it was declared permanent"),
-        ({}, {"deadline": 2}, r"deadline=2: the benchmark carries deadline=4 already"),
-        ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
-    ],
-)
-def test_a_second_schedule_that_contradicts_the_first_is_refused(requests, options, message):
-    first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
-    with pytest.raises(RequestError, match=message):
-        with_unlearning(first, requests, **options)
-
-
 def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
     plain = without_requests(with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4))
     assert carried(plain) == [((), position == 0, 4) for position in range(5)]
@@ -212,62 +192,74 @@ def test_streams_without_task_labels_are_refused():
 R = UnlearningRequest
 
 
-@pytest.mark.parametrize(
-    ("requests", "options", "message"),
-    [
-        ({3: [7]}, {}, r"after task 3: task 7 .* it is unknown \(known are 0, 1, 2, 3, 4\)"),
-        ({1: [2]}, {}, r"after task 1: task 2 .* it is not yet trained"),
-        ([R([2], 2, "before")], {}, r"before task 2: task 2 .* it is not yet trained"),
-        ([R([3], 2, "iteration", 4)], {}, r"iteration 4 of task 2: task 3 .* it is not yet trained"),
-        ([R([2], 2, "iteration", 40)], {}, r"iteration 40 of task 2: task 2 .* it is in training"),
-        ({2: [1]}, {"permanent": [1]}, r"after task 2: task 1 .* it was declared permanent"),
-        ({1: [1]}, {"permanent": [1]}, r"after task 1: task 1 .* it was declared permanent"),
-        ({2: [0]}, {"deadline": 2}, r"after task 2: task 0 .* deadline has expired \(2 further"),
-        ({2: [0], 3: [1, 0]}, {}, r"after task 3: task 0 .* it is already unlearned"),
-        ([R([0], 2, "before"), R([0], 2)], {}, r"after task 2: task 0 .* it is already unlearned"),
-        ([R([], 2)], {}, r"after task 2: the request is empty"),
-        ({2: [0, 0]}, {}, r"after task 2: task 0 is named more than once"),
-        ({2: [True]}, {}, r"after task 2: True is no task"),
-        ({2: ["0"]}, {}, r"after task 2: '0' is no task"),
-        ({5: [0]}, {}, r"at=5 is no position .* allowed are 0 to 4"),
-        ([[0]], {}, r"\[0\] is no UnlearningRequest"),
-        ({2: [R(task=0, samples=[1])]}, {}, r"in a list at position 2: give {2: Unl.*\(…\)}, or .* \[Unl.*at=2\), …\]"),
-        ({}, {"permanent": [0, 5]}, r"permanent=\[0, 5\]: task 5 is unknown"),
-        ({}, {"permanent": [True]}, r"permanent=\[True\]: task True is unknown"),
-        ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
-        ({}, {"deadline": True}, r"deadline=True is not allowed"),
-    ],
-)
-def test_a_schedule_that_breaks_a_rule_is_refused(requests, options, message):
+def scheduled(requests, benchmark=None, **options):
+    """Return a call that adds these requests to a benchmark."""
+    return lambda: with_unlearning(benchmark or tiny.blank(), requests, **options)
+
+
+def scheduled_again(requests, **options):
+    """Return a call that adds a second schedule."""
+    first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
+    return scheduled(requests, first, **options)
+
+
+ITERATION = "needs iteration, an int of at least 0, but got"
+REFUSED = [
+    (scheduled({3: [7]}), r"after task 3: task 7 .* it is unknown \(known are 0, 1, 2, 3, 4\)"),
+    (scheduled({1: [2]}), "after task 1: task 2 .* it is not yet trained"),
+    (scheduled([R([2], 2, "before")]), "before task 2: task 2 .* it is not yet trained"),
+    (scheduled([R([3], 2, "iteration", 4)]), "iteration 4 of task 2: task 3 .* it is not yet trained"),
+    (scheduled([R([2], 2, "iteration", 40)]), "iteration 40 of task 2: task 2 .* it is in training"),
+    (scheduled({2: [1]}, permanent=[1]), "after task 2: task 1 .* it was declared permanent"),
+    (scheduled({1: [1]}, permanent=[1]), "after task 1: task 1 .* it was declared permanent"),
+    (scheduled({2: [0]}, deadline=2), r"after task 2: task 0 .* deadline has expired \(2 further"),
+    (scheduled({2: [0], 3: [1, 0]}), "after task 3: task 0 .* it is already unlearned"),
+    (scheduled([R([0], 2, "before"), R([0], 2)]), "after task 2: task 0 .* it is already unlearned"),
+    (scheduled([R([], 2)]), "after task 2: the request is empty"),
+    (scheduled({2: [0, 0]}), "after task 2: task 0 is named more than once"),
+    (scheduled({2: [True]}), "after task 2: True is no task"),
+    (scheduled({2: ["0"]}), "after task 2: '0' is no task"),
+    (scheduled({5: [0]}), r"at=5 is no position .* allowed are 0 to 4"),
+    (scheduled({-1: [0]}), "is no position in the train stream"),
+    (scheduled({"1": [0]}), "is no position in the train stream"),
+    (scheduled({True: [0]}), "is no position in the train stream"),
+    (scheduled([[0]]), r"\[0\] is no UnlearningRequest"),
+    (
+        scheduled({2: [R(task=0, samples=[1])]}),
+        r"in a list at position 2: give {2: Unl.*\(…\)}, or .* \[Unl.*at=2\), …\]",
+    ),
+    (scheduled({}, permanent=[0, 5]), r"permanent=\[0, 5\]: task 5 is unknown"),
+    (scheduled({}, permanent=[True]), r"permanent=\[True\]: task True is unknown"),
+    (scheduled({}, deadline=0), "deadline=0 is not allowed"),
+    (scheduled({}, deadline=True), "deadline=True is not allowed"),
+    (scheduled([R(task=0, at=1, classes=[7])], SplitDigits()), r"task 0 has no samples of classes \[7\]"),
+    (scheduled([R(task=0, at=1, samples=[10**6])], SplitDigits()), r"and none at \[1000000\]"),
+    (
+        scheduled_again({3: [1]}),
+        r"task 1 .* already unlearned.*carries requests already, \[1\] at position 2, and these",
+    ),
+    (scheduled_again({}, permanent=[1]), "task 1 .* declared permanent.*the benchmark without requests"),
+    (scheduled_again({3: [0]}), "task 0 .* it was declared permanent"),
+    (scheduled_again({}, deadline=2), "deadline=2: the benchmark carries deadline=4 already"),
+    (scheduled_again({}, deadline=0), "deadline=0 is not allowed"),
+    (lambda: R([0], -1), "at=-1 is no position"),
+    (lambda: R([0], True), "at=True is no position"),
+    (lambda: R([0], "1"), "at='1' is no position"),
+    (lambda: R([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
+    (lambda: R([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
+    (lambda: R([0], 1, "before", 0), "iteration=0 needs when='iteration'"),
+    (lambda: R([0], 1, "iteration"), f"{ITERATION} None"),
+    (lambda: R([0], 1, "iteration", -1), f"{ITERATION} -1"),
+    (lambda: R([0], 1, "iteration", 2.0), f"{ITERATION} 2.0"),
+    (lambda: R([0], 1, "iteration", True), f"{ITERATION} True"),
+    (lambda: R(0, 1), "0 are no tasks"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_a_wrong_request_or_schedule_is_refused(make, message):
     with pytest.raises(RequestError, match=message):
-        with_unlearning(tiny.blank(), requests, **options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([0], -1), "at=-1 is no position"),
-        (([0], True), "at=True is no position"),
-        (([0], "1"), "at='1' is no position"),
-        (([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
-        (([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
-        (([0], 1, "before", 0), "iteration=0 needs when='iteration'"),
-        (([0], 1, "iteration"), "needs iteration, an int of at least 0, but got None"),
-        (([0], 1, "iteration", -1), "needs iteration, an int of at least 0, but got -1"),
-        (([0], 1, "iteration", 2.0), "needs iteration, an int of at least 0, but got 2.0"),
-        (([0], 1, "iteration", True), "needs iteration, an int of at least 0, but got True"),
-        ((0, 1), "0 are no tasks"),
-    ],
-)
-def test_a_malformed_request_is_refused(arguments, message):
-    with pytest.raises(RequestError, match=message):
-        UnlearningRequest(*arguments)
-
-
-@pytest.mark.parametrize("position", [-1, "1", True])
-def test_the_keys_of_a_mapping_must_be_positions(position):
-    with pytest.raises(RequestError, match="is no position in the train stream"):
-        with_unlearning(tiny.blank(), {position: [0]})
+        make()
 
 
 def test_a_request_is_a_value():
@@ -359,12 +351,3 @@ def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
 def test_an_empty_request_in_a_mapping_is_no_request():
     benchmark = with_unlearning(SplitDigits(), {1: [], 2: [0]})
     assert [len(experience.requests) for experience in benchmark.train_stream] == [0, 0, 1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("part", "told"),
-    [({"classes": [7]}, r"task 0 has no samples of classes \[7\]"), ({"samples": [10**6]}, r"and none at \[1000000\]")],
-)
-def test_a_request_for_missing_classes_or_samples_is_refused(part, told):
-    with pytest.raises(RequestError, match=told):
-        with_unlearning(SplitDigits(), [UnlearningRequest(task=0, at=1, **part)])

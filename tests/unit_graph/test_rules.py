@@ -48,8 +48,15 @@ def no_known_traces(monkeypatch):
     monkeypatch.setattr(tracing, "_known", Known(32))
 
 
-def summed():
-    return two_layers(lambda h: torch.tanh(h).cumsum(1))
+class Summed(nn.Module):
+    """Has a forward of its own, whose line the message shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.c = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.c(torch.tanh(self.a(x)).cumsum(1))
 
 
 @pytest.mark.usefixtures("no_known_traces")
@@ -59,18 +66,18 @@ def test_a_rule_that_raises_is_reported_with_its_operation(monkeypatch):
 
     monkeypatch.setitem(RULES, torch.ops.aten.tanh, broken)
     with pytest.raises(ModelError, match=r"'tanh' .*can't take these arguments \(nothing there\)"):
-        MaskedModel(summed())
+        MaskedModel(Summed())
 
 
 @pytest.mark.usefixtures("no_known_traces")
 def test_the_trial_catches_a_wrong_rule_and_names_its_operation(monkeypatch):
-    assert MaskedModel(summed()).describe().tried
-    assert "tried out in both modes" in " ".join(str(MaskedModel(summed()).describe()).split())
+    assert MaskedModel(Summed()).describe().tried
+    assert "tried out in both modes" in " ".join(str(MaskedModel(Summed()).describe()).split())
     monkeypatch.setattr(tracing, "_known", Known(32))
     monkeypatch.setitem(RULES, torch.ops.aten.cumsum, lambda walk, node, x, dim, **options: x)
     with pytest.raises(ModelError, match=r"features of one task moved.*first in operation 'cumsum'.*cumsum\(1\)"):
-        MaskedModel(summed())
-    untried = MaskedModel(summed(), trial=False)
+        MaskedModel(Summed())
+    untried = MaskedModel(Summed(), trial=False)
     assert "not tried out (trial=False)" in " ".join(str(untried.describe()).split())
 
 
