@@ -1,4 +1,4 @@
-"""The task ledger: order of tasks, permanent tasks, deadlines, requests that are refused, saved states."""
+"""The task ledger: order of tasks, permanent tasks, deadlines, refused requests, saved states."""
 
 import json
 from copy import copy, deepcopy

@@ -1,4 +1,4 @@
-"""Unlearning requests in a stream: their order, schedules that are refused, and the rules written a second time."""
+"""Unlearning requests in a stream: their order, refused schedules, and the rules written a second time."""
 
 from collections import Counter
 from copy import copy

@@ -1,4 +1,4 @@
-"""Slots of weight pools that are planned from the requests of a stream."""
+"""Plans of the slots of weight pools, made from the requests of a stream."""
 
 import warnings
 from copy import copy

@@ -64,7 +64,7 @@ def assert_masked_right(
         shape: of one input.
         tokens: number of tokens, if inputs are integers.
         double: float64.
-        same: whether the open mask is to compute what the backbone computes.
+        same: if True, the open mask must compute the same as the backbone.
         options: of the model.
     """
     torch.manual_seed(0)

@@ -101,7 +101,7 @@ def test_the_last_writer_owns_the_directory(tmp_path, logs):
         trajectory(refused).settle()  # it deletes no file of another owner
     assert one_state(logs, trajectory(two))
     assert two.unlearn([0]).plan.tasks == (0,)
-    back = loaded(saved(one, tmp_path / "one.pt"))  # a strategy that is saved and loaded may own the directory again
+    back = loaded(saved(one, tmp_path / "one.pt"))  # saving and loading lets the strategy own the directory again
     back.train(DIGITS.train_stream[3])
     assert one_state(logs, trajectory(back))
     assert trajectory(back).tasks == (0, 1, 3)

@@ -1,4 +1,4 @@
-"""Log files on disk always form one complete state, at whatever point a run is killed."""
+"""Log files on disk always form one complete state, at every point where a run may be killed."""
 
 import itertools
 import json
