@@ -20,7 +20,7 @@ DOOR = f"{PACKAGE}.__main__"
 """The command ``amnesia``: it opens the lab, or names the packages to install."""
 
 FLOORS = (
-    (
+    [
         "faces",
         "checks",
         "typed",
@@ -31,26 +31,14 @@ FLOORS = (
         "object_walk",
         "optimizers",
         "transaction",
-    ),
-    ("saving", "unit_graph"),
-    ("ledger",),
-    ("models", "benchmarks", "trajectory", "audit"),
-    ("isolation", "unlearning"),
-    ("training",),
-    ("evaluation",),
-    ("logging",),
-    ("contrib",),
-    ("lab",),
+    ],
+    *(["saving", "unit_graph"], ["ledger"], ["models", "benchmarks", "trajectory", "audit"]),
+    *(["isolation", "unlearning"], ["training"], ["evaluation"], ["logging"], ["contrib"], ["lab"]),
 )
 """Subpackages and files, lowest first: each imports only lower floors; files of the lowest may import each other."""
 
-NAMES = {
-    "avalanche": "avalanche-lib",
-    "lazy_loader": "lazy-loader",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
+NAMES = {"avalanche": "avalanche-lib", "lazy_loader": "lazy-loader", "PIL": "pillow", "sklearn": "scikit-learn"}
+NAMES |= {"yaml": "pyyaml"}
 """Modules whose distribution has another name."""
 
 
