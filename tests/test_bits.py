@@ -1,4 +1,4 @@
-"""The hash of a tensor: of its dtype, shape and bits in order, and it says how it was made."""
+"""The hash of a tensor covers its dtype, its shape and its bits in order."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_hash_is_of_the_bits_in_order_however_they_lie(layout):
+def test_a_hash_covers_the_bits_in_logical_order(layout):
     tensor = LAYOUTS[layout]
     flat = tensor.detach().contiguous().clone().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
     told = f"{tensor.dtype}{tuple(tensor.shape)}".encode() + bytes(flat.tolist())

@@ -1,4 +1,4 @@
-"""What a user looks for is found at the door, or told with its place; what is registered is checked at once."""
+"""Names at the top of the package, hints for names elsewhere, and checks of registered functions."""
 
 import importlib
 import textwrap
@@ -24,7 +24,7 @@ from avalanche_amnesia.unlearning.purging import purgers
         *("register_purger", "HardAttention", "ScoredWeights", "MultiHeadModel", "SeedingPlugin", "TaskError"),
     ],
 )
-def test_what_scripts_need_is_at_the_top(name):
+def test_names_that_scripts_need_are_at_the_top(name):
     assert name in avalanche_amnesia.__all__
     assert getattr(avalanche_amnesia, name).__module__.startswith("avalanche_amnesia.")
 
@@ -47,7 +47,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("room", "name"), WRONG)
-def test_a_name_that_is_none_is_told_with_the_nearest_or_its_place(room, name):
+def test_the_error_for_an_unknown_name_suggests_the_right_one(room, name):
     full = f"avalanche_amnesia.{room}".rstrip(".")
     for error, ask in (
         (AttributeError, lambda: getattr(importlib.import_module(full), name)),
@@ -60,7 +60,7 @@ def test_a_name_that_is_none_is_told_with_the_nearest_or_its_place(room, name):
     assert not hasattr(importlib.import_module(full), name)
 
 
-def test_modules_are_still_imported_from_their_rooms():
+def test_modules_are_imported_from_their_packages():
     scope = {}
     exec("from avalanche_amnesia import ledger, lab, AmnesiacHAT; from avalanche_amnesia.training import host", scope)
     assert scope["ledger"].__name__ == "avalanche_amnesia.ledger"
@@ -84,12 +84,12 @@ def none(plugin, context, change):
 
 
 @pytest.mark.parametrize("wrong", [("P",), (Counts(),), (), (Counts, "P")], ids=["a name", "an object", "none", "two"])
-def test_a_purger_is_for_classes(wrong):
+def test_a_purger_must_be_registered_for_classes(wrong):
     with pytest.raises(TypeError, match=r"takes the classes of plugins, @register_purger\(ThePlugin\), got"):
         register_purger(*wrong)
 
 
-def test_a_class_has_one_purger_that_says_what_it_did(monkeypatch):
+def test_a_class_has_one_purger_that_must_return_its_result(monkeypatch):
     monkeypatch.setattr(purgers, "_PURGERS", dict(purgers._PURGERS))
     with pytest.raises(TypeError, match="a purger is a function"):
         register_purger(Counts)(3)
@@ -112,7 +112,7 @@ def test_a_class_has_one_purger_that_says_what_it_did(monkeypatch):
 @pytest.mark.parametrize(
     "wrong", [("x",), (torch.relu,), (torch.nn.ReLU,), ()], ids=["a name", "a function", "a module", "none"]
 )
-def test_a_rule_is_for_operations_of_an_exported_graph(register, wrong):
+def test_a_rule_must_be_registered_for_operations_of_an_exported_graph(register, wrong):
     with pytest.raises(TypeError, match=r"operations in an exported graph, such as torch.ops.aten.relu, got"):
         register(*wrong)
     with pytest.raises(TypeError, match="a rule is a function"):

@@ -1,4 +1,4 @@
-"""Changes that hold as a whole or not at all."""
+"""Transactions: either all changes stay, or none."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def fail_after_changes(holder, layer, entries):
         raise OSError("disk full")
 
 
-def test_an_error_takes_everything_back_the_last_change_first():
+def test_an_error_undoes_all_changes_in_reverse_order():
     holder, layer, entries = Holder(), nn.Linear(2, 2), ["first"]
     kept, before = holder.kept, layer.weight.detach().clone()
     with pytest.raises(OSError, match="disk full"):
@@ -40,14 +40,14 @@ def test_an_error_takes_everything_back_the_last_change_first():
     assert entries == ["taken back"]
 
 
-def test_without_a_commit_everything_is_taken_back():
+def test_changes_without_a_commit_are_undone():
     holder = Holder()
     with Transaction() as change:
         change.set(holder, kept=[])
     assert holder.kept == [1, 2]
 
 
-def test_what_was_committed_stays():
+def test_committed_changes_stay():
     holder, layer, entries = Holder(), nn.Linear(2, 2), ["first"]
     with Transaction() as change:
         change_everything(change, holder, layer, entries)
@@ -57,7 +57,7 @@ def test_what_was_committed_stays():
     assert entries == []
 
 
-def test_attributes_of_modules_come_back_too():
+def test_attributes_of_modules_are_restored():
     layer = nn.BatchNorm1d(2)
     mean = layer.running_mean
     with Transaction() as change:

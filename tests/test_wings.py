@@ -1,4 +1,4 @@
-"""The package's cut: three wings, rooms that know only rooms below them, no circle of files, nothing undeclared."""
+"""Structure of the package: subpackages import only lower ones, no import cycles, all dependencies are declared."""
 
 import ast
 import functools
@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "avalanche_amnesia"
 FILES = sorted((ROOT / PACKAGE).rglob("*.py"))
 DOOR = f"{PACKAGE}.__main__"
-"""What ``amnesia`` calls: it opens the lab, or says what to install."""
+"""The command ``amnesia``: it opens the lab, or names the packages to install."""
 
 FLOORS = (
-    (
+    [
         "faces",
         "checks",
         "strategy",
@@ -30,27 +30,15 @@ FLOORS = (
         "object_walk",
         "optimizers",
         "transaction",
-    ),
-    ("saving", "unit_graph"),
-    ("ledger",),
-    ("models", "benchmarks", "trajectory", "audit"),
-    ("isolation", "unlearning"),
-    ("training",),
-    ("evaluation",),
-    ("logging",),
-    ("contrib",),
-    ("lab",),
+    ],
+    *(["saving", "unit_graph"], ["ledger"], ["models", "benchmarks", "trajectory", "audit"]),
+    *(["isolation", "unlearning"], ["training"], ["evaluation"], ["logging"], ["contrib"], ["lab"]),
 )
-"""Rooms and single files, the lowest first: each knows those of floors below, and none beside it but in the lowest."""
+"""Subpackages and files, lowest first: each imports only lower floors; files of the lowest may import each other."""
 
-NAMES = {
-    "avalanche": "avalanche-lib",
-    "lazy_loader": "lazy-loader",
-    "PIL": "pillow",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
-"""Modules whose distributions have another name."""
+NAMES = {"avalanche": "avalanche-lib", "lazy_loader": "lazy-loader", "PIL": "pillow", "sklearn": "scikit-learn"}
+NAMES |= {"yaml": "pyyaml"}
+"""Modules whose distribution has another name."""
 
 
 def name_of(file):
@@ -59,7 +47,7 @@ def name_of(file):
 
 @functools.cache
 def homes():
-    """Name of a room's face → the file that has it."""
+    """Map each public name of a subpackage to its file."""
     found = {}
     for stub in ROOT.glob(f"{PACKAGE}/**/__init__.pyi"):
         room = ".".join(stub.relative_to(ROOT).parent.parts)
@@ -71,7 +59,7 @@ def homes():
 
 @functools.cache
 def imports_of(file):
-    """Modules that a file imports anywhere, lazily too, but not for its annotations alone."""
+    """Return the modules that a file imports, also inside functions, except for annotations."""
     tree = ast.parse(file.read_text())
     unseen = [part for part in ast.walk(tree) if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test)]
     for part in unseen:
@@ -100,7 +88,7 @@ def floor_of(module):
     return next(number for number, rooms in enumerate(FLOORS) if room in rooms)
 
 
-def test_rooms_know_only_rooms_below_them():
+def test_subpackages_import_only_lower_ones():
     up = set()
     for file, module in arrows():
         room, other = file.partition(".")[0], module.partition(".")[0]
@@ -109,7 +97,7 @@ def test_rooms_know_only_rooms_below_them():
     assert up == set()
 
 
-def test_no_circle_of_files():
+def test_files_have_no_import_cycle():
     graph = {name_of(file): {module for module in imports_of(file) if module.startswith(PACKAGE)} for file in FILES}
     try:
         TopologicalSorter(graph).prepare()
@@ -118,7 +106,7 @@ def test_no_circle_of_files():
 
 
 def declared():
-    """Distributions that each wing may use."""
+    """Return the distributions that each part of the package may use."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = {
         name: {re.split(r"[\[<>=;]", each)[0] for each in packages}
@@ -130,7 +118,7 @@ def declared():
     return {"core": core | anywhere, "contrib": contrib | anywhere, "lab": contrib | extras["lab"] | anywhere}
 
 
-def test_what_is_imported_is_declared_and_the_core_needs_ten():
+def test_every_import_is_declared_and_the_core_needs_at_most_ten():
     allowed, undeclared = declared(), set()
     for file in FILES:
         wing = name_of(file).removeprefix(f"{PACKAGE}.").partition(".")[0]
@@ -142,7 +130,7 @@ def test_what_is_imported_is_declared_and_the_core_needs_ten():
     assert len(project["dependencies"]) <= 10
 
 
-def test_the_lab_asks_for_all_that_its_extra_brings():
+def test_the_lab_checks_for_every_package_of_its_extra():
     own = declared()["lab"] - declared()["contrib"] - {PACKAGE.replace("_", "-")}
     assert {NAMES.get(name, name) for name in NEEDS} == own
 
@@ -151,7 +139,7 @@ FACES = [".".join(path.parent.relative_to(ROOT).parts) for path in sorted((ROOT 
 
 
 @pytest.mark.parametrize("face", FACES)
-def test_every_name_of_a_face_is_there(face):
+def test_every_public_name_exists(face):
     module = importlib.import_module(face)
     assert module.__all__
     assert [name for name in module.__all__ if not hasattr(module, name)] == []

@@ -1,3 +1,5 @@
+"""SplitDigits and PermutedDigits against scikit-learn's digits: samples, labels, splits, permutations, arguments."""
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -11,7 +13,7 @@ def rows(*experiences) -> list[tuple[float, ...]]:
     return [tuple(row.tolist()) for e in experiences for row in e.tensors[0].flatten(1)]
 
 
-def test_split_digits_is_the_whole_data_set_once():  # trap 6: no class and no image is dropped
+def test_split_digits_holds_each_image_once():  # trap 6
     benchmark = SplitDigits()
     all_rows = rows(*benchmark.train_stream, *benchmark.test_stream)
     bunch = load_digits()
@@ -35,25 +37,28 @@ def test_the_train_test_split_is_stratified():
         assert abs(len(experience.dataset) - available * 360 / 1797) < 1
 
 
-@pytest.mark.parametrize("n_tasks", [1, 2, 5, 10])
-def test_split_takes_the_divisors(n_tasks):
-    assert len(SplitDigits(n_tasks).train_stream) == n_tasks
+REFUSED = [
+    *((SplitDigits, {"n_tasks": n}, "allowed are 1, 2, 5, 10") for n in (3, 0, -1, 20, True, 2.5)),
+    *((PermutedDigits, {"n_tasks": n}, "an int of at least 1") for n in (0, -2, True, 1.0)),
+    *(
+        (SplitDigits, {"class_order": order}, "must hold each of the classes")
+        for order in ([0, 1], [*range(9), 8], list(range(1, 11)))
+    ),
+    *(
+        (SplitDigits, {name: n}, rf"{name}: {n} samples .* from 10 \(one per class\) to {top}")
+        for name, n, top in (("n_train", 1438, 1437), ("n_test", 361, 360), ("n_train", 9, 1437), ("n_test", 20.0, 360))
+    ),
+]
 
 
-@pytest.mark.parametrize("n_tasks", [3, 0, -1, 20, True, 2.5])
-def test_split_names_the_allowed_numbers_of_tasks(n_tasks):
-    with pytest.raises(ValueError, match="allowed are 1, 2, 5, 10"):
-        SplitDigits(n_tasks)
-
-
-@pytest.mark.parametrize("order", [[0, 1], [*range(9), 8], list(range(1, 11))])
-def test_class_order_is_a_permutation(order):
-    with pytest.raises(ValueError, match="must hold each of the classes"):
-        SplitDigits(class_order=order)
+@pytest.mark.parametrize(("make", "options", "message"), REFUSED)
+def test_a_wrong_argument_is_refused(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
 
 
 @pytest.mark.parametrize("make", [SplitDigits, PermutedDigits])
-def test_the_seed_alone_decides(make):
+def test_a_stream_depends_only_on_its_seed(make):
     first = make(seed=1, n_train=100, n_test=50)
     torch.manual_seed(77)
     state = torch.get_rng_state()
@@ -65,7 +70,7 @@ def test_the_seed_alone_decides(make):
         assert not same(of_first, of_other)
 
 
-def test_split_subsets_count_the_whole_stream_and_are_stratified():
+def test_the_size_of_a_split_subset_counts_the_whole_stream():
     benchmark = SplitDigits(n_train=200, n_test=50)
     full = SplitDigits()
     for name, n in (("train", 200), ("test", 50)):
@@ -78,20 +83,13 @@ def test_split_subsets_count_the_whole_stream_and_are_stratified():
                 assert abs(kept - available * n / total) < 1
 
 
-def test_permuted_subsets_count_each_task():
+def test_the_size_of_a_permuted_subset_counts_each_task():
     benchmark = PermutedDigits(3, n_train=40, n_test=20)
     assert [len(e.dataset) for e in benchmark.train_stream] == [40] * 3
     assert [len(e.dataset) for e in benchmark.test_stream] == [20] * 3
 
 
-@pytest.mark.parametrize(("argument", "n"), [("n_train", 1438), ("n_test", 361), ("n_train", 9), ("n_test", 20.0)])
-def test_subsets_name_the_allowed_range(argument, n):
-    top = {"n_train": 1437, "n_test": 360}[argument]
-    with pytest.raises(ValueError, match=rf"{argument}: {n} samples .* from 10 \(one per class\) to {top}"):
-        SplitDigits(**{argument: n})
-
-
-def test_permutations_against_moving_pixels_one_by_one():
+def test_permutations_move_the_pixels_one_by_one():
     train = PermutedDigits(4, n_train=30, n_test=10).train_stream
     plain = train[0].tensors[0].flatten(1)
     orders = []
@@ -107,31 +105,25 @@ def test_permutations_against_moving_pixels_one_by_one():
     assert len({*orders, tuple(range(64))}) == 4
 
 
-def test_train_and_test_of_a_task_are_permuted_alike():
+def test_train_and_test_of_a_task_have_the_same_permutation():
     benchmark = PermutedDigits(2)
     train, test = (benchmark.streams[name][1]._samples.transform.steps[0].order for name in ("train", "test"))
     assert torch.equal(train, test)
 
 
-def test_a_permutation_depends_on_seed_and_task_alone():
+def test_a_permutation_depends_only_on_seed_and_task():
     short, long, other = PermutedDigits(2), PermutedDigits(4, n_train=50), PermutedDigits(2, seed=1)
     orders = [b.train_stream[1]._samples.transform.steps[0].order for b in (short, long, other)]
     assert torch.equal(orders[0], orders[1])
     assert not torch.equal(orders[0], orders[2])
 
 
-def test_permuted_tasks_share_one_base():
+def test_permuted_tasks_share_one_tensor():
     train = PermutedDigits(10).train_stream
     assert len({e._samples.base.data_ptr() for e in train}) == 1
 
 
-@pytest.mark.parametrize("n_tasks", [0, -2, True, 1.0])
-def test_permuted_needs_a_task(n_tasks):
-    with pytest.raises(ValueError, match="an int of at least 1"):
-        PermutedDigits(n_tasks)
-
-
-def test_stratified_shares_of_unequal_classes():
+def test_a_stratified_choice_keeps_the_shares_of_unequal_classes():
     labels = torch.tensor([0] * 70 + [1] * 25 + [2] * 5)
     index = stratified(labels, 20, seed=0, purpose="test")
     assert len(set(index.tolist())) == 20

@@ -1,4 +1,4 @@
-"""Streams as the host builds them: their tasks are told apart, or they are refused before anything is trained."""
+"""Streams of Avalanche's builders: either their tasks are identified, or they are refused before any training."""
 
 import functools
 import warnings
@@ -36,7 +36,7 @@ from avalanche_amnesia.models import UnknownTaskError
 
 
 def of_sets(*sets):
-    """The host's first builder; no task labels."""
+    """Avalanche's basic builder, without task labels."""
     return benchmark_from_datasets(
         train=[as_classification_dataset(one) for one in sets], test=[as_classification_dataset(one) for one in sets]
     )
@@ -80,11 +80,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", ["amnesiac", "pools"])
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_stream_that_tells_no_tasks_apart_is_refused_before_anything_is_trained(name, kind):
+def test_a_stream_without_usable_task_labels_is_refused_before_training(name):
     make, message = REFUSED[name]
-    strategy, stream = tiny.strategy(kind), make().train_stream
+    strategy, stream = tiny.strategy("pools" if name == "mixed" else "amnesiac"), make().train_stream
     before = bits(strategy.model)
     for ask in (strategy.eval, strategy.train, lambda given: strategy.train([*given][0])):  # noqa: RUF015
         with pytest.raises(TaskError, match=message):
@@ -96,7 +95,7 @@ def test_a_stream_that_tells_no_tasks_apart_is_refused_before_anything_is_traine
 
 
 @pytest.mark.parametrize("name", ["all zero, classes", "new classes", "mixed"])
-def test_a_stock_strategy_refuses_it_too(name):
+def test_a_stock_strategy_with_our_plugin_refuses_it_too(name):
     strategy = stock(epochs=1, model=MultiHeadModel(tiny.Net()), train_mb_size=8)
     with unchanged(lambda: bits(strategy.model)), pytest.raises(TaskError, match=MEND):
         strategy.train(REFUSED[name][0]().train_stream[0])
@@ -104,7 +103,7 @@ def test_a_stock_strategy_refuses_it_too(name):
     assert unlearning_plugin(strategy).ledger.remaining == (0,)
 
 
-def test_a_stock_strategy_without_plugins_of_ours_is_told_too():
+def test_a_stock_strategy_without_our_plugins_refuses_it_too():
     strategy = make(Naive, net=tiny.Net, optimizer="sgd", train_mb_size=8)
     with pytest.raises(UnknownTaskError, match="an experience has no task labels.*" + MEND):
         strategy.train(domains().train_stream[0])
@@ -112,7 +111,7 @@ def test_a_stock_strategy_without_plugins_of_ours_is_told_too():
 
 
 @pytest.mark.parametrize("name", ["new classes", "own classes", "all zero, classes", "mixed"])
-def test_the_call_that_mends_it_does(name):
+def test_the_suggested_call_repairs_the_stream(name):
     benchmark = task_incremental_benchmark(REFUSED[name][0](), reset_task_labels=True)
     strategy = tiny.strategy()
     strategy.train(benchmark.train_stream)
@@ -121,7 +120,7 @@ def test_the_call_that_mends_it_does(name):
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_the_places_of_a_stream_without_labels_are_the_tasks_and_this_is_said_once(split):
+def test_positions_are_the_tasks_of_a_stream_without_labels_and_one_warning_names_this(split):
     benchmark = benchmark_with_validation_stream(domains(), 0.25) if split else domains()
     strategy, expected = tiny.strategy(), tiny.strategy()
     with pytest.warns(UserWarning, match="no task labels: each of its 3 experiences is taken as the task of its place"):
@@ -135,14 +134,14 @@ def test_the_places_of_a_stream_without_labels_are_the_tasks_and_this_is_said_on
     expected.unlearn([1])
     assert strategy.model.tasks == (0, 2)
     assert bits(strategy.model) == bits(expected.model)
-    assert not hasattr(benchmark.train_stream[0], "task_labels")  # the script's own stays as it is
+    assert not hasattr(benchmark.train_stream[0], "task_labels")  # the user's stream is unchanged
     with pytest.raises(TaskError, match="streams of 3 and of 2 experiences have no task labels"):
         strategy.eval(of_sets(tiny.data(), tiny.data(32)).test_stream)
 
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
-    """Three tasks of one class each, and requests that are given behind the split."""
+    """Three tasks of one class each; the requests are added after the split."""
     benchmark = benchmark_with_validation_stream(tiny.tasks([[2], [0], [1]]), 0.25)
     benchmark = with_unlearning(benchmark, {2: [0]})
     strategy = tiny.strategy(kind)
@@ -154,7 +153,7 @@ def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
     assert strategy.model.tasks == (1, 2)
 
 
-def test_references_and_metrics_take_such_a_stream():
+def test_references_and_metrics_accept_a_validation_stream():
     benchmark = benchmark_with_validation_stream(tiny.tasks(), 0.25)
     references = References(tiny.strategy, benchmark)
     metric = unlearned_accuracy_metrics(benchmark, references)[0]
@@ -162,7 +161,7 @@ def test_references_and_metrics_take_such_a_stream():
     assert references.reference([1]).tasks == (1,)
 
 
-def test_a_part_of_a_task_is_refused_with_the_settings_that_train_it_as_it_is():
+def test_a_part_of_a_task_is_refused_with_settings_that_would_train_it():
     stream = split_online_stream(tiny.tasks().train_stream, experience_size=4)
     strategy = tiny.strategy()
     for ask in (strategy.train, strategy.eval):
@@ -171,7 +170,7 @@ def test_a_part_of_a_task_is_refused_with_the_settings_that_train_it_as_it_is():
     assert strategy.model.tasks == ()
 
 
-def test_an_experience_of_no_stream_is_a_stream_of_its_own():
+def test_a_single_experience_counts_as_a_stream():
     alone = DatasetExperience(dataset=as_classification_dataset(tiny.data()))
     strategy = tiny.strategy()
     with pytest.warns(UserWarning, match="each of its 1 experiences"):
@@ -179,7 +178,7 @@ def test_an_experience_of_no_stream_is_a_stream_of_its_own():
     assert strategy.model.tasks == (0,)
 
 
-def test_a_task_that_comes_again_may_have_been_unlearned_in_between():
+def test_a_repeated_task_may_be_unlearned_between_its_trainings():
     first, second = tiny.tasks().train_stream
     stream = EagerCLStream("train", [first, second, first])
     strategy = tiny.strategy()

@@ -1,3 +1,5 @@
+"""Benchmarks of tasks made from tensors or data sets: labels, timelines, lazy reading, arguments."""
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -51,7 +53,7 @@ def test_tensors_and_the_data_set_agree_item_by_item():
         assert type(item_y) is int
 
 
-def test_the_timeline_is_made_of_lists_also_for_unequal_tasks():  # traps 2 and 3
+def test_the_timeline_has_lists_for_tasks_of_unequal_size():  # traps 2 and 3
     x, y = data()
     stream = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4], [5]]).train_stream
     timeline = [
@@ -100,7 +102,7 @@ def test_tensors_is_none_once_the_data_set_was_replaced():
 
 
 @pytest.mark.parametrize("lazy", [False, True])
-def test_labels_are_told_without_samples_and_follow_a_replaced_data_set(lazy):
+def test_labels_are_found_without_reading_samples(lazy):
     x, y = data()
     given = WithTargets(x, y.tolist()) if lazy else (x, y)
     experience = task_benchmark(given, given, [[4, 0], [1, 4, 5]]).train_stream[1]
@@ -111,12 +113,12 @@ def test_labels_are_told_without_samples_and_follow_a_replaced_data_set(lazy):
     assert len(targets_of(experience)) == 3
 
 
-def test_a_sample_may_be_one_number_and_is_not_finite_by_itself():
+def test_a_sample_may_be_one_number():
     x, y = torch.tensor([0.0, float("nan"), 2.0, float("inf")]), torch.tensor([0, 0, 1, 1])
     assert task_benchmark((x, y), (x, y), [[0, 1]]).train_stream[0].not_finite().tolist() == [1, 3]
 
 
-def test_samples_that_are_not_finite_are_found_among_large_ones():
+def test_samples_that_are_not_finite_are_found():
     x = torch.rand(2500, 2, 3)
     x[7], x[1100] = 3e38, -3e38  # their sums overflow
     x[[8, 1030, 2499], 1, 2] = torch.tensor([float("nan"), float("inf"), -float("inf")])
@@ -170,59 +172,39 @@ def test_reading_labels_does_not_move_the_global_random_stream():
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize(
-    ("task_classes", "message"),
-    [
-        (2, r"task_classes must be a list of classes per task, such as .*, got 2"),
-        ([], "task_classes is empty"),
-        ([[0], []], "task 1 has no classes"),
-        ([[0, 1], [2, 3, 2]], r"task 1 repeats the classes \[2\]"),
-        ([[0, 1], [2, 9]], r"task 1: no sample of the classes \[9\] in the train data"),
-        ([[0, 1.0]], r"task 0: \[1.0\] are no classes"),
-    ],
-)
-def test_bad_task_classes(task_classes, message):
-    with pytest.raises(ValueError, match=message):
-        task_benchmark(data(), data(), task_classes)
-
-
-def test_a_class_without_test_samples_is_named():
-    with pytest.raises(ValueError, match=r"task 1: no sample of the classes \[5\] in the test data"):
-        task_benchmark(data(), data(n_classes=5), [[0], [5]])
-
-
 X, Y = data()
+PAIR, LAZY = (X, Y), TensorDataset(X, Y)
+REFUSED = [  # train data, test data, classes of each task, transforms, words of the message
+    (PAIR, PAIR, 2, None, r"task_classes must be a list of classes per task, such as .*, got 2"),
+    (PAIR, PAIR, [], None, "task_classes is empty"),
+    (PAIR, PAIR, [[0], []], None, "task 1 has no classes"),
+    (PAIR, PAIR, [[0, 1], [2, 3, 2]], None, r"task 1 repeats the classes \[2\]"),
+    (PAIR, PAIR, [[0, 1], [2, 9]], None, r"task 1: no sample of the classes \[9\] in the train data"),
+    (PAIR, PAIR, [[0, 1.0]], None, r"task 0: \[1.0\] are no classes"),
+    (PAIR, data(n_classes=5), [[0], [5]], None, r"task 1: no sample of the classes \[5\] in the test data"),
+    ((X, Y[:-1]), PAIR, [[0, 1]], None, "train: 60 samples but 59 labels"),
+    ((X, Y.float()), PAIR, [[0, 1]], None, "labels have dtype torch.float32"),
+    ((X, Y > 2), PAIR, [[0, 1]], None, "labels have dtype torch.bool"),
+    ((X, Y.unsqueeze(1)), PAIR, [[0, 1]], None, r"shape \(60, 1\)"),
+    ((X, Y, Y), PAIR, [[0, 1]], None, "a tuple of 3 parts"),
+    ((X > 0, Y), PAIR, [[0, 1]], None, "x has dtype torch.bool; give floats, bytes"),
+    (WithTargets(X, Y.float().tolist()), PAIR, [[0, 1]], None, "0.0 is no class label"),
+    (WithTargets(X, Y.tolist()[:-2]), PAIR, [[0, 1]], None, "60 samples but 58 labels"),
+    (WithTargets(X, [True] * 60), PAIR, [[0, 1]], None, "True is no class label"),
+    (3, PAIR, [[0, 1]], None, "int is neither"),
+    (PAIR, PAIR, [[0], [1]], [None], "1 transforms for 2 tasks"),
+    (LAZY, LAZY, [[0]], [Scale(2.0)], "transforms apply to tensor pairs"),
+    (PAIR, PAIR, [[0, 1]], Scale(2.0), r"is one function; give one \(or None\) per task"),
+]
 
 
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ((X, Y[:-1]), "train: 60 samples but 59 labels"),
-        ((X, Y.float()), "labels have dtype torch.float32"),
-        ((X, Y > 2), "labels have dtype torch.bool"),
-        ((X, Y.unsqueeze(1)), r"shape \(60, 1\)"),
-        ((X, Y, Y), "a tuple of 3 parts"),
-        ((X > 0, Y), "x has dtype torch.bool; give floats, bytes"),
-        (WithTargets(X, Y.float().tolist()), "0.0 is no class label"),
-        (WithTargets(X, Y.tolist()[:-2]), "60 samples but 58 labels"),
-        (WithTargets(X, [True] * 60), "True is no class label"),
-        (3, "int is neither"),
-    ],
-)
-def test_bad_data(train, message):
+@pytest.mark.parametrize(("train", "test", "task_classes", "transforms", "message"), REFUSED)
+def test_a_wrong_argument_is_refused(train, test, task_classes, transforms, message):
     with pytest.raises(ValueError, match=message):
-        task_benchmark(train, data(), [[0, 1]])
+        task_benchmark(train, test, task_classes, transforms=transforms)
 
 
-def test_transforms_must_fit():
-    with pytest.raises(ValueError, match="1 transforms for 2 tasks"):
-        task_benchmark(data(), data(), [[0], [1]], transforms=[None])
-    lazy = TensorDataset(*data())
-    with pytest.raises(ValueError, match="transforms apply to tensor pairs"):
-        task_benchmark(lazy, lazy, [[0]], transforms=[Scale(2.0)])
-
-
-def test_a_target_transform_is_not_passed_over():
+def test_a_target_transform_that_changes_labels_is_refused():
     x, y = data()
     base = WithTargets(x, y.tolist())
     base.target_transform = lambda label: 5 - label
@@ -236,9 +218,3 @@ def test_a_target_transform_is_not_passed_over():
         ValueError, match=r"item 0 has the label 5, and targets\[0\] is 0: labels are taken from targets"
     ):
         task_benchmark(base, base, [[0, 1]])
-
-
-def test_one_function_is_no_transform_per_task():
-    x, y = data()
-    with pytest.raises(ValueError, match=r"is one function; give one \(or None\) per task"):
-        task_benchmark((x, y), (x, y), [[0, 1]], transforms=Scale(2.0))

@@ -1,3 +1,5 @@
+"""Unlearning requests in a stream: their order, refused schedules, and the rules written a second time."""
+
 from collections import Counter
 from copy import copy
 
@@ -31,7 +33,7 @@ def stream_of(labels: list[int]) -> CLScenario:
     return CLScenario([EagerCLStream("train", experiences), source.test_stream])
 
 
-def test_requests_come_in_firing_order():
+def test_requests_are_sorted_by_the_time_of_execution():
     requests = [
         UnlearningRequest([3], 4),
         UnlearningRequest([0], 3, "iteration", 7),
@@ -43,7 +45,7 @@ def test_requests_come_in_firing_order():
     assert carried == [(), (), (), (requests[3], requests[2], requests[1]), (requests[0], requests[4])]
 
 
-def test_a_mapping_fires_after_the_task():
+def test_a_mapping_unlearns_after_the_task():
     benchmark = with_unlearning(SplitDigits(), {1: [0], 3: [1], 4: [4]}, permanent=[2], deadline=4)
     assert [e.requests for e in benchmark.train_stream] == [
         (),
@@ -56,7 +58,7 @@ def test_a_mapping_fires_after_the_task():
     assert {e.deadline for e in benchmark.train_stream} == {4}
 
 
-def test_the_input_stays_as_it_is():  # trap 11
+def test_the_given_benchmark_is_not_changed():  # trap 11
     benchmark = SplitDigits()
     result = with_unlearning(benchmark, {1: [0]})
     for name, stream in benchmark.streams.items():
@@ -74,7 +76,7 @@ def test_the_input_stays_as_it_is():  # trap 11
             twin.current_experience = position
 
 
-def test_copies_in_a_shorter_stream_do_not_renumber_the_original():  # trap 11
+def test_a_shorter_stream_does_not_renumber_the_original():  # trap 11
     benchmark = SplitDigits()
     part = CLScenario([EagerCLStream("train", list(with_unlearning(benchmark, {}).train_stream)[2:])])
     result = with_unlearning(part, {1: [2]})
@@ -87,7 +89,7 @@ def carried(benchmark):
     return [(e.requests, e.permanent, e.deadline) for e in benchmark.train_stream]
 
 
-def test_a_second_schedule_comes_in_addition():
+def test_a_second_schedule_is_added_to_the_first():
     first = with_unlearning(tiny.blank(), {3: [1]}, permanent=[2], deadline=4)
     both = with_unlearning(first, {1: [0], 3: [3]}, permanent=[4])
     at_once = with_unlearning(tiny.blank(), {1: [0], 3: [1, 3]}, permanent=[2, 4], deadline=4)
@@ -98,13 +100,13 @@ def test_a_second_schedule_comes_in_addition():
     assert [e.requests for e in first.train_stream[:2]] == [(), ()]
 
 
-def test_a_second_schedule_fires_in_the_order_of_one():
+def test_requests_of_two_schedules_are_sorted_together():
     first = with_unlearning(tiny.blank(), [UnlearningRequest([0], 3), UnlearningRequest([1], 3, "iteration", 2)])
     both = with_unlearning(first, [UnlearningRequest([2], 3, "before")])
     assert [request.tasks for request in both.train_stream[3].requests] == [(2,), (1,), (0,)]
 
 
-def test_a_part_of_a_stream_carries_its_requests_on():
+def test_a_part_of_a_stream_keeps_its_requests():
     whole = with_unlearning(tiny.blank(), {3: [2]})
     part = CLScenario([EagerCLStream("train", whole.train_stream[2:])])
     assert [e.requests for e in with_unlearning(part, {2: [4]}).train_stream] == [
@@ -114,33 +116,13 @@ def test_a_part_of_a_stream_carries_its_requests_on():
     ]
 
 
-@pytest.mark.parametrize(
-    ("requests", "options", "message"),
-    [
-        (
-            {3: [1]},
-            {},
-            r"task 1 .* already unlearned.*carries requests already, \[1\] at position 2, and these come in",
-        ),
-        ({}, {"permanent": [1]}, r"task 1 .* declared permanent.*give with_unlearning the benchmark without requests"),
-        ({3: [0]}, {}, r"task 0 .* it was declared permanent"),
-        ({}, {"deadline": 2}, r"deadline=2: the benchmark carries deadline=4 already"),
-        ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
-    ],
-)
-def test_schedules_at_odds_with_the_first_are_refused(requests, options, message):
-    first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
-    with pytest.raises(RequestError, match=message):
-        with_unlearning(first, requests, **options)
-
-
-def test_a_benchmark_without_its_requests_keeps_what_is_permanent():
+def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
     plain = without_requests(with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4))
     assert carried(plain) == [((), position == 0, 4) for position in range(5)]
     assert carried(without_requests(tiny.blank())) == [((), False, None)] * 5
 
 
-def test_data_attributes_and_other_streams_are_carried_over():
+def test_data_attributes_and_other_streams_are_kept():
     benchmark = SplitDigits()
     benchmark.note = "kept"
     result = with_unlearning(benchmark, {})
@@ -186,13 +168,7 @@ def stock_nc(task_labels: bool = True) -> CLScenario:
 def test_stock_benchmarks_carry_requests(make):
     benchmark = make()
     result = with_unlearning(benchmark, {1: [0], 4: [2, 4]}, permanent=[1])
-    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [
-        (),
-        ((0,),),
-        (),
-        (),
-        ((2, 4),),
-    ]
+    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [(), ((0,),), (), (), ((2, 4),)]
     for name in ("train", "test"):
         for position, (before, after) in enumerate(zip(benchmark.streams[name], result.streams[name], strict=True)):
             assert after.benchmark is result
@@ -216,62 +192,74 @@ def test_streams_without_task_labels_are_refused():
 R = UnlearningRequest
 
 
-@pytest.mark.parametrize(
-    ("requests", "options", "message"),
-    [
-        ({3: [7]}, {}, r"after task 3: task 7 .* it is unknown \(known are 0, 1, 2, 3, 4\)"),
-        ({1: [2]}, {}, r"after task 1: task 2 .* it is not yet trained"),
-        ([R([2], 2, "before")], {}, r"before task 2: task 2 .* it is not yet trained"),
-        ([R([3], 2, "iteration", 4)], {}, r"iteration 4 of task 2: task 3 .* it is not yet trained"),
-        ([R([2], 2, "iteration", 40)], {}, r"iteration 40 of task 2: task 2 .* it is in training"),
-        ({2: [1]}, {"permanent": [1]}, r"after task 2: task 1 .* it was declared permanent"),
-        ({1: [1]}, {"permanent": [1]}, r"after task 1: task 1 .* it was declared permanent"),
-        ({2: [0]}, {"deadline": 2}, r"after task 2: task 0 .* deadline has expired \(2 further"),
-        ({2: [0], 3: [1, 0]}, {}, r"after task 3: task 0 .* it is already unlearned"),
-        ([R([0], 2, "before"), R([0], 2)], {}, r"after task 2: task 0 .* it is already unlearned"),
-        ([R([], 2)], {}, r"after task 2: the request is empty"),
-        ({2: [0, 0]}, {}, r"after task 2: task 0 is named more than once"),
-        ({2: [True]}, {}, r"after task 2: True is no task"),
-        ({2: ["0"]}, {}, r"after task 2: '0' is no task"),
-        ({5: [0]}, {}, r"at=5 is no position .* allowed are 0 to 4"),
-        ([[0]], {}, r"\[0\] is no UnlearningRequest"),
-        ({2: [R(task=0, samples=[1])]}, {}, r"in a list at position 2: give {2: Unl.*\(…\)}, or .* \[Unl.*at=2\), …\]"),
-        ({}, {"permanent": [0, 5]}, r"permanent=\[0, 5\]: task 5 is unknown"),
-        ({}, {"permanent": [True]}, r"permanent=\[True\]: task True is unknown"),
-        ({}, {"deadline": 0}, r"deadline=0 is not allowed"),
-        ({}, {"deadline": True}, r"deadline=True is not allowed"),
-    ],
-)
-def test_schedules_that_break_a_rule(requests, options, message):
+def scheduled(requests, benchmark=None, **options):
+    """Return a call that adds these requests to a benchmark."""
+    return lambda: with_unlearning(benchmark or tiny.blank(), requests, **options)
+
+
+def scheduled_again(requests, **options):
+    """Return a call that adds a second schedule."""
+    first = with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4)
+    return scheduled(requests, first, **options)
+
+
+ITERATION = "needs iteration, an int of at least 0, but got"
+REFUSED = [
+    (scheduled({3: [7]}), r"after task 3: task 7 .* it is unknown \(known are 0, 1, 2, 3, 4\)"),
+    (scheduled({1: [2]}), "after task 1: task 2 .* it is not yet trained"),
+    (scheduled([R([2], 2, "before")]), "before task 2: task 2 .* it is not yet trained"),
+    (scheduled([R([3], 2, "iteration", 4)]), "iteration 4 of task 2: task 3 .* it is not yet trained"),
+    (scheduled([R([2], 2, "iteration", 40)]), "iteration 40 of task 2: task 2 .* it is in training"),
+    (scheduled({2: [1]}, permanent=[1]), "after task 2: task 1 .* it was declared permanent"),
+    (scheduled({1: [1]}, permanent=[1]), "after task 1: task 1 .* it was declared permanent"),
+    (scheduled({2: [0]}, deadline=2), r"after task 2: task 0 .* deadline has expired \(2 further"),
+    (scheduled({2: [0], 3: [1, 0]}), "after task 3: task 0 .* it is already unlearned"),
+    (scheduled([R([0], 2, "before"), R([0], 2)]), "after task 2: task 0 .* it is already unlearned"),
+    (scheduled([R([], 2)]), "after task 2: the request is empty"),
+    (scheduled({2: [0, 0]}), "after task 2: task 0 is named more than once"),
+    (scheduled({2: [True]}), "after task 2: True is no task"),
+    (scheduled({2: ["0"]}), "after task 2: '0' is no task"),
+    (scheduled({5: [0]}), r"at=5 is no position .* allowed are 0 to 4"),
+    (scheduled({-1: [0]}), "is no position in the train stream"),
+    (scheduled({"1": [0]}), "is no position in the train stream"),
+    (scheduled({True: [0]}), "is no position in the train stream"),
+    (scheduled([[0]]), r"\[0\] is no UnlearningRequest"),
+    (
+        scheduled({2: [R(task=0, samples=[1])]}),
+        r"in a list at position 2: give {2: Unl.*\(…\)}, or .* \[Unl.*at=2\), …\]",
+    ),
+    (scheduled({}, permanent=[0, 5]), r"permanent=\[0, 5\]: task 5 is unknown"),
+    (scheduled({}, permanent=[True]), r"permanent=\[True\]: task True is unknown"),
+    (scheduled({}, deadline=0), "deadline=0 is not allowed"),
+    (scheduled({}, deadline=True), "deadline=True is not allowed"),
+    (scheduled([R(task=0, at=1, classes=[7])], SplitDigits()), r"task 0 has no samples of classes \[7\]"),
+    (scheduled([R(task=0, at=1, samples=[10**6])], SplitDigits()), r"and none at \[1000000\]"),
+    (
+        scheduled_again({3: [1]}),
+        r"task 1 .* already unlearned.*carries requests already, \[1\] at position 2, and these",
+    ),
+    (scheduled_again({}, permanent=[1]), "task 1 .* declared permanent.*the benchmark without requests"),
+    (scheduled_again({3: [0]}), "task 0 .* it was declared permanent"),
+    (scheduled_again({}, deadline=2), "deadline=2: the benchmark carries deadline=4 already"),
+    (scheduled_again({}, deadline=0), "deadline=0 is not allowed"),
+    (lambda: R([0], -1), "at=-1 is no position"),
+    (lambda: R([0], True), "at=True is no position"),
+    (lambda: R([0], "1"), "at='1' is no position"),
+    (lambda: R([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
+    (lambda: R([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
+    (lambda: R([0], 1, "before", 0), "iteration=0 needs when='iteration'"),
+    (lambda: R([0], 1, "iteration"), f"{ITERATION} None"),
+    (lambda: R([0], 1, "iteration", -1), f"{ITERATION} -1"),
+    (lambda: R([0], 1, "iteration", 2.0), f"{ITERATION} 2.0"),
+    (lambda: R([0], 1, "iteration", True), f"{ITERATION} True"),
+    (lambda: R(0, 1), "0 are no tasks"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED)
+def test_a_wrong_request_or_schedule_is_refused(make, message):
     with pytest.raises(RequestError, match=message):
-        with_unlearning(tiny.blank(), requests, **options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([0], -1), "at=-1 is no position"),
-        (([0], True), "at=True is no position"),
-        (([0], "1"), "at='1' is no position"),
-        (([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
-        (([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
-        (([0], 1, "before", 0), "iteration=0 needs when='iteration'"),
-        (([0], 1, "iteration"), "needs iteration, an int of at least 0, but got None"),
-        (([0], 1, "iteration", -1), "needs iteration, an int of at least 0, but got -1"),
-        (([0], 1, "iteration", 2.0), "needs iteration, an int of at least 0, but got 2.0"),
-        (([0], 1, "iteration", True), "needs iteration, an int of at least 0, but got True"),
-        ((0, 1), "0 are no tasks"),
-    ],
-)
-def test_requests_that_are_malformed(arguments, message):
-    with pytest.raises(RequestError, match=message):
-        UnlearningRequest(*arguments)
-
-
-@pytest.mark.parametrize("position", [-1, "1", True])
-def test_a_mappings_keys_are_positions(position):
-    with pytest.raises(RequestError, match="is no position in the train stream"):
-        with_unlearning(tiny.blank(), {position: [0]})
+        make()
 
 
 def test_a_request_is_a_value():
@@ -289,7 +277,7 @@ def test_a_task_may_be_learned_again_once_it_was_unlearned():
 
 
 def allowed(labels, requests, permanent, deadline) -> bool:
-    """The rules from the history of events alone, quadratic and without a ledger."""
+    """Apply the rules to the history of events, slowly and without a ledger."""
     history: list[tuple[str, int]] = []
     for position, label in enumerate(labels):
         mine = [r for r in requests if r.at == position]
@@ -319,7 +307,7 @@ def allowed(labels, requests, permanent, deadline) -> bool:
 
 @st.composite
 def schedules(draw):
-    """Random schedules, leaning towards allowed ones, of which blind draws give few."""
+    """Random schedules; allowed ones are drawn more often, because they are rare."""
     n_tasks = draw(st.integers(2, 5))
     labels = list(range(n_tasks))
     requests = []
@@ -363,12 +351,3 @@ def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
 def test_an_empty_request_in_a_mapping_is_no_request():
     benchmark = with_unlearning(SplitDigits(), {1: [], 2: [0]})
     assert [len(experience.requests) for experience in benchmark.train_stream] == [0, 0, 1, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("part", "told"),
-    [({"classes": [7]}, r"task 0 has no samples of classes \[7\]"), ({"samples": [10**6]}, r"and none at \[1000000\]")],
-)
-def test_parts_that_are_not_there_are_refused_with_the_schedule(part, told):
-    with pytest.raises(RequestError, match=told):
-        with_unlearning(SplitDigits(), [UnlearningRequest(task=0, at=1, **part)])

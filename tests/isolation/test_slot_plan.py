@@ -1,4 +1,4 @@
-"""Slots planned from the requests of a stream."""
+"""Plans of the slots of weight pools, made from the requests of a stream."""
 
 import warnings
 from copy import copy
@@ -40,7 +40,7 @@ def maker(isolation):
 
 
 def relearning(benchmark, order, requests):
-    """A stream in which tasks come in this order, some of them again."""
+    """Return a stream with tasks in this order; some of them are repeated."""
     streams = [[getattr(benchmark, f"{name}_stream")[task] for task in order] for name in ("train", "test")]
     named = zip(("train", "test"), streams, strict=True)
     again = CLScenario([EagerCLStream(name, [copy(e) for e in stream]) for name, stream in named])
@@ -48,7 +48,7 @@ def relearning(benchmark, order, requests):
 
 
 def learn(benchmark, isolation, tasks=range(5)):
-    """A strategy that trained some of the tasks, and its warnings of capacity."""
+    """Return a strategy that trained these tasks, and its warnings about capacity."""
     strategy = fresh(isolation)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -57,7 +57,7 @@ def learn(benchmark, isolation, tasks=range(5)):
     return strategy, [str(w.message) for w in caught if w.category is CapacityWarning]
 
 
-def test_a_slot_is_taken_again_once_its_task_is_gone():
+def test_the_slot_of_an_unlearned_task_is_used_again():
     assert Pools.planned(with_unlearning(DIGITS, PUBLISHED)).slots == {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
     assert Pools.planned(DIGITS).slots == {task: task for task in range(5)}
 
@@ -70,12 +70,12 @@ def test_a_slot_is_taken_again_once_its_task_is_gone():
         (UnlearningRequest((0,), at=2), 2),
     ],
 )
-def test_it_is_free_for_the_training_that_begins_behind_the_request(request_, third):
+def test_a_slot_is_free_for_a_training_that_starts_after_the_request(request_, third):
     slots = Pools.planned(with_unlearning(DIGITS, [request_])).slots
     assert [slots[0], slots[1], slots[2]] == [0, 1, third]
 
 
-def test_what_remains_is_the_model_that_never_saw_the_others():
+def test_the_model_after_unlearning_equals_one_without_the_unlearned_tasks():
     benchmark = with_unlearning(DIGITS, PUBLISHED)
     pools = Pools.planned(benchmark)
     strategy, told = learn(benchmark, pools)
@@ -85,7 +85,7 @@ def test_what_remains_is_the_model_that_never_saw_the_others():
     assert same_state(strategy.model.state_dict(), retrained.model.state_dict())
 
 
-def test_slots_that_run_out_are_told_of_before_the_first_task():
+def test_missing_slots_are_reported_before_the_first_task():
     with pytest.raises(CapacityError, match="task 3 finds its share"):
         learn(DIGITS, Pools(slots=3))
     _, told = learn(DIGITS, Pools(slots=3), [0, 1, 2])
@@ -97,7 +97,7 @@ def test_slots_that_run_out_are_told_of_before_the_first_task():
     assert learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=3), [0])[1] == []
 
 
-def test_permanent_tasks_have_slots_that_nobody_else_takes():
+def test_the_slot_of_a_permanent_task_is_not_used_again():
     benchmark = with_unlearning(DIGITS, {2: [1]}, permanent=[0, 3])
     pools = Pools.planned(benchmark)
     assert pools.slots == {0: 0, 1: 1, 2: 2, 3: 3, 4: 1}
@@ -106,7 +106,7 @@ def test_permanent_tasks_have_slots_that_nobody_else_takes():
     assert strategy.model.tasks == (0, 2, 3, 4)
 
 
-def test_a_task_that_comes_again_keeps_its_slot():
+def test_a_repeated_task_keeps_its_slot():
     again = relearning(DIGITS, [0, 1, 0, 2], {1: [0]})
     assert Pools.planned(again).slots == {0: 0, 1: 1, 2: 2}
     with warnings.catch_warnings():
@@ -119,7 +119,7 @@ def test_a_task_that_comes_again_keeps_its_slot():
     assert layout.is_open(1, to=2)
 
 
-def test_warnings_as_errors_leave_nothing_of_the_task():
+def test_a_warning_raised_as_an_error_leaves_nothing_of_the_task():
     strategy = fresh(Pools(slots=3))
     with warnings.catch_warnings():
         warnings.simplefilter("error", CapacityWarning)
@@ -140,7 +140,7 @@ def test_saved_slots_are_compared(tmp_path):
     assert same.model.tasks == (0,)
 
 
-def test_the_model_that_never_unlearned_has_a_pool_for_every_task():
+def test_the_reference_without_unlearning_has_a_pool_for_every_task():
     benchmark = with_unlearning(DIGITS, PUBLISHED)
     dealt, plain = (References(maker(pools), benchmark) for pools in (Pools.planned(benchmark), Pools()))
     assert same_state(dealt.full(5).state_dict(), plain.full(5).state_dict())

@@ -1,4 +1,4 @@
-"""Weight pools: how weights are dealt out, that nothing else is read or moved, and that unlearning is exact."""
+"""Weight pools: partitions of weights, no access to other tasks' weights, exact unlearning."""
 
 import copy
 import gc
@@ -36,7 +36,7 @@ REQUESTS = with_unlearning(STREAM, {1: [0], 3: [1]}, permanent=[2])
 
 
 class Recurrent(nn.Module):
-    """An LSTM over rows, whose number depends on the values, an embedding and tied weights: nothing can trace it."""
+    """Can't be traced: an LSTM over a number of rows that depends on values, an embedding, and tied weights."""
 
     features = 12
 
@@ -57,7 +57,7 @@ class Recurrent(nn.Module):
 
 
 class Adapted(nn.Module):
-    """Layers without gradients, each with a low-rank update beside it, and a vector that multiplies the features."""
+    """Layers without gradients, each with a low-rank update, and a vector that multiplies the features."""
 
     features = 16
 
@@ -97,12 +97,12 @@ def same_bits_in(one: nn.Module, other: nn.Module) -> bool:
     return same_state(state(one), state(other))
 
 
-# Dealing -----------------------------------------------------------------------------------------------------------
+# Partitions -----------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 40), st.integers(1, 90), st.integers(1, 12), st.integers(0, 2**62))
-def test_slots_part_every_row_in_shares_that_differ_by_one_at_most(rows, n_in, slots, seed):
+def test_slots_divide_every_row_into_nearly_equal_shares(rows, n_in, slots, seed):
     shape = torch.Size([rows, n_in])
     shares = [Share(seed, slots, slot) for slot in range(slots)]
     if n_in < slots:
@@ -113,20 +113,20 @@ def test_slots_part_every_row_in_shares_that_differ_by_one_at_most(rows, n_in, s
     assert set(dealt.sum(2).unique().tolist()) <= {n_in // slots, math.ceil(n_in / slots)}
 
 
-def test_a_partition_follows_from_seed_and_name_and_is_the_same_for_good():
+def test_a_partition_depends_only_on_seed_and_name():
     shape = torch.Size([64, 50])
     own = Share(1, 4, 2).owned("a", shape)
     assert torch.equal(own, Share(1, 4, 2).owned("a", shape))
     assert not torch.equal(own, Share(2, 4, 2).owned("a", shape))
     assert not torch.equal(own, Share(1, 4, 2).owned("b", shape))
-    # States that were saved are read by these: they must never change.
+    # Saved states depend on these positions: they must never change.
     assert Share(7, 3, 1).owned("layers.0.weight", torch.Size([3, 6])).nonzero().tolist() == FIRST
 
 
 FIRST = [[0, 2], [0, 4], [1, 3], [1, 5], [2, 0], [2, 4]]
 
 
-def test_a_share_is_read_from_its_numbers_and_from_no_others():
+def test_a_share_is_decoded_from_valid_numbers_only():
     share = Share(2**62, 5, 4, (7, 9))
     assert Share.decoded(share.encoded()) == share
     for wrong in ([1, 2], [1, 2, 2], [1, 0, 0], [1, 3, -1]):
@@ -136,7 +136,7 @@ def test_a_share_is_read_from_its_numbers_and_from_no_others():
         Share.decoded(share.encoded().float())
 
 
-def test_a_share_begins_as_the_backbones_values_scaled_to_what_is_read():
+def test_a_share_starts_as_scaled_values_of_the_backbone():
     strategy = disjoint(train_epochs=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
     with pytest.warns(MaskWarning, match="weights with which it began"):
         strategy.train(STREAM.train_stream[0])
@@ -147,7 +147,7 @@ def test_a_share_begins_as_the_backbones_values_scaled_to_what_is_read():
     torch.testing.assert_close(now[mine], given[mine] * (mine.numel() / int(mine.sum())) ** 0.5)
 
 
-def test_layers_with_fewer_inputs_than_slots_are_each_tasks_own():
+def test_each_task_has_its_own_copy_of_layers_with_fewer_inputs_than_slots():
     strategy = learn(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream[:1])
     tensors = strategy.model.shares[0].tensors
     assert tensors["layers.0.weight"].dim() == 1
@@ -160,18 +160,11 @@ def test_layers_with_fewer_inputs_than_slots_are_each_tasks_own():
 @pytest.mark.parametrize(
     ("net", "optimizer"),
     [
-        ("mlp", "adam"),
-        ("mlp", "fused adamw"),
-        ("mlp", "nesterov"),
-        ("mlp", "rmsprop"),
-        ("mlp", "adafactor"),
-        ("conv", "decay"),
-        ("norms", "adam decay"),
-        ("recurrent", "adamw"),
-        ("adapters", "adamw"),
+        *(("mlp", optimizer) for optimizer in ("adam", "fused adamw", "nesterov", "rmsprop", "adafactor")),
+        *(("conv", "decay"), ("norms", "adam decay"), ("recurrent", "adamw"), ("adapters", "adamw")),
     ],
 )
-def test_unlearning_is_exact_whatever_came_later(net, optimizer):
+def test_unlearning_is_exact_after_further_tasks(net, optimizer):
     strategy = learn(disjoint(net, optimizer), REQUESTS.train_stream)
     alone = learn(disjoint(net, optimizer), with_unlearning(STREAM, permanent=[2]).train_stream[2:5])
     assert [record.plan.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 2
@@ -182,7 +175,7 @@ def test_unlearning_is_exact_whatever_came_later(net, optimizer):
     assert strategy.model.tasks == (2, 3)
 
 
-def test_a_permanent_task_is_read_and_never_changed():
+def test_later_tasks_read_a_permanent_task_and_never_change_it():
     for optimizer in ("adam", "adam decay", "adafactor"):
         strategy = learn(disjoint(optimizer=optimizer), REQUESTS.train_stream[:3])
         model, before = strategy.model, state(strategy.model)
@@ -195,7 +188,7 @@ def test_a_permanent_task_is_read_and_never_changed():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
-def test_what_is_not_read_is_plus_zero_in_every_step(optimizer):
+def test_weights_outside_the_share_are_plus_zero_in_every_step(optimizer):
     def look(strategy):
         model, task = strategy.model, strategy.experience.task_label
         weight = model.network(task).layers[0].weight.detach()
@@ -209,7 +202,7 @@ def test_what_is_not_read_is_plus_zero_in_every_step(optimizer):
     assert len(seen) > 10
 
 
-def test_a_request_in_the_middle_of_a_task_is_exact_too():
+def test_a_request_during_a_task_is_exact_too():
     benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "iteration", 2)])
     one_each = {"isolation": Pools()}
     strategy = learn(disjoint(**one_each), benchmark.train_stream[:2])
@@ -217,7 +210,7 @@ def test_a_request_in_the_middle_of_a_task_is_exact_too():
     assert same_bits_in(strategy.model, learn(disjoint(**one_each), STREAM.train_stream[1:2]).model)
 
 
-def test_references_and_divergences_are_those_of_an_exact_method():
+def test_the_divergence_from_the_references_is_zero():
     maker = partial(disjoint, optimizer=partial(torch.optim.Adam, lr=1e-2))
     references = References(maker, REQUESTS)
     strategy = learn(maker(evaluator=quiet(jsd_metrics(references))), REQUESTS.train_stream)
@@ -227,7 +220,7 @@ def test_references_and_divergences_are_those_of_an_exact_method():
     assert divergences == dict.fromkeys(divergences, 0.0)
 
 
-def test_what_a_task_reads_is_permanent_though_tasks_came_out_of_the_streams_order():
+def test_a_task_that_another_task_reads_becomes_permanent():
     stream = with_unlearning(STREAM, deadline=2).train_stream
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), [stream[0], stream[4]])
     assert strategy.model.share(4).reads == (0,)  # by the stream task 0 is past its deadline, by the trainings not
@@ -236,7 +229,7 @@ def test_what_a_task_reads_is_permanent_though_tasks_came_out_of_the_streams_ord
     assert strategy.unlearn([4]).claim == "exact"
 
 
-def test_a_request_in_front_of_a_task_frees_the_slot_that_the_task_takes():
+def test_a_request_before_a_task_frees_the_slot_for_it():
     benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "before")])
     strategy = disjoint(isolation=Pools.planned(benchmark), train_epochs=1)
     slots = [learn(strategy, [benchmark.train_stream[task]]).model.share(task).slot for task in (0, 1)]
@@ -244,7 +237,7 @@ def test_a_request_in_front_of_a_task_frees_the_slot_that_the_task_takes():
     assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"]
 
 
-def test_a_training_that_was_interrupted_leaves_no_share_behind():
+def test_an_interrupted_training_leaves_no_share():
     fails = FailsAtEvent("before_training_exp", KeyboardInterrupt, when=lambda s: s.experience.task_label == 2)
     stream = with_unlearning(STREAM, permanent=[2]).train_stream
     strategy = disjoint(plugins=[fails], train_epochs=1)
@@ -254,7 +247,7 @@ def test_a_training_that_was_interrupted_leaves_no_share_behind():
     assert (strategy.model.tasks, strategy.model.share(3).reads) == ((3,), ())
 
 
-def test_an_optimizer_that_moves_what_has_no_gradient_moves_nothing_but_the_tasks_own(tmp_path):
+def test_an_optimizer_that_changes_parameters_without_gradients_changes_only_the_task_s_own(tmp_path):
     class DecaysAll(torch.optim.Optimizer):
         def __init__(self, parameters):
             super().__init__(parameters, {"lr": 0.05})
@@ -273,14 +266,14 @@ def test_an_optimizer_that_moves_what_has_no_gradient_moves_nothing_but_the_task
     assert strategy.unlearn([0]).claim == "exact"
     strategy.save(tmp_path / "state")
     load_state(again, tmp_path / "state")
-    again.save(tmp_path / "again")  # settings are as they were
+    again.save(tmp_path / "again")  # the settings are equal
     load_state(disjoint(optimizer=DecaysAll, train_epochs=1), tmp_path / "again")
 
 
 # Slots -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_share_is_taken_is_refused_and_nothing_changes():
+def test_a_task_whose_share_is_taken_is_refused_and_changes_nothing():
     strategy = disjoint(isolation=Pools(2))
     with pytest.warns(CapacityWarning, match="task 2 will find its slot \\(0 of 2\\) taken by tasks \\[0\\]"):
         learn(strategy, STREAM.train_stream[:2])
@@ -301,7 +294,7 @@ def test_a_task_whose_share_is_taken_is_refused_and_nothing_changes():
 
 
 @pytest.mark.parametrize("net", ["norms", "recurrent"])
-def test_a_model_is_saved_loaded_copied_and_pickled_whole(tmp_path, net):
+def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path, net):
     strategy = learn(disjoint(net), REQUESTS.train_stream[:3])
     x = STREAM.test_stream[2].tensors[0]
 
@@ -312,15 +305,8 @@ def test_a_model_is_saved_loaded_copied_and_pickled_whole(tmp_path, net):
     wanted = {task: logits(strategy.model, task) for task in (1, 2)}
     strategy.save(tmp_path / "state")
     fresh, empty = disjoint(net), DisjointModel(NETS[net][0](), n_features=NETS[net][1])
-    loaded = DisjointSubnets.load(
-        tmp_path / "state",
-        model=fresh.model,
-        optimizer=fresh.optimizer,
-        isolation=Pools.planned(REQUESTS),
-        train_mb_size=16,
-        train_epochs=2,
-        seed=3,
-    )
+    settings = {"isolation": Pools.planned(REQUESTS), "train_mb_size": 16, "train_epochs": 2, "seed": 3}
+    loaded = DisjointSubnets.load(tmp_path / "state", model=fresh.model, optimizer=fresh.optimizer, **settings)
     empty.load_state_dict(strategy.model.state_dict())
     models = [loaded.model, empty, copy.deepcopy(strategy.model), pickle.loads(pickle.dumps(strategy.model))]
     for model in models:
@@ -331,7 +317,7 @@ def test_a_model_is_saved_loaded_copied_and_pickled_whole(tmp_path, net):
     assert strategy.model.double()(x.double(), 2).dtype == torch.float64
 
 
-def test_a_state_of_another_backbone_or_from_the_middle_of_a_training_is_refused():
+def test_a_state_of_another_backbone_or_from_an_unfinished_training_is_refused():
     strategy = learn(disjoint(), REQUESTS.train_stream[:1])
     state = strategy.model.state_dict()
     with pytest.raises(ValueError, match="is no share of this backbone"):
@@ -344,7 +330,7 @@ def test_a_state_of_another_backbone_or_from_the_middle_of_a_training_is_refused
         DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(whole)
 
 
-def test_a_state_with_shares_of_no_run_is_refused_and_nothing_is_loaded():
+def test_a_state_with_impossible_shares_is_refused_and_changes_nothing():
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:2])
     model, empty, good = strategy.model, DisjointModel(MLP(64, hidden=(24,), features=16)), state(strategy.model)
     for wrong in ([3, 5, 0], [3, 2**62, 1], [3, 5, 2], [9, 5, 1], [3, 5, 1, 1], [3, 5, 1, 7], [3, 0, 0]):
@@ -356,7 +342,7 @@ def test_a_state_with_shares_of_no_run_is_refused_and_nothing_is_loaded():
     assert same_state(state(model), good)
 
 
-def test_a_finished_task_is_loaded_where_its_training_was_interrupted():
+def test_a_finished_task_is_loaded_over_its_interrupted_training():
     fails = FailsAtEvent("after_training_iteration", KeyboardInterrupt)
     strategy, done = disjoint(plugins=[fails]), state(learn(disjoint(), STREAM.train_stream[:1]).model)
     with pytest.raises(KeyboardInterrupt):
@@ -367,7 +353,7 @@ def test_a_finished_task_is_loaded_where_its_training_was_interrupted():
     assert strategy.model.shares.unfinished == ()
 
 
-def test_nothing_of_an_unlearned_task_stays_in_memory():
+def test_an_unlearned_task_leaves_the_memory():
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:1])
     network = weakref.ref(strategy.model.network(0))
     assert network() is not None
@@ -376,7 +362,7 @@ def test_nothing_of_an_unlearned_task_stays_in_memory():
     assert network() is None
 
 
-def test_an_evaluation_leaves_what_a_forward_writes_into_buffers_behind():
+def test_buffers_that_a_forward_changes_are_restored_after_evaluation():
     strategy = learn(disjoint("recurrent"), STREAM.train_stream[:2])
     model = strategy.model
     seen = float(model.network(1).seen)
@@ -386,7 +372,7 @@ def test_an_evaluation_leaves_what_a_forward_writes_into_buffers_behind():
     assert float(model.network(0).seen) == 2 * len(STREAM.train_stream[0].dataset)
 
 
-def test_a_forward_that_keeps_what_no_task_can_have_is_refused_and_undone():
+def test_a_forward_that_keeps_activations_is_refused_and_undone():
     class Keeps(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
@@ -404,7 +390,7 @@ def test_a_forward_that_keeps_what_no_task_can_have_is_refused_and_undone():
 
 
 @pytest.mark.parametrize("reaches", ["a parameter", "a buffer"])
-def test_a_forward_that_reaches_the_backbone_itself_is_refused_and_undone(reaches):
+def test_a_forward_that_uses_the_original_backbone_is_refused_and_undone(reaches):
     class Reaches(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
@@ -432,7 +418,7 @@ def test_a_forward_that_reaches_the_backbone_itself_is_refused_and_undone(reache
     assert same_state(state(strategy.model), before)
 
 
-def test_a_backbone_that_can_not_be_copied_is_refused():
+def test_a_backbone_that_can_t_be_copied_is_refused():
     class Normed(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
@@ -442,7 +428,7 @@ def test_a_backbone_that_can_not_be_copied_is_refused():
         DisjointModel(Normed())
 
 
-def test_a_task_that_diverges_is_undone():
+def test_a_diverging_task_is_undone():
     strategy = learn(disjoint(optimizer="sgd"), REQUESTS.train_stream[:1])
     before = state(strategy.model)
     strategy.optimizer.param_groups[0]["lr"] = 1e30
@@ -451,7 +437,7 @@ def test_a_task_that_diverges_is_undone():
     assert same_state(state(strategy.model), before)
 
 
-def test_a_description_says_what_becomes_of_every_parameter():
+def test_a_description_lists_the_rule_of_every_parameter():
     strategy = learn(disjoint("adapters", isolation=Pools(3)), STREAM.train_stream[:1])
     described = strategy.model.describe(3).splitlines()
     rule = {words[1]: line for line in described if len(words := line.split()) > 5}
@@ -463,7 +449,7 @@ def test_a_description_says_what_becomes_of_every_parameter():
     assert said == pytest.approx(kept, rel=0.05)  # rows have one entry more or less
 
 
-def test_what_is_frozen_is_read_by_every_task_and_dealt_to_none():
+def test_every_task_reads_a_frozen_parameter_and_owns_no_part_of_it():
     model = learn(disjoint("adapters"), STREAM.train_stream[:1]).model
     learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
     assert set(model.shares[0].tensors) == {*learned, "scale"}

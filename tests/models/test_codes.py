@@ -1,4 +1,4 @@
-"""Masks in few bits: exact, close to the entropy; scores: the same mask, places that get finer with every bit."""
+"""Compressed masks are exact and near the entropy; more bits of compressed scores keep more of their order."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ SIZES, KEPT = [700, 40, 1, 9], [210, 4, 1, 9]
 
 
 def drawn(seed, n, tasks, stay, share=0.5):
-    """Masks of successive tasks: each entry keeps its bit with probability ``stay``, else it is drawn again."""
+    """Masks of successive tasks: each entry keeps its bit with probability ``stay``, or is drawn again."""
     rng = np.random.default_rng(seed)
     rows = [rng.random(n) < share]
     for _ in range(tasks - 1):
@@ -36,7 +36,7 @@ def drawn(seed, n, tasks, stay, share=0.5):
     st.sampled_from([0.0, 0.6, 1.0]),
     st.sampled_from([0.0, 0.03, 0.5, 1.0]),
 )
-def test_any_masks_come_back_exactly(seed, n, tasks, stay, share):
+def test_masks_are_decoded_exactly(seed, n, tasks, stay, share):
     masks = drawn(seed, n, tasks, stay, share)
     assert same(decode_masks(encode_masks(masks), tasks, n), masks)
     for mask in masks:
@@ -49,51 +49,54 @@ def entropy(p):
     return 0.0 if p in (0, 1) else float(-p * np.log2(p) - (1 - p) * np.log2(1 - p))
 
 
-@pytest.mark.parametrize("tasks", [5, 8, 16])
+@pytest.mark.parametrize("tasks", [5, 16])
 @pytest.mark.parametrize(("stay", "share"), [(0.0, 0.5), (0.5, 0.5), (0.9, 0.5), (0.0, 0.1), (0.9, 0.3)])
-def test_the_code_takes_little_more_than_the_entropy_of_what_was_drawn(tasks, stay, share):
-    n = 100_000
+def test_the_code_takes_little_more_than_the_entropy(tasks, stay, share):
+    n = 50_000
     bits = 8 * len(encode_masks(drawn(0, n, tasks, stay, share))) / (n * tasks)
     after_one, after_zero = stay + (1 - stay) * share, (1 - stay) * share
     rate = (entropy(share) + (tasks - 1) * (share * entropy(after_one) + (1 - share) * entropy(after_zero))) / tasks
     assert rate * 0.99 < bits < rate + 0.04
 
 
-def test_nothing_at_all():
+def test_no_masks_and_empty_masks_are_decoded():
     assert decode_masks(encode_masks([]), 0, 10) == []
     empty = [torch.zeros(0, dtype=torch.bool)] * 9
     assert same(decode_masks(encode_masks(empty), 9, 0), empty)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        pytest.param(lambda code: b"", id="empty"),
-        pytest.param(lambda code: code[:40], id="head alone"),
-        pytest.param(lambda code: code[:-1], id="cut off"),
-        pytest.param(lambda code: code + b"\0", id="too long"),
-        pytest.param(lambda code: b"text" + code[4:], id="another kind"),
-        pytest.param(lambda code: code[:1000] + bytes([code[1000] ^ 1]) + code[1001:], id="one bit"),
-    ],
-)
-def test_what_is_no_code_is_refused(broken):
+BROKEN = {
+    "empty": lambda code: b"",
+    "head alone": lambda code: code[:40],
+    "cut off": lambda code: code[:-1],
+    "too long": lambda code: code + b"\0",
+    "another kind": lambda code: b"text" + code[4:],
+    "one bit": lambda code: code[:1000] + bytes([code[1000] ^ 1]) + code[1001:],
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_code_is_refused(name):
     with pytest.raises(ValueError, match="are no encoded masks of 3 tasks over 5000 weights"):
-        decode_masks(broken(encode_masks(drawn(0, 5000, 3, 0.7))), 3, 5000)
+        decode_masks(BROKEN[name](encode_masks(drawn(0, 5000, 3, 0.7))), 3, 5000)
 
 
-@pytest.mark.parametrize(("n_tasks", "n"), [(0, 5000), (2, 5000), (5, 5000), (11, 5000), (3, 4000), (3, 50_000)])
-def test_other_numbers_of_tasks_or_weights_are_refused(n_tasks, n):
+@pytest.mark.parametrize(("n_tasks", "n"), [(0, 5000), (2, 5000), (11, 5000), (3, 4000), (3, 50_000)])
+def test_another_number_of_tasks_or_weights_is_refused(n_tasks, n):
     with pytest.raises(ValueError, match=f"no encoded masks of {n_tasks} tasks over {n} weights .*too short or too"):
         decode_masks(encode_masks(drawn(0, 5000, 3, 0.7)), n_tasks, n)
 
 
-def test_masks_that_do_not_fit_are_refused():
-    with pytest.raises(
-        ValueError, match=r"bool vectors of one length, got \['torch.bool \(3,\)', 'torch.bool \(4,\)'\]"
-    ):
-        encode_masks([torch.ones(3, dtype=torch.bool), torch.ones(4, dtype=torch.bool)])
-    with pytest.raises(ValueError, match="bool vectors"):
-        encode_masks([torch.ones(3)])
+UNEVEN = [torch.ones(3, dtype=torch.bool), torch.ones(4, dtype=torch.bool)]
+
+
+REFUSED = [(UNEVEN, r"bool vectors of one length, got \['torch.bool \(3,\)', 'torch.bool"), ([torch.ones(3)], "bool v")]
+
+
+@pytest.mark.parametrize(("masks", "message"), REFUSED)
+def test_masks_of_other_shapes_or_types_are_refused(masks, message):
+    with pytest.raises(ValueError, match=message):
+        encode_masks(masks)
 
 
 def mask_of(scores):
@@ -131,11 +134,11 @@ def test_the_code_keeps_mask_and_levels(scores, bits):
             old, new = before[part].sort().values, after[part][before[part].argsort(stable=True)]
             assert old[0] - 1e-6 <= new.min()
             assert new.max() <= old[-1] + 1e-6
-            for edge in edges:  # nobody changes the level
+            for edge in edges:  # no score changes its level
                 assert new[:edge].max() <= new[edge:].min()
 
 
-def test_places_get_finer_with_every_bit():
+def test_more_bits_keep_more_of_the_order():
     scores = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(7))
     mask = mask_of(scores)
     misses = []

@@ -1,4 +1,4 @@
-"""The tables of a masked model: utilisation against loops over the masks."""
+"""The utilisation table of a masked model, compared with loops over its masks."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def column(table, name):
     return [row[name] for row in table.values()]
 
 
-def test_counts_and_shares_are_those_of_the_masks():
+def test_counts_and_shares_equal_those_of_the_masks():
     model = model_with([2, 0, 7])
     counts, shares = utilisation(model, counts=True), utilisation(model)
     layers = list(model.graph.layers)
@@ -43,7 +43,7 @@ def test_counts_and_shares_are_those_of_the_masks():
     assert [type(n) for n in shares["all"].values()] == [float] * 4 + [int]
 
 
-def test_it_follows_the_masks_that_remain():
+def test_the_table_follows_the_remaining_masks():
     model = model_with([0, 1])
     before = utilisation(model)
     model.remove_task(0)
@@ -54,13 +54,13 @@ def test_it_follows_the_masks_that_remain():
     assert list(utilisation(model)["all"]) == [1, "any", "units"]
 
 
-def test_without_tasks_nothing_is_used():
+def test_a_model_without_tasks_uses_nothing():
     table = utilisation(model_with([]))
     assert list(table["all"]) == ["any", "units"]
     assert column(table, "any") == [0, 0, 0, 0]
 
 
-def test_a_layer_of_the_last_rows_name_is_refused():
+def test_a_layer_called_all_is_refused():
     model = MaskedModel(Net(lambda net, x: torch.relu(net.all(x)), all=nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="a layer of the model is called 'all'"):
         utilisation(model)

@@ -1,4 +1,4 @@
-"""Units that a training step leaves out: all but those whose gates are 0, and none that could learn."""
+"""A training step leaves out units whose gates are 0, and no unit that could still learn."""
 
 import copy
 from functools import partial
@@ -20,7 +20,7 @@ from avalanche_amnesia.unit_graph import masking
 
 
 def computed():
-    """Computed units of which the entries are the units themselves, in place of those of weights."""
+    """Computed units whose entries are the units themselves instead of weights."""
     return ComputedUnits(lambda units: {} if bool(units.all()) else {"units": units})
 
 
@@ -30,7 +30,7 @@ def units_of(found, n):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([0.01, 3.0, 60.0, 300.0]), st.integers(0, 5)), max_size=50))
-def test_no_unit_with_an_open_gate_is_left_out_however_scale_and_embedding_move(steps):
+def test_no_unit_with_an_open_gate_is_left_out(steps):
     draw = torch.Generator().manual_seed(len(steps))
     e, found = torch.randn(12, generator=draw), computed()
     for scale, moved in steps:
@@ -42,7 +42,7 @@ def test_no_unit_with_an_open_gate_is_left_out_however_scale_and_embedding_move(
         assert bool((exponent[left_out].sigmoid() <= SHUT).all())
 
 
-def test_far_units_are_left_out_at_the_next_look_and_come_back_at_once():
+def test_closed_units_are_left_out_at_the_next_look_and_return_at_once():
     e = torch.tensor([1.0, -1.0, -0.2, 0.3])
     found = computed()
     found.look(200 * e)
@@ -56,15 +56,15 @@ def test_far_units_are_left_out_at_the_next_look_and_come_back_at_once():
     assert bool(units_of(found, 4).all())
 
 
-def test_a_fixed_mask_computes_what_it_opens():
+def test_a_fixed_mask_computes_its_open_units():
     found = computed()
     found.leave_out(torch.tensor([False, True, True, True]))
     assert units_of(found, 4).tolist() == [True, False, False, False]
 
 
 @pytest.mark.parametrize("scale", [90.0, 400.0])
-def test_the_loss_would_not_move_the_embedding_of_a_unit_that_is_left_out(scale):
-    """Its gradient is less than 1e-12 of an open unit's, compensated, at every distance from the bound on."""
+def test_a_left_out_unit_would_have_no_gradient(scale):
+    """Its compensated gradient is below 1e-12 of an open unit's."""
     exponent = -torch.linspace(FAR, 6 * scale, 200).clamp_min(FAR)
     e = exponent / scale
     gradient = embedding_gradient(torch.ones_like(e), exponent.sigmoid(), scale)
@@ -84,16 +84,12 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [partial(torch.optim.SGD, lr=0.05), partial(torch.optim.Adam, lr=1e-3)],
-    ids=["sgd", "adam"],
-)
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, monkeypatch):
-    """The same masks, and the same weights but for the order in which numbers are added."""
+def test_training_on_open_entries_equals_training_on_all_entries(name, monkeypatch):
+    """Masks are equal; weights differ only by the order of additions."""
     options = {"hidden": (40,), "features": 30, "train_mb_size": 32, "train_epochs": 3, "seed": 1, **STRATEGIES[name]}
     stream = PermutedDigits(3, n_train=320)
+    optimizer = partial(torch.optim.SGD, lr=0.05) if name == "HAT" else partial(torch.optim.Adam, lr=1e-3)
     monkeypatch.setattr(unit_graph, "_MUCH_LESS", 0.0)
     whole = trained(3, stream, optimizer=optimizer, **options)
     monkeypatch.setattr(masking, "WORTH_IT", 0)
@@ -109,8 +105,8 @@ def test_training_on_computed_units_is_training_on_all_of_them(name, optimizer, 
 
 
 @pytest.mark.usefixtures("every_entry_counts")
-def test_a_loaded_embedding_is_read_though_the_mask_was_fixed():
-    """Early stopping puts back the state of an earlier step of the same training."""
+def test_a_loaded_embedding_is_read_after_the_mask_was_fixed():
+    """Early stopping restores an earlier step of the same training."""
     model = MaskedModel(MLP(64, hidden=(20,), features=10))
     model.add_head(0, 2)
     model.start_task(0, torch.ones(model.n_units))
@@ -126,7 +122,7 @@ def test_a_loaded_embedding_is_read_though_the_mask_was_fixed():
 
 
 @pytest.mark.usefixtures("every_entry_counts")
-def test_a_copy_in_the_middle_of_a_task_goes_on_by_itself():
+def test_a_copy_made_during_a_task_trains_separately():
     torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(20,), features=10)).train()
     model.add_head(0, 2)
@@ -144,8 +140,8 @@ def test_a_copy_in_the_middle_of_a_task_goes_on_by_itself():
 
 @pytest.mark.usefixtures("every_entry_counts")
 @pytest.mark.parametrize("learns", [True, False])
-def test_an_embedding_that_was_written_over_is_read_again(learns):
-    """As a state does that is loaded in the middle of a task."""
+def test_an_overwritten_embedding_is_read_again(learns):
+    """A state that is loaded during a task overwrites it."""
     model = MaskedModel(MLP(64, hidden=(20,), features=10))
     model.add_head(0, 2)
     opens = torch.arange(model.n_units) % 2 == 0
@@ -161,7 +157,7 @@ def test_an_embedding_that_was_written_over_is_read_again(learns):
 
 
 @pytest.mark.usefixtures("every_entry_counts")
-def test_features_through_fixed_masks_are_those_of_all_entries(monkeypatch):
+def test_features_of_fixed_masks_equal_those_of_all_entries(monkeypatch):
     torch.manual_seed(0)
     model = MaskedModel(MLP(64, hidden=(40,), features=30)).double().eval()
     x, parts = torch.rand(8, 64, dtype=torch.float64), model.fresh_parts().eval()
@@ -179,11 +175,11 @@ def test_features_through_fixed_masks_are_those_of_all_entries(monkeypatch):
         for ours, twin in zip(found, whole, strict=True):
             torch.testing.assert_close(ours, twin, rtol=1e-12, atol=1e-14)
         assert torch.equal(model.masked_features(x, mask, parts), found[0])
-    assert len(asked) == 4  # two weights of two masks: the one that came twice was remembered
+    assert len(asked) == 4  # two weights of two masks; the repeated mask was cached
 
 
 @pytest.mark.usefixtures("every_entry_counts")
-def test_a_kept_mask_that_is_written_into_is_read_as_it_is_now():
+def test_an_overwritten_mask_of_a_task_is_read_again():
     model = MaskedModel(MLP(64, hidden=(20,), features=10)).eval()
     model.add_head(0, 2)
     model.start_task(0, torch.linspace(-1, 1, model.n_units))
@@ -196,11 +192,11 @@ def test_a_kept_mask_that_is_written_into_is_read_as_it_is_now():
     assert torch.equal(opened, model.masked_features(x, torch.ones(model.n_units)))
 
 
-def test_entries_are_remembered_of_the_last_masks_alone():
+def test_entries_of_the_last_masks_only_are_cached():
     asked = []
     entries = EntriesOfMasks(lambda units: asked.append(units) or {})
     masks = [torch.arange(MASKS + 1) == place for place in range(MASKS + 1)]
-    for mask in (*masks, masks[-1], masks[1], masks[0]):  # the first was the one to go
+    for mask in (*masks, masks[-1], masks[1], masks[0]):  # the first one was dropped
         entries(mask)
     assert len(asked) == len(masks) + 1
     assert torch.equal(asked[-1], masks[0])

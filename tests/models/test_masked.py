@@ -35,10 +35,7 @@ def build(kind: str) -> MaskedModel:
 
 
 def digits():
-    from avalanche_amnesia.benchmarks import SplitDigits
-
-    stream = SplitDigits(1, n_train=300).train_stream
-    return stream[0].tensors
+    return SplitDigits(1, n_train=300).train_stream[0].tensors
 
 
 @pytest.fixture(scope="module", params=["mlp", "conv"])
@@ -57,7 +54,7 @@ def all_logits(model, benchmark, dtype=torch.float32):
     return [model(e.tensors[0].to(dtype), t) for t, e in enumerate(benchmark.test_stream)]
 
 
-def test_masks_are_bool_by_layer_and_differ_by_task(trained):
+def test_masks_are_bool_for_each_layer_and_differ_between_tasks(trained):
     model, _, _, _ = trained
     assert list(model.masks) == [0, 1, 2] == list(model.tasks)
     for task, masks in model.masks.items():
@@ -74,7 +71,7 @@ def test_masks_are_bool_by_layer_and_differ_by_task(trained):
         model.masks[0]["new"] = 1
 
 
-def test_mixed_batches_equal_single_tasks_row_by_row(trained):
+def test_each_row_of_a_mixed_batch_equals_its_own_task(trained):
     model, benchmark, _, _ = trained
     parts = [(e.tensors[0][:9], t) for t, e in enumerate(benchmark.test_stream)]
     x = torch.cat([part for part, _ in parts])
@@ -90,7 +87,7 @@ def test_mixed_batches_equal_single_tasks_row_by_row(trained):
     assert model(x[two], labels[two]).shape == (18, 3)
 
 
-def test_labels_as_int_tensor_and_none_agree(trained):
+def test_an_int_a_tensor_and_no_label_agree(trained):
     model, benchmark, _, _ = trained
     x = benchmark.test_stream[1].tensors[0][:7]
     expected = model(x, 1)
@@ -100,7 +97,7 @@ def test_labels_as_int_tensor_and_none_agree(trained):
     assert [value.shape[1] for value in model(x).values()] == [2, 5, 3]
 
 
-def test_state_dict_into_a_fresh_model(trained):
+def test_a_state_dict_loads_into_a_new_model(trained):
     model, benchmark, kind, _ = trained
     torch.manual_seed(77)
     fresh = build(kind).eval()
@@ -116,7 +113,7 @@ def test_state_dict_into_a_fresh_model(trained):
     assert dict(fresh.masks) == {}
 
 
-def test_copies_and_precision(trained):
+def test_copies_and_other_precisions_compute_the_same(trained):
     model, benchmark, _, _ = trained
     expected = all_logits(model, benchmark)
     copied = copy.deepcopy(model)
@@ -133,7 +130,7 @@ def test_copies_and_precision(trained):
         assert torch.equal(a, b)
 
 
-def test_a_copy_trains_on_as_the_original_would(trained):
+def test_copies_train_on_equally(trained):
     model, benchmark, _, _ = trained
     results = []
     data = digits()
@@ -153,7 +150,7 @@ def test_a_copy_trains_on_as_the_original_would(trained):
     assert results[2].dtype == torch.float64
 
 
-def test_unknown_tasks(trained):
+def test_an_unknown_task_is_refused(trained):
     model, benchmark, _, _ = trained
     x = benchmark.test_stream[0].tensors[0][:4]
     with pytest.raises(UnknownTaskError, match=r"task 9 has no head.*\[0, 1, 2\]"):
@@ -164,7 +161,7 @@ def test_unknown_tasks(trained):
         model.binary_mask(9)
 
 
-def test_adaptation_makes_heads_in_training_alone():
+def test_adaptation_adds_heads_in_training_only():
     model, data = build("mlp"), digits()
     experience = task_benchmark(data, data, [[0, 1, 2]]).train_stream[0]
     model.eval().adaptation(experience)
@@ -185,7 +182,7 @@ def test_a_removed_task_leaves_nothing(trained):
     assert torch.equal(model.cumulative_mask(), model.binary_mask(0) | model.binary_mask(2))
 
 
-def test_a_state_saved_in_the_middle_of_a_task_is_refused_whole():
+def test_a_state_saved_during_a_task_is_refused_completely():
     model, other = build("mlp"), build("mlp")
     for built in (model, other):
         built.add_head(0, 2)
@@ -226,7 +223,7 @@ def test_a_task_without_a_mask_uses_every_unit():
     assert torch.equal(model(x, 4), model.head(4)(model.masked_features(x, torch.ones(model.n_units))))
 
 
-def test_multi_head_model_wants_a_width():
+def test_a_multi_head_model_needs_a_width():
     with pytest.raises(ModelError, match="n_features="):
         MultiHeadModel(nn.Linear(4, 3))
     model = MultiHeadModel(nn.Linear(4, 3), n_features=3)
@@ -254,7 +251,7 @@ def test_a_task_that_failed_before_its_first_step_leaves_no_head():
     model = MaskedModel(MLP(64, hidden=(16,), features=8))
     strategy = HAT(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=64)
     fails = FailsAtEvent("before_training_exp", RuntimeError)
-    strategy.plugins.insert(0, fails)  # in front of the plugin that takes the snapshot
+    strategy.plugins.insert(0, fails)  # before the plugin that takes the snapshot
     with pytest.raises(RuntimeError, match="injected"):
         strategy.train(SplitDigits().train_stream[0])
     assert model.tasks == (0,)

@@ -1,4 +1,4 @@
-"""Masked entries are +0: not even the sign of what other tasks may move is there to be read."""
+"""Masked entries are +0, so a network can't read even the sign of another task's entries."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ class ReadsSigns(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("norm", NORMS)
-def test_no_sign_of_a_closed_unit_reaches_a_task(norm, scaled, training):
+def test_the_sign_of_a_closed_unit_reaches_no_task(norm, scaled, training):
     model = MaskedModel(ReadsSigns(norm, scaled))
     model.add_head(0, 2)
     model.start_task(0, torch.randn(model.n_units))
@@ -52,7 +52,7 @@ def test_no_sign_of_a_closed_unit_reaches_a_task(norm, scaled, training):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_no_sign_of_a_weight_outside_the_subnetwork_reaches_a_task(training):
+def test_the_sign_of_a_weight_outside_the_subnetwork_reaches_no_task(training):
     class ReadsWeights(nn.Module):
         features = 8
 

@@ -1,7 +1,8 @@
-"""The MLP's options, each against a few lines of tensors, and under masks: use, protection and exact unlearning."""
+"""The MLP's options: the forward against a few lines of tensors, protection under masks, exact unlearning, refusals."""
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from support.parameter_use_oracle import random_mask, use_by_perturbation
@@ -13,10 +14,15 @@ from torch.nn.functional import batch_norm, layer_norm
 
 from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AdaHATRule, MaskedModel, SubnetModel
 
+
+def leaky():
+    return nn.LeakyReLU(0.2)
+
+
 ACTIVATIONS = {
     "relu": (nn.ReLU, lambda x: x.clamp_min(0)),
     "tanh": (nn.Tanh, torch.tanh),
-    "leaky": (lambda: nn.LeakyReLU(0.2), lambda x: torch.where(x > 0, x, 0.2 * x)),
+    "leaky": (leaky, lambda x: torch.where(x > 0, x, 0.2 * x)),
     "sigmoid": (nn.Sigmoid, lambda x: 1 / (1 + (-x).exp())),
     "gelu": (nn.GELU, lambda x: x * (1 + torch.erf(x / 2**0.5)) / 2),
 }
@@ -25,35 +31,21 @@ NORMS = {
     "batch": lambda x: batch_norm(x, None, None, training=True),
     "layer": lambda x: layer_norm(x, x.shape[1:]),
 }
-
-
-def leaky():
-    return nn.LeakyReLU(0.2)
-
-
-OPTIONS = [
-    {"activation": nn.Tanh},
-    {"activation": nn.Sigmoid, "bias": False},
-    {"bias": False},
-    {"norm": "batch"},
-    {"norm": "layer", "bias": False, "activation": nn.GELU},
-    {"norm": "batch", "bias": False, "activation": leaky},
-]
-
-
+OPTIONS = {
+    "sigmoid, no bias": {"activation": nn.Sigmoid, "bias": False},
+    "batch norm": {"norm": "batch"},
+    "layer norm, no bias, gelu": {"norm": "layer", "bias": False, "activation": nn.GELU},
+    "batch norm, no bias, leaky": {"norm": "batch", "bias": False, "activation": leaky},
+}
+with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 net = partial(MLP, 64, hidden=(24,), features=16)
-
-
-def in_words(options):
-    return ", ".join(f"{name} {getattr(value, '__name__', value)}" for name, value in options.items())
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
-def test_forward_is_linear_norm_activation_layer_by_layer(activation, bias, norm):
+def test_the_forward_is_linear_norm_activation_for_each_layer(activation, bias, norm):
     made, formula = ACTIVATIONS[activation]
-    torch.manual_seed(0)
     mlp, x = MLP(12, hidden=(7, 6), features=5, activation=made, bias=bias, norm=norm), torch.randn(9, 3, 4)
     out = x.reshape(9, 12)
     weights = {name: p for name, p in mlp.named_parameters() if name.startswith("layers")}
@@ -64,7 +56,7 @@ def test_forward_is_linear_norm_activation_layer_by_layer(activation, bias, norm
     assert torch.allclose(mlp.train()(x), out, atol=1e-5)
 
 
-def test_by_default_it_draws_and_computes_what_plain_linear_and_relu_do():
+def test_the_default_draws_and_computes_the_same_as_linear_layers_and_relu():
     torch.manual_seed(3)
     mlp = net(dropout=0.3)
     torch.manual_seed(3)
@@ -82,50 +74,45 @@ def test_by_default_it_draws_and_computes_what_plain_linear_and_relu_do():
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm", NORMS)
-def test_use_of_every_entry_is_what_moving_it_shows(activation, bias, norm):
+def test_used_entries_are_the_entries_whose_change_shows(activation, bias, norm):
     torch.manual_seed(1)
-    model = MaskedModel(
-        MLP(6, hidden=(7,), features=5, activation=ACTIVATIONS[activation][0], bias=bias, norm=norm)
-    ).eval()
+    options = {"activation": ACTIVATIONS[activation][0], "bias": bias, "norm": norm}
+    model = MaskedModel(MLP(6, hidden=(7,), features=5, **options)).eval()
     mask, x = random_mask(model, 3), torch.randn(16, 6)
     use = model.graph.parameter_use(model.by_layer(mask))
     for name, reaches in use_by_perturbation(model, mask, x).items():
         found = (use[name] > 0).expand_as(reaches)
-        assert bool((found | (reaches == 0)).all()), f"{name}: an entry that counts as free moves the features"
+        assert bool((found | (reaches == 0)).all()), f"{name}: an unused entry changes the features"
         assert not bool(found.all()), name
         if norm == "none":
             assert torch.equal(found, reaches > 0), name
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
-@pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
-def test_earlier_tasks_keep_their_bits(options, optimizer):
-    assert_retained(make(HAT, model=MaskedModel(net(**options)), optimizer=optimizer), permuted(3))
+@with_options
+@pytest.mark.parametrize("kind", [HAT, WSN])
+def test_earlier_tasks_keep_their_bits(options, kind):
+    model = MaskedModel(net(**options)) if kind is HAT else SubnetModel(net(**options), density=0.3)
+    assert_retained(make(kind, model=model, optimizer="adam decay"), permuted(3))
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
-def test_masks_over_weights_keep_their_bits_too(options):
-    assert_retained(make(WSN, model=SubnetModel(net(**options), density=0.3), optimizer="adam decay"), permuted(3))
-
-
-@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
-def test_what_is_called_exact_equals_the_retrained_model(options):
+@with_options
+def test_an_exact_unlearning_equals_the_retrained_model(options):
     def learned(tasks):
         strategy = amnesiac(net=lambda: net(**options), train_mb_size=32)
         return learn(strategy, [DIGITS.train_stream[t] for t in tasks])
 
     strategy = learned(range(3))
     assert strategy.unlearn([2]).claim == "exact"
-    assert bits(strategy.model) == bits(learned([t for t in range(3) if t != 2]).model)
+    assert bits(strategy.model) == bits(learned([0, 1]).model)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=in_words)
-def test_a_task_in_the_middle_leaves_nothing_that_nobody_owns(options):
+@with_options
+def test_unlearning_leaves_no_entry_without_an_owner(options):
     strategy = amnesiac(net=lambda: net(**options), adjustment="adahat", train_epochs=1, train_mb_size=32)
     assert_nothing_stray(strategy, DIGITS.train_stream, [[1], [0, 3], [2]])
 
 
-def test_a_weight_of_an_activation_is_frozen_by_the_first_task_or_refused():
+def test_the_weight_of_an_activation_is_frozen_after_the_first_task_or_refused():
     model = MaskedModel(net(activation=nn.PReLU))
     strategy = make(AdaHAT, model=model, optimizer="adam", adjustment=AdaHATRule(alpha=1e-30))
     assert_retained(strategy, permuted(3))
@@ -134,12 +121,40 @@ def test_a_weight_of_an_activation_is_frozen_by_the_first_task_or_refused():
         SubnetModel(net(activation=nn.PReLU), density=0.3)
 
 
-@pytest.mark.parametrize("activation", ["relu", nn.ReLU(), torch.relu, lambda: torch.relu, None])
-def test_what_makes_no_activation_is_refused(activation):
-    with pytest.raises(TypeError):
-        net(activation=activation)
+def test_widths_and_dropouts_follow_the_arguments():
+    mlp = MLP(12, hidden=(), features=5, dropout=(0.2, 0.5))
+    assert (mlp.input_dropout.p, mlp.dropout.p, mlp.features) == (0.2, 0.5, 5)
+    assert mlp(torch.rand(3, 1, 3, 4)).shape == (3, 5)
+    assert bool((mlp(torch.randn(30, 12)) >= 0).all())
+    shapes = [tuple(layer.weight.shape) for layer in MLP(12, hidden=(7, 6), features=5).layers]
+    assert shapes == [(7, 12), (6, 7), (5, 6)]
+    torch.manual_seed(0)
+    one = MLP(64, hidden=100)
+    torch.manual_seed(0)
+    assert bits(one) == bits(MLP(64, hidden=(100,)))
+    assert MLP(np.int64(64), hidden=np.int64(100), features=np.int32(8)).features == 8
+    assert type(MLP(64, features=np.int64(8)).features) is int
 
 
-def test_a_norm_that_is_unknown_is_refused():
-    with pytest.raises(ValueError, match="norm must be one of 'none', 'batch', 'layer', got 'group'"):
-        net(norm="group")
+WIDTH = "must be an int of at least 1, got"
+REFUSED = [
+    ({"in_features": 0}, ValueError, WIDTH),
+    ({"hidden": 0}, ValueError, f"a width in hidden {WIDTH} 0"),
+    ({"hidden": None}, ValueError, f"a width in hidden {WIDTH} None"),
+    ({"hidden": (10, 5.0)}, ValueError, f"a width in hidden {WIDTH} 5.0"),
+    ({"features": True}, ValueError, f"features {WIDTH} True"),
+    ({"dropout": 1.0}, ValueError, "dropout"),
+    ({"dropout": (0.2, -0.1)}, ValueError, "dropout"),
+    ({"norm": "group"}, ValueError, "norm must be one of 'none', 'batch', 'layer', got 'group'"),
+    ({"activation": "relu"}, TypeError, ""),
+    ({"activation": nn.ReLU()}, TypeError, ""),
+    ({"activation": torch.relu}, TypeError, ""),
+    ({"activation": lambda: torch.relu}, TypeError, ""),
+    ({"activation": None}, TypeError, ""),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
+def test_a_wrong_option_is_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        MLP(**{"in_features": 64, **options})

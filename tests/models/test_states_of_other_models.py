@@ -1,4 +1,4 @@
-"""A state of another model is refused in words, and nothing has changed; a seed of any size is one."""
+"""The state of another model is refused and changes nothing; a seed may be any whole number."""
 
 from functools import partial
 
@@ -35,7 +35,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 @pytest.mark.parametrize("name", ["other network", *CHANGES])
-def test_the_state_of_another_model_is_told_and_changes_nothing(name, kind):
+def test_the_state_of_another_model_is_refused_and_changes_nothing(name, kind):
     strategy = of_one_task(kind=kind)
     if name == "other network":
         state, message = (
@@ -54,7 +54,7 @@ def test_the_state_of_another_model_is_told_and_changes_nothing(name, kind):
 
 
 @pytest.mark.parametrize("given", [None, [], "model.pt", {"heads.0.weight": 3}], ids=repr)
-def test_what_is_no_state_is_told(given):
+def test_an_object_that_is_no_state_is_refused(given):
     model = tiny.strategy().model
     with pytest.raises(
         TypeError, match=r"takes a mapping of tensors.*torch.load\(path\).*load_state\(strategy, path\)"

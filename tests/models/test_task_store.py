@@ -1,4 +1,4 @@
-"""What finished tasks have: out of torch's sight, and saved, loaded, moved and copied with the model all the same."""
+"""Modules and tensors of finished tasks: torch does not list them, but they are saved, loaded, moved and copied."""
 
 import copy
 import io
@@ -21,10 +21,7 @@ X = DIGITS.test_stream[0].tensors[0][:8]
 
 
 NORMS = partial(MLP, 64, hidden=(16,), features=12, norm="batch")
-STRATEGIES = {
-    "masked": {"kind": HAT, "net": NORMS},
-    "subnet": {"kind": WSN, "net": NORMS},
-}
+STRATEGIES = {"masked": {"kind": HAT, "net": NORMS}, "subnet": {"kind": WSN, "net": NORMS}}
 
 
 def strategy_of_kind(name, tasks=3):
@@ -33,30 +30,30 @@ def strategy_of_kind(name, tasks=3):
 
 
 def in_sight(self, task):
-    """As torch would have it: a finished task's modules stay submodules."""
+    """Torch's own way: the modules of a finished task stay submodules."""
     if task in self:
         self[task].eval()
 
 
-def assert_alike(first, second):
+def assert_equal(first, second):
     assert list(first) == list(second)
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_state_is_that_of_a_model_of_submodules(name, monkeypatch):
+def test_a_state_equals_that_of_a_model_of_submodules(name, monkeypatch):
     ours = strategy_of_kind(name).model
     monkeypatch.setattr(TaskModules, "finish", in_sight)
     plain = strategy_of_kind(name).model
     assert len(list(plain.modules())) > len(list(ours.modules()))
-    assert_alike(ours.state_dict(), plain.state_dict())
-    assert_alike(ours.eval()(X), plain.eval()(X))
+    assert_equal(ours.state_dict(), plain.state_dict())
+    assert_equal(ours.eval()(X), plain.eval()(X))
     with whole(ours):
         assert [n for n, _ in ours.named_parameters()] == [n for n, _ in plain.named_parameters()]
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_torch_sees_nothing_of_a_finished_task(name):
+def test_torch_lists_no_parameter_of_a_finished_task(name):
     model = strategy_of_kind(name).model
     seen = [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]
     assert not [n for n, _ in seen if any(f".{task}" in n for task in model.tasks) and not n.startswith("backbone.")]
@@ -71,7 +68,7 @@ def test_torch_sees_nothing_of_a_finished_task(name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
+def test_a_whole_model_is_loaded_copied_pickled_and_moved(name):
     model = strategy_of_kind(name).model.eval()
     expected = model(X)
     fresh = strategy_of_kind(name, 0).model
@@ -80,13 +77,13 @@ def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
     torch.save(model, stream)
     stream.seek(0)
     for other in (fresh.eval(), copy.deepcopy(model), torch.load(stream, weights_only=False)):
-        assert_alike(other.state_dict(), model.state_dict())
-        assert_alike(other(X), expected)
+        assert_equal(other.state_dict(), model.state_dict())
+        assert_equal(other(X), expected)
         assert other.unfinished == ()
         with torch.no_grad(), whole(other):
             for parameter in other.parameters():
                 parameter.zero_()
-    assert_alike(model(X), expected)
+    assert_equal(model(X), expected)
     double = copy.deepcopy(model).double()
     kinds = {value.dtype for value in double.state_dict().values()} - {torch.bool, torch.uint8, torch.int64}
     assert kinds == {torch.float64}
@@ -95,7 +92,7 @@ def test_all_of_a_model_is_loaded_copied_pickled_and_moved(name):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_state_in_which_a_task_has_no_mask_lets_it_learn(name):
+def test_a_task_without_a_mask_in_the_state_can_be_trained(name):
     strategy = strategy_of_kind(name, 2)
     model = strategy.model
     unmasked = strategy_of_kind(name, 0).model
@@ -112,7 +109,7 @@ def test_a_state_in_which_a_task_has_no_mask_lets_it_learn(name):
 
 
 @pytest.mark.parametrize("model_class", [MaskedModel, SubnetModel, MultiHeadModel])
-def test_a_model_moves_unless_all_of_it_lies_there(model_class, monkeypatch):
+def test_a_model_moves_unless_every_tensor_is_on_the_device(model_class, monkeypatch):
     def made():
         return model_class(MLP(3, hidden=(2,), features=2))
 
@@ -129,7 +126,7 @@ def test_a_model_moves_unless_all_of_it_lies_there(model_class, monkeypatch):
     assert next(made().to("cpu", torch.float64).parameters()).dtype == torch.float64
 
 
-def test_walks_see_everything_within_a_block_and_what_they_saw_before_after_it():
+def test_finished_tasks_are_listed_only_inside_a_whole_block():
     modules, tensors = TaskModules(), TaskTensors()
     model = nn.ModuleDict({"modules_of": modules, "tensors_of": tensors})
     modules[0], modules[1], tensors[0] = nn.Linear(2, 2), nn.BatchNorm1d(2), torch.ones(3)
@@ -150,7 +147,7 @@ def test_walks_see_everything_within_a_block_and_what_they_saw_before_after_it()
     assert modules.tasks == (0, 1)
 
 
-def test_a_store_goes_back_to_what_it_held():
+def test_a_store_is_restored_to_an_earlier_state():
     store = TaskModules()
     store[0], store[1] = nn.Linear(2, 2), nn.Linear(2, 3)
     store.finish(0)
@@ -165,7 +162,7 @@ def test_a_store_goes_back_to_what_it_held():
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_whatever_interrupts_a_walk_over_everything_nothing_is_lost_and_the_next_task_hides_it(name):
+def test_an_interrupted_state_dict_loses_nothing_and_the_next_task_hides_finished_ones(name):
     model = strategy_of_kind(name, 2).model
     before = bits(model)
     for position in range(len(lines_of(model.state_dict))):

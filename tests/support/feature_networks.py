@@ -1,48 +1,16 @@
-"""Networks of many kinds whose tasks have random masks, for features without given tasks."""
+"""Networks of many kinds with tasks under random masks, for tests of features without some tasks."""
 
-import timm
 import torch
 import torch.nn.functional as F
 import torchvision.models as tv
-from avalanche.models import MTSlimResNet18, SimpleCNN, SlimResNet18
+from avalanche.models import MTSlimResNet18, SlimResNet18
 from torch import nn
-from torchvision.models.convnext import CNBlockConfig, ConvNeXt
-from torchvision.models.efficientnet import EfficientNet, MBConvConfig
 
 from avalanche_amnesia.models import MLP, MaskedModel
+from support.network_families import FAMILIES
 
-
-def lenet():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU()),
-        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.Sigmoid()),
-    )
-
-
-def vgg():
-    net = tv.vgg11_bn(num_classes=10)
-    net.classifier[0], net.classifier[3], net.classifier[6] = (
-        nn.Linear(n, m) for n, m in ((512 * 49, 64), (64, 32), (32, 10))
-    )
-    return net
-
-
-def small_efficientnet():
-    blocks = [MBConvConfig(1, 3, 1, 32, 16, 1, 1.0, 1.0), MBConvConfig(6, 3, 2, 16, 24, 2, 1.0, 1.0)]
-    return EfficientNet(blocks, dropout=0.0, last_channel=64)
-
-
-def small_convnext():
-    return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, 24, 1), CNBlockConfig(24, None, 1)], layer_scale=1.0)
-
-
-def small_vit():
-    return tv.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=10)
-
-
-def timm_vit():
-    size = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 24, "num_heads": 3}
-    return timm.create_model("vit_tiny_patch16_224", num_classes=0, **size)
+SMALL_FAMILIES = {"lenet", "vgg bn", "resnet bottleneck", "avalanche cnn", "densenet", "convnext", "efficientnet"}
+SMALL_FAMILIES |= {"vit", "timm vit"}
 
 
 class Gated(nn.Module):
@@ -98,44 +66,33 @@ class Recurrent(nn.Module):
         return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
 
 
-# name → (factory, shape of one input, keyword arguments of MaskedModel). Large ones are told their input's shape:
-# reading them for images of any size takes twice as long.
+# name → (factory, shape of one input, options of MaskedModel); large networks know the shape of their input
 NETWORKS = {
     "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),
-    "lenet": (lenet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
-    "vgg": (vgg, (3, 32, 32), {"classifier": "classifier.6", "input_shape": (3, 32, 32)}),
-    "resnet18": (tv.resnet18, (3, 64, 64), {"classifier": "fc"}),  # traced on other images than it is run on
-    "resnet50": (tv.resnet50, (3, 32, 32), {"classifier": "fc", "input_shape": (3, 32, 32)}),
+    "resnet18": (tv.resnet18, (3, 64, 64), {"classifier": "fc"}),  # traced on images of another size
     "resnet18 on the batch's statistics": (
         lambda: SlimResNet18(5, 8),
         (3, 32, 32),
         {"classifier": "linear", "norm": "batch"},
     ),
-    "SlimResNet18": (lambda: SlimResNet18(5), (3, 32, 32), {"classifier": "linear"}),
     "MTSlimResNet18": (lambda: MTSlimResNet18(5), (3, 32, 32), {"input_shape": (3, 32, 32)}),
-    "SimpleCNN": (SimpleCNN, (3, 32, 32), {}),
     "mobilenet": (tv.mobilenet_v2, (3, 32, 32), {"classifier": "classifier.1", "input_shape": (3, 32, 32)}),
-    "densenet": (
-        lambda: tv.DenseNet(8, (2, 2, 2), 16),
-        (3, 64, 64),
-        {"classifier": "classifier", "input_shape": (3, 64, 64)},
-    ),
-    "convnext": (small_convnext, (3, 64, 64), {"classifier": "classifier.2", "input_shape": (3, 64, 64)}),
-    "efficientnet": (small_efficientnet, (3, 64, 64), {"classifier": "classifier.1", "input_shape": (3, 64, 64)}),
-    "vit": (small_vit, (3, 16, 16), {"classifier": "heads.head", "input_shape": (3, 16, 16)}),
-    "timm vit": (timm_vit, (3, 32, 32), {"input_shape": (3, 32, 32)}),
     "gated": (Gated, (3, 9, 9), {}),
     "mixed norms": (MixedNorms, (3, 8, 8), {"input_shape": (3, 8, 8)}),
     "tokens": (Tokens, (7,), {}),
     "frozen": (Recurrent, (5, 4), {"input_shape": (5, 4), "frozen": ["recurrent"]}),
     "task-owned": (Recurrent, (5, 4), {"input_shape": (5, 4), "task_owned": ["recurrent"]}),
+    **{
+        name: (make, shape, {**options, "input_shape": shape})
+        for name, (make, shape, options) in FAMILIES.items()
+        if name in SMALL_FAMILIES
+    },
 }
-RUN_WHOLE = {"vit", "timm vit", "mixed norms", "tokens", "frozen", "task-owned"}  # hold operations that no rule cuts
 HALF, SPARSE, STARVED = 0, 1, 2
 
 
 def embedding(model: MaskedModel, task: int, seed: int = 0) -> torch.Tensor:
-    """Opens half of the units; a twentieth; half, but in each third layer one alone, and in a middle one none."""
+    """Open half of the units, a twentieth, or half with one unit in every third layer and none in a middle layer."""
     values = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed + task))
     values -= 0.95 if task == SPARSE else 0.5
     if task == STARVED:
@@ -148,7 +105,7 @@ def embedding(model: MaskedModel, task: int, seed: int = 0) -> torch.Tensor:
 
 @torch.no_grad()
 def with_tasks(model: MaskedModel, tasks=(HALF, SPARSE, STARVED), seed: int = 0) -> MaskedModel:
-    """Tasks with masks, heads, and norms of their own that learned something."""
+    """Give a model tasks with masks, heads, and norms that look trained."""
     generator = torch.Generator().manual_seed(seed)
     for task in tasks:
         model.add_head(task, 4 + task)

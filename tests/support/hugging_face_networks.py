@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor, nn
 
 VOCABULARY, LENGTH, PADDING = 50, 10, 0
-"""Of the random batches below; id 0 is padding, at the end of a sequence."""
+"""Sizes of the random batches; id 0 is padding, at the end of a sequence."""
 
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -27,11 +27,11 @@ T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "us
 
 
 class TokenFeatures(nn.Module):
-    """Token ids ``(batch, length)`` to features ``(batch, width)``; positions that hold padding are not seen.
+    """Maps token ids ``(batch, length)`` to features ``(batch, width)``, without the positions of padding.
 
     Args:
         model: returns ``last_hidden_state``.
-        pool: which positions the features are of.
+        pool: function that reduces the positions to features.
     """
 
     def __init__(self, model: nn.Module, pool: Callable[[Tensor, Tensor], Tensor]) -> None:
@@ -46,7 +46,7 @@ class TokenFeatures(nn.Module):
 
 
 class ImageFeatures(nn.Module):
-    """Images to what the model's pooler returns, or to its first position."""
+    """Maps images to the output of the model's pooler, or to its first position."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -76,28 +76,13 @@ def mean(hidden: Tensor, seen: Tensor) -> Tensor:
 
 
 def text(name: str, pool: Callable[[Tensor, Tensor], Tensor] = first, made: Any = (), **config: Any) -> nn.Module:
-    """A model of text by its name in transformers; ``made``: its options beside the configuration."""
+    """Return a text model by its name in transformers; ``made``: arguments besides the configuration."""
     kind = getattr(transformers, name)
     return TokenFeatures(kind(kind.config_class(**config), **dict(made)), pool)
 
 
 def bert(attention: str = "sdpa", **sizes: Any) -> nn.Module:
     return text("BertModel", made=UNPOOLED, **{**TEXT, **sizes}, attn_implementation=attention)
-
-
-def bert_pooler() -> nn.Module:
-    """BERT with its own pooler, which is a dense layer and a tanh on the first position."""
-    model = transformers.BertModel(transformers.BertConfig(**TEXT))
-
-    class Pooled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.model(input_ids=tokens, attention_mask=(tokens != PADDING).long()).pooler_output
-
-    return Pooled()
 
 
 def gpt2(attention: str = "sdpa", pool: Callable[[Tensor, Tensor], Tensor] = last) -> nn.Module:
@@ -125,7 +110,7 @@ def resnet() -> nn.Module:
 
 @dataclass(frozen=True)
 class Backbone:
-    """A factory, the shape of the images that its networks take (None: tokens), and MaskedModel's options."""
+    """A factory, the shape of its input images (None: tokens), and the options of MaskedModel."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...] | None = None
@@ -150,7 +135,6 @@ def _generator(seed: int) -> torch.Generator:
 BACKBONES: dict[str, Backbone] = {
     "bert-sdpa": Backbone(bert),
     "bert-eager": Backbone(lambda: bert("eager")),
-    "bert-pooler": Backbone(bert_pooler),
     "roberta": Backbone(lambda: text("RobertaModel", made=UNPOOLED, **TEXT)),
     # Embeddings narrower than the layers, so that a projection lies between.
     "electra": Backbone(lambda: text("ElectraModel", **TEXT, embedding_size=8)),
@@ -159,15 +143,12 @@ BACKBONES: dict[str, Backbone] = {
     "distilbert": Backbone(lambda: text("DistilBertModel", vocab_size=VOCABULARY, **DISTILBERT)),
     "gpt2-sdpa": Backbone(gpt2),
     "gpt2-eager": Backbone(lambda: gpt2("eager")),
-    "gpt2-mean": Backbone(lambda: gpt2(pool=mean)),
     "llama-sdpa": Backbone(llama),
-    "llama-eager": Backbone(lambda: llama("eager")),
-    # The attention mask holds the biases of the positions: no unit stands behind them.
+    # The attention mask holds the biases of the positions, which are no units.
     "t5-encoder": Backbone(
         lambda: text("T5EncoderModel", mean, vocab_size=VOCABULARY, **T5),
         options={"task_owned": ["model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias"]},
     ),
     "vit-sdpa": Backbone(vit, (1, 8, 8)),
-    "vit-eager": Backbone(lambda: vit("eager"), (1, 8, 8)),
     "resnet": Backbone(resnet, (3, 16, 16)),
 }

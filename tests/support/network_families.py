@@ -1,4 +1,4 @@
-"""One tiny network of every family, and real data of the shape that it reads."""
+"""One tiny network of every family, and real data of its input shape."""
 
 import functools
 import io
@@ -8,13 +8,14 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
+from avalanche.models import MTSlimResNet18, SimpleCNN
 from PIL import Image
 from torch import nn
 from torchvision import models as zoo
 from torchvision.models import mobilenetv3
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.efficientnet import EfficientNet, MBConvConfig
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.models.resnet import Bottleneck, ResNet
 
 from avalanche_amnesia import MLP, task_benchmark
 from avalanche_amnesia.contrib.streams.image_sets import load_idx
@@ -45,7 +46,7 @@ def mnist(root, side: int = 8, n: int = 600):
 
 
 class Tokens(torch.utils.data.Dataset):
-    """MNIST as sequences of 64 grey levels: token ids, which no float tensor can hold."""
+    """MNIST as sequences of 64 grey levels: token ids, which are integers."""
 
     def __init__(self, root, n: int) -> None:
         x, y = mnist(root)
@@ -59,7 +60,7 @@ class Tokens(torch.utils.data.Dataset):
 
 
 def stream(root, shape, *, n_tasks: int = 3, per_task: int = 40):
-    """A benchmark of tasks of two classes each, some images of each."""
+    """Return a benchmark of tasks with two classes each."""
     classes = [[2 * task, 2 * task + 1] for task in range(n_tasks)]
     if shape == "tokens":
         return task_benchmark(Tokens(root, 200), Tokens(root, 100), classes)
@@ -90,35 +91,12 @@ class LeNet(nn.Module):
         return torch.tanh(self.fc2(F.relu(self.fc1(x))))
 
 
-class AlexNet(nn.Module):
-    """Convolutions and pooling, adaptive pooling, dropout and linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            *(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)),
-            *(nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(inplace=True), nn.LocalResponseNorm(3)),
-            *(nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)),
-        )
-        self.avgpool = nn.AdaptiveAvgPool2d((2, 2))
-        self.classifier = nn.Sequential(
-            *(nn.Dropout(), nn.Linear(48, 24), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(24, 16), nn.ReLU(True))
-        )
-
-    def forward(self, x):
-        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
-
-
-def vgg(batch_norm: bool) -> nn.Module:
-    layers, channels = [], 3
-    for width in (8, "M", 12, 12, "M"):
-        if width == "M":
-            layers.append(nn.MaxPool2d(2))
-            continue
-        layers += [nn.Conv2d(channels, width, 3, padding=1), *([nn.BatchNorm2d(width)] if batch_norm else [])]
-        layers.append(nn.ReLU(inplace=True))
-        channels = width
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * 16, 24), nn.ReLU(), nn.Linear(24, 16))
+def vgg() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 12, 3, padding=1), nn.BatchNorm2d(12), nn.ReLU(inplace=True), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(12 * 16, 24), nn.ReLU(), nn.Linear(24, 16)),
+    )
 
 
 class Block(nn.Module):
@@ -136,7 +114,7 @@ class Block(nn.Module):
 
 
 class SmallImageResNet(nn.Module):
-    """As for CIFAR: a 3×3 stem without pooling."""
+    """The ResNet for CIFAR, with a 3×3 stem without pooling."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,22 +126,16 @@ class SmallImageResNet(nn.Module):
         return F.avg_pool2d(x, 8).view(x.size(0), -1)
 
 
-class NormNet(nn.Module):
+def norm_net(norm) -> nn.Module:
     """A convolution net with one kind of norm."""
-
-    def __init__(self, norm) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            *(nn.Conv2d(3, 8, 3, stride=2), norm(8), nn.ReLU(), nn.Conv2d(8, 12, 3), norm(12), nn.ReLU()),
-            *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        )
-
-    def forward(self, x):
-        return self.body(x)
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, stride=2), norm(8), nn.ReLU(), nn.Conv2d(8, 12, 3), norm(12), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+    )
 
 
 class UpAndDown(nn.Module):
-    """A small U: convolution, transposed convolution, and the input map beside it."""
+    """A small U-Net: convolution, transposed convolution, and the input concatenated."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -201,133 +173,71 @@ def efficientnet() -> nn.Module:
     return EfficientNet([block(1, 3, 1, 32, 16, 1), block(4, 3, 2, 16, 24, 1)], dropout=0.2, num_classes=4)
 
 
-def timm_model(name: str, **options):
-    return timm.create_model(name, pretrained=False, num_classes=0, **options)
+def timm_vit():
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2, "mlp_ratio": 2}
+    return timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0, **size)
 
 
-def avalanche_net(name: str, **options):
-    import avalanche.models as avalanche_models
-
-    return getattr(avalanche_models, name)(**options)
+def mobilenet_v2() -> nn.Module:
+    return zoo.MobileNetV2(width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]])
 
 
-def slim_resnet(name: str):
-    import avalanche.models.slim_resnet18 as slim
-
-    if name == "MTSlimResNet18":
-        return slim.MTSlimResNet18(nclasses=4, nf=4)
-    return slim.SlimResNet18(nclasses=4, nf=4)
+def swin() -> nn.Module:
+    return zoo.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], stochastic_depth_prob=0.1)
 
 
-# name → (factory, shape of an input, options of MaskedModel)
+def conv1d() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv1d(8, 12, 3), nn.BatchNorm1d(12), nn.GELU(), nn.Conv1d(12, 8, 3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(32, 12)),
+    )
+
+
+def conv3d() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv3d(1, 6, (1, 3, 3), stride=2), nn.BatchNorm3d(6), nn.ReLU(), nn.Conv3d(6, 8, (2, 3, 3))),
+        *(nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()),
+    )
+
+
+def instance_norm(n: int) -> nn.Module:
+    return nn.InstanceNorm2d(n, affine=True, track_running_stats=True)
+
+
+SMALL, LARGE = (3, 16, 16), (3, 32, 32)
+ATTENTION = ["features.1.0.attn", "features.3.0.attn"]
+# name → (factory, shape of one input, options of MaskedModel)
 FAMILIES = {
     "mlp": (lambda: MLP(64, hidden=(32,), features=16, dropout=0.1), (64,), {}),
     "lenet": (LeNet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
-    "alexnet": (AlexNet, (3, 32, 32), {}),
-    "vgg": (lambda: vgg(False), (3, 16, 16), {}),
-    "vgg bn": (lambda: vgg(True), (3, 16, 16), {}),
-    "resnet cifar": (SmallImageResNet, (3, 16, 16), {"input_shape": (3, 16, 16)}),
-    "resnet basic": (lambda: ResNet(BasicBlock, [1, 1, 1, 1]), (3, 32, 32), {"classifier": "fc"}),
+    "vgg bn": (vgg, SMALL, {}),
+    "resnet cifar": (SmallImageResNet, SMALL, {"input_shape": SMALL}),
     "resnet bottleneck": (
         lambda: ResNet(Bottleneck, [1, 1, 1, 1], groups=2, width_per_group=4),
-        (3, 32, 32),
+        LARGE,
         {"classifier": "fc"},
     ),
-    "resnet18": (zoo.resnet18, (3, 32, 32), {"classifier": "fc"}),
-    "resnet50": (zoo.resnet50, (3, 32, 32), {"classifier": "fc"}),
-    "mobilenet v2": (
-        lambda: zoo.MobileNetV2(
-            width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]]
-        ),
-        (3, 32, 32),
-        {"classifier": "classifier"},
-    ),
-    "mobilenet v3": (mobilenet_v3, (3, 32, 32), {"classifier": "classifier"}),
-    "shufflenet": (
-        lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]),
-        (3, 32, 32),
-        {"classifier": "fc"},
-    ),
-    "densenet": (
-        lambda: zoo.DenseNet(growth_rate=4, block_config=(2, 2), num_init_features=8, bn_size=2),
-        (3, 32, 32),
-        {"classifier": "classifier"},
-    ),
-    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), (3, 32, 32), {}),
+    "resnet18": (zoo.resnet18, LARGE, {"classifier": "fc"}),
+    "mobilenet v2": (mobilenet_v2, LARGE, {"classifier": "classifier"}),
+    "mobilenet v3": (mobilenet_v3, LARGE, {"classifier": "classifier"}),
+    "shufflenet": (lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]), LARGE, {"classifier": "fc"}),
+    "densenet": (lambda: zoo.DenseNet(4, (2, 2), 8, bn_size=2), LARGE, {"classifier": "classifier"}),
+    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), LARGE, {}),
     "convnext": (
         lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.1),
-        (3, 32, 32),
+        LARGE,
         {"classifier": "classifier.2"},
     ),
-    "efficientnet": (efficientnet, (3, 32, 32), {"classifier": "classifier"}),
-    "vit": (
-        lambda: zoo.VisionTransformer(
-            image_size=16, patch_size=4, num_layers=2, num_heads=2, hidden_dim=16, mlp_dim=32
-        ),
-        (3, 16, 16),
-        {"classifier": "heads"},
-    ),
-    "swin": (
-        lambda: zoo.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], stochastic_depth_prob=0.1),
-        (3, 16, 16),
-        {"classifier": "head", "task_owned": ["features.1.0.attn", "features.3.0.attn"]},
-    ),
-    "timm vit": (
-        lambda: timm_model(
-            "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2
-        ),
-        (3, 16, 16),
-        {},
-    ),
-    "timm resnet": (lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)), (3, 32, 32), {}),
-    "timm convnext": (
-        lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 16)),
-        (3, 32, 32),
-        {},
-    ),
-    "avalanche mlp": (
-        lambda: avalanche_net("SimpleMLP", num_classes=4, input_size=64, hidden_size=24, hidden_layers=2),
-        (64,),
-        {"classifier": "classifier"},
-    ),
-    "avalanche cnn": (
-        lambda: avalanche_net("SimpleCNN", num_classes=4),
-        (3, 32, 32),
-        {"classifier": "classifier"},
-    ),
-    "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
-    "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
-    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {}),
-    "conv1d": (
-        lambda: nn.Sequential(
-            *(nn.Conv1d(8, 12, 3), nn.BatchNorm1d(12), nn.GELU(), nn.Conv1d(12, 8, 3), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(32, 12)),
-        ),
-        (8, 8),
-        {"input_shape": (8, 8)},
-    ),
-    "conv3d": (
-        lambda: nn.Sequential(
-            *(nn.Conv3d(1, 6, (1, 3, 3), stride=2), nn.BatchNorm3d(6), nn.ReLU(), nn.Conv3d(6, 8, (2, 3, 3))),
-            *(nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()),
-        ),
-        (1, 3, 16, 16),
-        {"input_shape": (1, 3, 16, 16)},
-    ),
-    "transposed, first": (
-        lambda: nn.Sequential(
-            *(nn.ConvTranspose1d(8, 12, 3, stride=2), nn.ReLU(), nn.ConvTranspose1d(12, 6, 2, groups=2), nn.ReLU()),
-            *(nn.AdaptiveAvgPool1d(2), nn.Flatten()),
-        ),
-        (8, 8),
-        {"input_shape": (8, 8)},
-    ),
+    "efficientnet": (efficientnet, LARGE, {"classifier": "classifier"}),
+    "vit": (lambda: zoo.VisionTransformer(16, 4, 2, 2, 16, 32), SMALL, {"classifier": "heads"}),
+    "swin": (swin, SMALL, {"classifier": "head", "task_owned": ATTENTION}),
+    "timm vit": (timm_vit, SMALL, {}),
+    "avalanche cnn": (lambda: SimpleCNN(num_classes=4), LARGE, {"classifier": "classifier"}),
+    "multi-task slim resnet": (lambda: MTSlimResNet18(nclasses=4, nf=4), LARGE, {}),
+    "conv1d": (conv1d, (8, 8), {"input_shape": (8, 8)}),
+    "conv3d": (conv3d, (1, 3, 16, 16), {"input_shape": (1, 3, 16, 16)}),
     "transposed": (UpAndDown, (1, 8, 8), {"input_shape": (1, 8, 8)}),
-    "group norm": (lambda: NormNet(lambda n: nn.GroupNorm(2, n)), (3, 16, 16), {}),
-    "instance norm": (
-        lambda: NormNet(lambda n: nn.InstanceNorm2d(n, affine=True, track_running_stats=True)),
-        (3, 16, 16),
-        {},
-    ),
+    "group norm": (lambda: norm_net(lambda n: nn.GroupNorm(2, n)), SMALL, {}),
+    "instance norm": (lambda: norm_net(instance_norm), SMALL, {}),
     "text transformer": (TextTransformer, "tokens", {"input_shape": (64,)}),
 }

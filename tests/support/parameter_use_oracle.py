@@ -1,4 +1,4 @@
-"""A slow twin of the unit graph's parameter use: move an entry, and look whether the features change."""
+"""A slow twin of the unit graph's parameter use: change an entry, and compare the features."""
 
 import torch
 
@@ -10,7 +10,7 @@ def random_mask(model: MaskedModel, seed: int) -> torch.Tensor:
 
 
 def open_behind(model: MaskedModel, name: str, mask: torch.Tensor) -> torch.Tensor:
-    """The mask with all layers open behind the last one that a parameter's use depends on."""
+    """Return the mask with all layers open after the last layer that the parameter's use depends on."""
     numbers = torch.cat([factor.reshape(-1) for factor in model.graph.factors[name]]).unique().tolist()
     last = max((unit for number in numbers for unit in model.graph.sets.members(number)), default=-1)
     ends = torch.tensor([layer.units for layer in model.graph.layers.values()]).cumsum(0)
@@ -20,9 +20,9 @@ def open_behind(model: MaskedModel, name: str, mask: torch.Tensor) -> torch.Tens
 
 @torch.no_grad()
 def use_by_perturbation(model: MaskedModel, mask: torch.Tensor, x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Move one parameter entry at a time, by a lot, with all layers behind it open: do the features change?
+    """Change one parameter entry at a time, with all later layers open, and mark it if the features change.
 
-    What lies behind an entry does not matter to its use: a later task may open it.
+    Later layers do not matter to the use of an entry, because a later task may open them.
     """
     own, result = model.fresh_parts().eval(), {}
     for name, parameter in model.backbone.named_parameters():

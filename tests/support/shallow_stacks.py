@@ -1,7 +1,7 @@
-"""Stack traces of traced nodes, taken of the frames alone that torch.export keeps.
+"""Stack traces of traced nodes with only the frames that torch.export keeps.
 
-torch makes a summary of the whole stack for every node, which is a hundred frames deep under pytest, and then keeps
-those of ``forward`` functions and of ``torch/__init__.py``: an eighth of the time of an export.
+torch summarises the whole stack for every node, a hundred frames under pytest, and then keeps only those of
+``forward`` functions and of ``torch/__init__.py``. This takes an eighth of the time of an export.
 """
 
 import sys
@@ -12,7 +12,7 @@ from torch.fx import proxy
 
 
 class KeptFrames:
-    """What torch.fx calls a captured traceback, as far as it asks one for anything."""
+    """The part of torch.fx's CapturedTraceback that torch.fx uses."""
 
     @staticmethod
     def extract() -> type["KeptFrames"]:
@@ -31,6 +31,6 @@ class KeptFrames:
 
 
 def take_kept_frames() -> None:
-    """Let torch.fx take stack traces so, where this torch keeps those frames alone."""
+    """Make torch.fx use KeptFrames, if this version of torch keeps only those frames."""
     if hasattr(proxy.TracerBase, "_record_forward_stack_traces_only"):
         proxy.CapturedTraceback = KeptFrames

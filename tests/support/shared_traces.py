@@ -1,7 +1,7 @@
-"""Traces of backbones that pytest's workers share for the length of a session: torch.export takes most of some tests.
+"""Traces of backbones that all pytest workers share during a session, because torch.export is slow.
 
-What a worker finds in the folder is what it would have found itself: a trace depends on its structure alone, and a
-masked model is the same behind pickle (``tests/promises/test_any_network.py``).
+A shared trace equals the worker's own one: it depends on the network's structure only, and pickle does not change a
+masked model (``tests/promises/test_any_network.py``).
 """
 
 import hashlib
@@ -16,11 +16,7 @@ from avalanche_amnesia.unit_graph.tracing import Known
 
 
 class SharedTraces(Known):
-    """The traces of this worker, and those of all workers in a folder.
-
-    Args:
-        folder: of the session.
-    """
+    """The traces of this worker in memory, and of all workers in the session's folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(256)
@@ -43,32 +39,32 @@ class SharedTraces(Known):
             written.replace(file)
 
     def _file(self, structure) -> Path | None:
-        """Its file; None where another worker could mean something else by the same names."""
+        """Return the trace's file, or None if the same names could be other objects in another worker."""
         try:
-            return None if structure is None else self._folder / hashlib.sha256(_told(structure).encode()).hexdigest()
-        except _OfOneWorker:
+            return None if structure is None else self._folder / hashlib.sha256(_text(structure).encode()).hexdigest()
+        except _NotShared:
             return None
 
 
-class _OfOneWorker(Exception):
-    """A class or function that has no name of its own."""
+class _NotShared(Exception):
+    """A class or function without a unique name."""
 
 
 def _named(module: str, name: str):
-    """What a name of a module stands for there: classes that are made in a call may bear one that is another's."""
+    """Return the object under a module's name; a class made in a call may have the name of another one."""
     try:
         return operator.attrgetter(name)(sys.modules[module])
     except (AttributeError, KeyError):
         return None
 
 
-def _told(part) -> str:
+def _text(part) -> str:
     if isinstance(part, (tuple, list)):
-        return f"({','.join(map(_told, part))})"
+        return f"({','.join(map(_text, part))})"
     if isinstance(part, frozenset):
-        return f"{{{','.join(sorted(map(_told, part)))}}}"
+        return f"{{{','.join(sorted(map(_text, part)))}}}"
     if isinstance(part, (type, types.FunctionType, types.BuiltinFunctionType)) and part is not type(None):
         if part.__module__ == "__main__" or _named(part.__module__, part.__qualname__) is not part:
-            raise _OfOneWorker
+            raise _NotShared
         return f"{part.__module__}.{part.__qualname__}"
     return repr(part)

@@ -1,4 +1,4 @@
-"""Oracle of a masked backbone, whatever it is made of: everything that a mask leaves out is moved."""
+"""Oracle of any masked backbone: all entries outside a mask are changed, and the features must stay."""
 
 import copy
 
@@ -29,7 +29,7 @@ def features(model: MaskedModel, x: Tensor, mask: Tensor) -> Tensor:
 
 @torch.no_grad()
 def move(model: MaskedModel, use: dict[str, Tensor], *, used: bool) -> None:
-    """Give all the entries that are in use, or all that are not, other values."""
+    """Change all used entries, or all unused ones."""
     generator = torch.Generator().manual_seed(5)
     for name, parameter in model.backbone.named_parameters():
         if name in model.graph.owned or not parameter.requires_grad:
@@ -39,7 +39,7 @@ def move(model: MaskedModel, use: dict[str, Tensor], *, used: bool) -> None:
 
 
 def assert_sound(model: MaskedModel, x: Tensor, mask: Tensor, *, reaches: bool = True) -> None:
-    """No parameter outside of a mask's use reaches a feature, in either mode; what is in use does, where it must."""
+    """Unused entries reach no feature in either mode; used entries reach one, if ``reaches``."""
     use = model.graph.parameter_use(model.by_layer(mask))
     learning = {name for name, parameter in model.backbone.named_parameters() if parameter.requires_grad}
     assert learning >= set(use)
@@ -57,14 +57,14 @@ def assert_sound(model: MaskedModel, x: Tensor, mask: Tensor, *, reaches: bool =
 def assert_masked_right(
     make, shape: tuple[int, ...], *, tokens: int | None = None, double: bool = False, same: bool = True, **options
 ) -> MaskedModel:
-    """An open mask leaves the backbone as it was; any mask is sound; batches of any size and both modes run.
+    """An open mask computes the backbone, and every mask is sound, for any batch size and both modes.
 
     Args:
         make: the backbone's factory.
         shape: of one input.
-        tokens: how many, where inputs are integers.
+        tokens: number of tokens, if inputs are integers.
         double: float64.
-        same: whether the open mask is to compute what the backbone computes.
+        same: if True, the open mask must compute the same as the backbone.
         options: of the model.
     """
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""A slow twin of the trajectory that keeps every state and every update, and random tasks and removals for both."""
+"""A slow twin of the trajectory that keeps every state and update, and random tasks and removals for both."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SHAPES = {"w": (3, 4), "b": (5,), "scalar": ()}
 
 
 class DenseTwin:
-    """Per entry the list of writers (task, value before, value after); removing one recomputes the whole list."""
+    """Keeps the updates of every task; a removal computes the state again from the start."""
 
     def __init__(self, initial: dict[str, Tensor]) -> None:
         self.initial = {name: value.clone() for name, value in initial.items()}
@@ -26,7 +26,7 @@ class DenseTwin:
         self.writers.append((task, moved, delta, {name: value.clone() for name, value in after.items()}))
 
     def remove(self, tasks: set[int]) -> None:
-        """A writer whose entry starts from the bits it started from ends at the bits it ended at."""
+        """A task that starts from equal bits ends at equal bits."""
         starts = self._states_before()
         kept = [(w, start) for w, start in zip(self.writers, starts, strict=True) if w[0] not in tasks]
         state = {name: value.clone() for name, value in self.initial.items()}
@@ -38,7 +38,7 @@ class DenseTwin:
                     same_bits(value, start[name]), after[name], (value.double() + delta[name]).float()
                 )
                 new[name] = torch.where(moved[name], written, value)
-            # what the writer is known to have done is now what it does from the new values before it
+            # its update is now the difference to the new values before it
             self.writers.append((task, moved, {n: new[n].double() - state[n].double() for n in new}, new))
             state = {name: value.clone() for name, value in new.items()}
 
@@ -77,7 +77,7 @@ def states(*values: list[float]) -> list[dict[str, Tensor]]:
 
 
 def contents(store):
-    """Everything that a trajectory knows, comparable."""
+    """Return the contents of a trajectory in a form that can be compared."""
     logs = [(task, {name: dict(entry.parts) for name, entry in log.items()}) for task, log in store.logs.items()]
     return frozen(logs), store.report()
 

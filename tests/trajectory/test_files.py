@@ -1,4 +1,4 @@
-"""Logs on disk: always whole files of one and the same state, wherever a run dies."""
+"""Log files on disk always form one complete state, at every point where a run may be killed."""
 
 import itertools
 import json
@@ -28,9 +28,7 @@ from avalanche_amnesia.unlearning import applying as operation
     dtype=st.sampled_from([None, torch.int8]),
     permanent=st.sets(st.integers(0, 9), max_size=2),
 )
-def test_a_directory_that_is_opened_anew_every_time_agrees_with_the_memory(
-    tmp_path_factory, events, seed, dtype, permanent
-):
+def test_a_trajectory_that_is_reopened_each_time_equals_one_in_memory(tmp_path_factory, events, seed, dtype, permanent):
     path = tmp_path_factory.mktemp("logs")
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
@@ -55,7 +53,7 @@ def test_a_directory_that_is_opened_anew_every_time_agrees_with_the_memory(
         assert len(files(path)) == bool(list(path.iterdir())) + len(memory.tasks)
 
 
-def test_logs_are_mapped_not_loaded(tmp_path):
+def test_log_files_are_mapped_into_memory(tmp_path):
     store = Trajectory(path=tmp_path)
     store.record(3, {"w": torch.zeros(1000)}, {"w": torch.ones(1000)})
     (name,) = [file for file in files(tmp_path) if file != "index.json"]
@@ -75,10 +73,8 @@ CHANGES = {
 @pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("owner", "name"), DIE_AT, ids=lambda v: getattr(v, "__name__", v))
-def test_a_run_killed_at_any_file_operation_leaves_one_state_or_the_other(
-    tmp_path, monkeypatch, owner, name, change, behind
-):
-    """Each time at another of the operation's calls; what is found is the state before or the state after."""
+def test_a_run_killed_at_any_file_operation_leaves_a_complete_state(tmp_path, monkeypatch, owner, name, change, behind):
+    """The state found afterwards is the one before the change, or the one after it."""
     died = 0
     for call in itertools.count():
         path = tmp_path / str(call)
@@ -101,16 +97,10 @@ def test_a_run_killed_at_any_file_operation_leaves_one_state_or_the_other(
         if survived and next(reached) <= call:
             break
         died += not survived
-        # a new process opens what is there
+        # a new process opens the directory
         found = contents(Trajectory(path=path))
-        after = Trajectory(path=None)
-        if change == "record":
-            with_new = with_three_tasks(tmp_path / f"{call} to the end")[0]
-            CHANGES[change](with_new, state)
-            after = with_new
-        elif change in ("remove", "merge"):
-            after = with_three_tasks(tmp_path / f"{call} to the end")[0]
-            CHANGES[change](after, state)
+        after = with_three_tasks(tmp_path / f"{call} to the end")[0]
+        CHANGES[change](after, state)
         assert found in (before, contents(after))
         index = json.loads((path / "index.json").read_text())
         assert files(path) == sorted(["index.json", *(row["file"] for row in index["content"]["logs"])])
@@ -131,11 +121,11 @@ STEPS = [
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=["lossless", "coded"])
-def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, dtype):
+def test_a_failed_unlearning_changes_neither_files_nor_model(tmp_path, monkeypatch, dtype):
     plugin = TrajectoryPlugin(path=tmp_path, dtype=dtype)
     strategy = learn(amnesiac(trajectory=plugin, adjustment="adahat", train_epochs=1, optimizer="sgd"), DIGITS, 3)
     before, on_disk = fingerprint(strategy), contents(Trajectory(path=tmp_path))
-    steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # the same codes are the same file
+    steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # equal codes have the same file
     for (owner, name), behind in itertools.product(steps, (False, True)):
         original = getattr(owner, name)
         reached = iter([after_call(original, OSError) if behind else raiser(OSError)])
@@ -156,7 +146,7 @@ def test_an_unlearning_that_fails_leaves_files_and_model(tmp_path, monkeypatch, 
     assert contents(Trajectory(path=tmp_path)) == contents(trajectory(strategy))
 
 
-def test_the_place_of_the_logs_makes_no_difference(tmp_path):
+def test_logs_on_disk_and_in_memory_unlearn_the_same(tmp_path):
     runs = [amnesiac(trajectory=TrajectoryPlugin(path=path)) for path in (None, tmp_path)]
     for strategy in runs:
         learn(strategy, DIGITS.train_stream[:3])
@@ -166,7 +156,7 @@ def test_the_place_of_the_logs_makes_no_difference(tmp_path):
 
 
 @pytest.mark.parametrize("make", [amnesiac, stock])
-def test_a_task_that_can_not_be_written_is_not_learned(tmp_path, monkeypatch, make):
+def test_a_task_whose_log_can_not_be_written_is_not_learned(tmp_path, monkeypatch, make):
     plugin = TrajectoryPlugin(path=tmp_path)
     strategy = make(trajectory=plugin) if make is amnesiac else make()
     find_plugin(strategy, TrajectoryPlugin).trajectory = plugin.trajectory
@@ -184,7 +174,7 @@ def test_a_task_that_can_not_be_written_is_not_learned(tmp_path, monkeypatch, ma
     assert Trajectory(path=tmp_path).tasks == (0, 1) == unlearning_plugin(strategy).ledger.remaining
 
 
-def test_two_trajectories_in_one_directory_are_told_apart(tmp_path):
+def test_a_second_trajectory_in_one_directory_is_refused(tmp_path):
     first, second = Trajectory(path=tmp_path), Trajectory(path=tmp_path)
     first.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
     with pytest.raises(TrajectoryError, match=r"changed by another trajectory.*directory of its own"):
@@ -196,7 +186,7 @@ def test_two_trajectories_in_one_directory_are_told_apart(tmp_path):
 @pytest.mark.parametrize(
     "text", ["no json", "[]", '{"logs": [{"task": 0, "file": "task_0.9.safetensors"}], "merged": []}']
 )
-def test_a_directory_that_holds_something_else_is_refused(tmp_path, text):
+def test_a_directory_with_other_files_is_refused(tmp_path, text):
     (tmp_path / "index.json").write_text(text)
     (tmp_path / "mine.safetensors").write_text("")
     with pytest.raises(TrajectoryError, match=r"no trajectory that can be continued.*empty directory"):
@@ -204,7 +194,7 @@ def test_a_directory_that_holds_something_else_is_refused(tmp_path, text):
     assert files(tmp_path) == ["index.json", "mine.safetensors"]
 
 
-def test_only_our_own_leftovers_are_deleted(tmp_path):
+def test_only_leftovers_of_a_trajectory_are_deleted(tmp_path):
     for name in ("task_5.0.safetensors", "task_5.1f.safetensors.part", "index.json.part", "task_notes.txt", "x"):
         (tmp_path / name).write_text("")
     store = Trajectory(path=tmp_path)
@@ -215,7 +205,7 @@ def test_only_our_own_leftovers_are_deleted(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_files_hold_reports_and_merges_as_well(tmp_path, dtype):
+def test_files_keep_reports_and_merges(tmp_path, dtype):
     store, state = with_three_tasks(tmp_path, dtype=dtype)
     store.merge([1])
     again = Trajectory(path=tmp_path, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Updates of permanent tasks, merged: nothing that may still be asked for is lost."""
+"""Merged updates of permanent tasks: every removal that is still allowed stays possible."""
 
 import pytest
 import torch
@@ -26,8 +26,8 @@ events = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(events=events, seed=st.integers(0, 2**20), dtype=st.sampled_from([None, torch.float16, torch.int8]))
-def test_removals_are_those_without_merging(events, seed, dtype):
-    """Up to the order of rounding where merged tasks wrote; to the bit everywhere else, and in what is left over."""
+def test_removals_equal_those_without_merging(events, seed, dtype):
+    """Entries that merged tasks wrote differ by rounding only; all other entries are equal to the bit."""
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
     initial = {name: value.clone() for name, value in state.items()}
@@ -70,28 +70,28 @@ def test_removals_are_those_without_merging(events, seed, dtype):
             assert same_bits(values.get(name, state[name]), initial[name])[nobody].all()
 
 
-def test_only_what_an_earlier_removal_crosses_is_kept_once_per_stretch():
+def test_merged_logs_keep_only_entries_that_an_earlier_removal_needs():
     s = states([0.0, 0.0], [1.0, 0.0], [3.0, 3.0], [7.0, 7.0], [15.0, 15.0], [31.0, 31.0])
     store = Trajectory()
     for task in range(5):
         store.record(task, s[task], s[task + 1])
-    store.merge([1, 2, 4])  # 0 and 3 may still go; 0 wrote the first entry alone, 3 both
+    store.merge([1, 2, 4])  # 0 and 3 may still be removed; 0 wrote only the first entry, 3 wrote both
     assert [log["w"].where.tolist() if log else [] for log in store.logs.values()] == [
         [True, False],  # 0
-        [True, False],  # 1: the way back of 0 crosses it
-        [],  # 2: as 1, which stands for both
+        [True, False],  # 1: the removal of 0 needs it
+        [],  # 2: the log of 1 serves both
         [True, True],  # 3
-        [True, True],  # 4: the way back of 3 crosses it
+        [True, True],  # 4: the removal of 3 needs it
     ]
     assert store.remove([0], s[5]).values["w"].tolist() == [30.0, 31.0]
     assert store.remove([3], s[5]).values["w"].tolist() == [23.0, 23.0]
     assert store.remove([0, 3], s[5]).values["w"].tolist() == [22.0, 23.0]
     store.apply(store.remove([3], s[5]))
-    assert list(store.logs[4]) == []  # now 1 stands for 4 as well
+    assert list(store.logs[4]) == []  # now the log of 1 serves 4 too
     assert store.remove([0], {"w": torch.tensor([23.0, 23.0])}).values["w"].tolist() == [22.0, 23.0]
 
 
-def test_merged_tasks_can_not_be_taken_apart():
+def test_merged_tasks_can_not_be_removed():
     s = states([0.0], [1.0], [2.0])
     store = Trajectory()
     store.record(0, s[0], s[1])
@@ -108,7 +108,7 @@ def sizes_of_logs(strategy):
     return {task: row["bytes"] for task, row in trajectory(strategy).report().items()}
 
 
-def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
+def test_a_run_with_a_deadline_keeps_only_logs_of_removable_tasks():
     runs = [
         amnesiac(unlearning=UnlearningPlugin(deadline=2), trajectory=TrajectoryPlugin(merge_permanent=merge))
         for merge in (True, False)
@@ -124,7 +124,7 @@ def test_a_masked_run_with_a_deadline_holds_what_may_still_go():
     assert bits(runs[0].model) == bits(runs[1].model)
 
 
-def test_a_dense_run_with_a_permanent_task_between():
+def test_a_dense_run_with_permanent_tasks_unlearns_the_same_with_merging():
     runs = [stock(epochs=2) for _ in range(2)]
     find_plugin(runs[0], TrajectoryPlugin).merge_permanent = True
     for strategy in runs:
@@ -134,7 +134,7 @@ def test_a_dense_run_with_a_permanent_task_between():
             strategy.train(experience)
         assert trajectory(strategy).tasks == (0, 1, 2, 3)
     sizes = [sizes_of_logs(strategy) for strategy in runs]
-    assert sizes[0][2] < sizes[1][2] / 2  # what 1 holds stands for 2 as well
+    assert sizes[0][2] < sizes[1][2] / 2  # the log of 1 serves 2 too
     for strategy in runs:
         unlearning_plugin(strategy).unlearn(strategy, [0])
         unlearning_plugin(strategy).unlearn(strategy, [3])

@@ -1,4 +1,4 @@
-"""One tensor's writers taken back and replayed, entry by entry against Python floats."""
+"""The tasks that wrote one tensor are undone and replayed, compared entry by entry with Python floats."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 SIZE = 7
 TASKS = st.lists(st.sets(st.integers(0, SIZE - 1)), min_size=1, max_size=5)
-"""For every task the entries that it moves."""
+"""Changed entries of every task."""
 
 
 def histories(moved, seed):
-    """Values before the first task and after each one, and the undo log of each one's tensor."""
+    """Return the values before the first task and after each task, and each task's undo log."""
     generator = torch.Generator().manual_seed(seed)
     values, entries = [torch.randn(SIZE, generator=generator)], []
     for chosen in moved:
@@ -28,7 +28,7 @@ def histories(moved, seed):
 
 
 def replayed(values, entries, gone, reading=None):
-    """Result of :func:`replay` without some tasks, the logs that it leads to, and the updates of those tasks."""
+    """Return the result of :func:`replay` without some tasks, the new logs, and the updates of the removed tasks."""
     logs = {task: Log({"w": entry}, SIZE, {}) for task, entry in enumerate(entries) if task not in gone}
     updates = {task: Updates() for task in gone}
     result = replay("w", values[-1], list(enumerate(entries)), logs, updates, reading or {}, {})
@@ -36,7 +36,7 @@ def replayed(values, entries, gone, reading=None):
 
 
 @given(moved=TASKS, seed=st.integers(0, 2**20))
-def test_winding_back_ends_at_the_first_values_and_notes_what_everyone_wrote(moved, seed):
+def test_undoing_all_tasks_ends_at_the_first_values_and_lists_every_write(moved, seed):
     values, entries = histories(moved, seed)
     value = values[-1].clone()
     steps = wind_back(value, [*enumerate(entries), (9, None)])
@@ -51,7 +51,7 @@ def test_winding_back_ends_at_the_first_values_and_notes_what_everyone_wrote(mov
 
 @settings(deadline=None)
 @given(moved=TASKS, seed=st.integers(0, 2**20), gone=st.sets(st.integers(0, 4)))
-def test_a_remaining_task_writes_its_bits_on_the_same_value_and_adds_its_update_on_another(moved, seed, gone):
+def test_a_remaining_task_writes_its_bits_on_an_equal_value_and_adds_its_update_to_another(moved, seed, gone):
     values, entries = histories(moved, seed)
     gone &= set(range(len(moved)))
     value, stays, logs, updates = replayed(values, entries, gone)
@@ -73,20 +73,20 @@ def test_a_remaining_task_writes_its_bits_on_the_same_value_and_adds_its_update_
         assert updates[task].where("w").nonzero().flatten().tolist() == sorted(moved[task])
 
 
-def test_an_entry_that_a_remaining_task_reads_keeps_what_was_written_and_the_reader_can_take_it_back():
+def test_an_entry_that_a_remaining_task_reads_is_not_removed_and_belongs_to_the_reader():
     values, entries = histories([{0, 1}, {5}], seed=0)
     reads = torch.tensor([True, *[False] * 6])
     value, stays, logs, updates = replayed(values, entries, {0}, {1: reads})
     assert torch.equal(stays, reads)
     assert value[0] == values[1][0]
     assert value[1] == values[0][1]
-    assert updates[0]["w"][0] == 0.0  # it stays, so it counts as not moved
+    assert updates[0]["w"][0] == 0.0  # the entry is not removed
     assert logs[1]["w"].where.nonzero().flatten().tolist() == [0, 5]
     assert logs[1]["w"].values[0] == values[0][0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_task_in_training_keeps_its_own_update_so_far(dtype):
+def test_a_task_in_training_keeps_its_own_update(dtype):
     before = torch.tensor([1.0, 2.0, -0.0], dtype=dtype)
     current = torch.tensor([1.5, 2.0, -0.0], dtype=dtype)
     new_before = torch.tensor([4.0, 0.25, 0.0], dtype=dtype)

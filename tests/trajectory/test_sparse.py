@@ -1,4 +1,4 @@
-"""Chosen entries of a tensor: every bit comes back, in few bytes, wherever they are moved to."""
+"""Chosen entries of a tensor are stored in few bytes, and every bit is restored."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory.sparse import SparseValues, chosen_by, expand, pack, shrink, unpack
+from avalanche_amnesia.trajectory.sparse import (
+    SparseValues,
+    chosen_by,
+    expand,
+    pack,
+    positions,
+    put,
+    shrink,
+    take,
+    unpack,
+)
 
 SHAPE = (4, 5)
 CHOICES = st.lists(st.booleans(), min_size=20, max_size=20).map(lambda flat: torch.tensor(flat).reshape(SHAPE))
 INDICES = st.lists(st.integers(0, 19), max_size=6, unique=True).map(torch.tensor).map(torch.Tensor.long)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 ODD = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45])
-"""Values that a comparison, or arithmetic, would not bring back."""
+"""Values that a comparison, or arithmetic, would not restore."""
 
 
 def drawn(dtype=torch.float32, seed=0):
@@ -23,17 +33,9 @@ def drawn(dtype=torch.float32, seed=0):
     return values.to(dtype)
 
 
-def dense(entries, elsewhere):
-    """The entries written over another tensor, one by one."""
-    result = elsewhere.clone().reshape(-1)
-    for position, value in zip(entries.where.reshape(-1).nonzero().flatten(), entries.values, strict=True):
-        result[position] = value
-    return result
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(where=CHOICES)
-def test_positions_and_bits_come_back(dtype, where):
+def test_positions_and_bits_are_restored(dtype, where):
     tensor = drawn(dtype)
     entries = SparseValues.of(tensor, where)
     assert (entries.shape, entries.dtype) == (SHAPE, dtype)
@@ -43,7 +45,7 @@ def test_positions_and_bits_come_back(dtype, where):
     assert entries.nbytes == sum(part.nbytes for part in entries.parts.values())
 
 
-def test_no_entries():
+def test_there_may_be_no_entries():
     nothing = SparseValues.none(drawn())
     assert not nothing.where.any()
     assert nothing.where.shape == SHAPE
@@ -51,7 +53,7 @@ def test_no_entries():
 
 
 @given(where=CHOICES, index=INDICES)
-def test_further_entries_are_added_and_given_ones_replaced(where, index):
+def test_entries_are_added_or_replaced(where, index):
     tensor, other = drawn(), drawn(seed=1).reshape(-1)
     extended = SparseValues.of(tensor, where).extended(index, other[index])
     expected = where.reshape(-1).clone()
@@ -63,7 +65,7 @@ def test_further_entries_are_added_and_given_ones_replaced(where, index):
 
 
 @given(where=CHOICES, keep=CHOICES)
-def test_some_of_the_entries(where, keep):
+def test_entries_can_be_restricted(where, keep):
     tensor = drawn()
     kept = SparseValues.of(tensor, where).restricted(keep.reshape(-1))
     assert torch.equal(kept.where, where & keep)
@@ -71,7 +73,7 @@ def test_some_of_the_entries(where, keep):
 
 
 @given(where=CHOICES)
-def test_the_same_entries_with_other_values(where):
+def test_entries_can_get_other_values(where):
     tensor, other = drawn(), drawn(seed=1)
     rebased = SparseValues.of(tensor, where).rebased(other[where], tensor[where])
     assert torch.equal(rebased.where, where)
@@ -79,28 +81,56 @@ def test_the_same_entries_with_other_values(where):
 
 
 @given(first=CHOICES, second=CHOICES)
-def test_entries_that_any_choice_has(first, second):
+def test_the_union_of_choices_is_found(first, second):
     tensor = drawn()
     bits = chosen_by([SparseValues.of(tensor, first), SparseValues.of(tensor, second)])
     assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (first | second).reshape(-1))
 
 
 @given(where=st.lists(st.booleans(), min_size=1, max_size=300).map(torch.tensor))
-def test_packed_bools_come_back_and_never_take_more_than_a_bit_each(where):
+def test_packed_bools_are_restored_and_take_at_most_a_bit_each(where):
     packed = pack(where)
     assert torch.equal(unpack(packed, len(where)), where)
     assert packed.nbytes <= -(-len(where) // 8)
 
 
-def test_an_outer_product_of_units_takes_next_to_nothing():
+def test_an_outer_product_takes_few_bytes():
     generator = torch.Generator().manual_seed(0)
     rows, columns = (torch.rand(n, generator=generator) < 0.3 for n in (200, 100))
     assert pack(rows[:, None] & columns).nbytes < 0.1 * 200 * 100 / 8
 
 
 @given(data=st.binary(max_size=400))
-def test_bytes_come_back_and_are_never_more(data):
+def test_compressed_bytes_are_restored_and_never_longer(data):
     array = np.frombuffer(data, dtype=np.uint8)
     shrunk = shrink(array)
     assert shrunk.nbytes <= len(data)
     assert expand(shrunk, len(data)).tobytes() == data
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.transpose(0, -1) if t.dim() else t,
+    "every second": lambda t: t.repeat_interleave(2, 0)[::2] if t.dim() else t,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(
+    shape=st.sampled_from([(), (0,), (5,), (3, 4), (2, 3, 2)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int64]),
+    seed=st.integers(0, 2**20),
+)
+def test_take_and_put_equal_indexing(layout, shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn():
+        return LAYOUTS[layout](torch.randint(-3, 4, shape, generator=generator).to(dtype))
+
+    tensor, other = drawn(), drawn()
+    where = torch.rand(tensor.shape, generator=generator) < 0.5
+    assert same_bits(take(tensor, positions(where)), tensor[where]).all()
+    expected, values = tensor.clone(), other[where]
+    expected[where] = values
+    put(tensor, positions(where), values)
+    assert same_bits(tensor, expected).all()

@@ -1,4 +1,4 @@
-"""The trajectory's store of undo logs: recording, saving, restoring, and what it says of mistakes."""
+"""The trajectory's store of undo logs: recording, saving, restoring and errors."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from support.trajectory_oracle import states
 from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 
-def test_a_change_from_zero_to_negative_zero_is_recorded_and_taken_back():
+def test_a_change_from_zero_to_negative_zero_is_recorded_and_removed():
     s = states([0.0, 0.0], [-0.0, 0.0])
     store = Trajectory()
     store.record(0, s[0], s[1])
@@ -17,14 +17,14 @@ def test_a_change_from_zero_to_negative_zero_is_recorded_and_taken_back():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_dtypes_come_back_bit_for_bit(dtype):
+def test_other_dtypes_are_restored_to_the_bit(dtype):
     before, after = {"w": torch.randn(50).to(dtype)}, {"w": torch.randn(50).to(dtype)}
     store = Trajectory()
     store.record(0, before, after)
     assert torch.equal(store.remove([0], after).values["w"], before["w"])
 
 
-def test_non_contiguous_tensors_are_read_in_their_own_order():
+def test_non_contiguous_tensors_are_recorded_in_logical_order():
     before, after = {"w": torch.arange(12.0).reshape(3, 4).T}, {"w": torch.arange(12.0).reshape(3, 4).T.clone()}
     after["w"][1, 2] = 99.0
     store = Trajectory()
@@ -45,7 +45,7 @@ def test_a_log_costs_at_most_one_bit_per_entry_and_the_moved_values():
     assert store.nbytes(0) == sum(e.nbytes for e in store.logs[0].values())
 
 
-def test_a_log_does_not_follow_the_model_that_moves_on():
+def test_a_log_does_not_share_memory_with_the_model():
     weight = torch.zeros(3)
     before = {"w": weight}
     after = {"w": torch.ones(3)}
@@ -68,7 +68,7 @@ def test_files_keep_order_bits_and_empty_logs(tmp_path):
         assert frozen(dict(again.remove(tasks, s[2]).values)) == frozen(dict(store.remove(tasks, s[2]).values))
 
 
-def test_errors_name_the_task_the_tensor_and_the_mend():
+def test_an_error_names_the_task_the_tensor_and_the_remedy():
     store = Trajectory()
     store.record(3, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
     with pytest.raises(TrajectoryError, match=r"task 3 is recorded already; recorded tasks: \[3\]"):
@@ -82,13 +82,13 @@ def test_errors_name_the_task_the_tensor_and_the_mend():
     assert store.tasks == (3,)
 
 
-def test_a_tensor_that_is_new_since_the_snapshot_is_the_tasks_own():
+def test_a_tensor_that_is_new_in_a_task_is_not_recorded():
     store = Trajectory()
     store.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2), "heads.0.weight": torch.ones(2)})
     assert list(store.logs[0]) == ["w"]
 
 
-def test_restore_goes_back_and_is_not_changed_by_what_follows():
+def test_restored_logs_are_not_changed_by_later_records():
     s = states([0.0], [1.0], [2.0])
     store = Trajectory()
     store.record(0, s[0], s[1])

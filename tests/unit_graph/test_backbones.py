@@ -1,18 +1,19 @@
-"""Backbones of one tensor, several, or a mapping of tensors; sizes that are free, and sizes that are not."""
+"""Backbones that MaskedModel accepts: several inputs, free sizes, declared modules, several heads."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+from support import tiny
 from support.soundness_oracle import assert_sound, some_mask
 from torch import nn
 
-from avalanche_amnesia import MaskedModel, ModelError
+from avalanche_amnesia import MaskedModel, ModelError, validate
 
 
 class TwoTensors(nn.Module):
-    """A layer each, and their sum."""
+    """The sum of two layers, one for each input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +24,9 @@ class TwoTensors(nn.Module):
 
 
 class Words(nn.Module):
-    """Mean of embeddings of what is no padding, as a dictionary."""
+    """A mapping with the mean of the embeddings of all tokens except padding."""
+
+    features = 4
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,59 +41,71 @@ class Words(nn.Module):
 LEFT, RIGHT = torch.randn(2, 6), torch.randn(2, 3)
 TOKENS = {"input_ids": torch.randint(9, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
 CASES = {
-    "tuple": (TwoTensors, (LEFT, RIGHT), {}),
-    "names": (TwoTensors, {"right": RIGHT, "left": LEFT}, {}),
-    "a mapping of tokens": (Words, TOKENS, {}),
-    "one tensor": (lambda: nn.Linear(6, 4), LEFT, {}),
+    "tuple": (TwoTensors, (LEFT, RIGHT)),
+    "names": (TwoTensors, {"right": RIGHT, "left": LEFT}),
+    "a mapping of tokens": (Words, TOKENS),
+    "one tensor": (lambda: nn.Linear(6, 4), LEFT),
 }
 
 
 def rows(x, index):
-    """Some samples of a batch."""
+    """Return some samples of a batch."""
     if isinstance(x, dict):
         return {name: part[index] for name, part in x.items()}
     return tuple(part[index] for part in x) if isinstance(x, tuple) else x[index]
 
 
+def assert_open_mask_computes(model, backbone, x):
+    with torch.no_grad():
+        plain = backbone(**x) if isinstance(x, dict) else backbone(*x) if isinstance(x, tuple) else backbone(x)
+        expected = plain["pooled"] if isinstance(plain, dict) else plain
+        assert torch.allclose(model.masked_features(x, torch.ones(model.n_units)), expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_batches_of_any_form_and_size(name):
-    make, example, options = CASES[name]
-    torch.manual_seed(0)
+def test_batches_may_have_any_form_and_size(name):
+    make, example = CASES[name]
     backbone = make().eval()
-    model = MaskedModel(copy.deepcopy(backbone), example=example, **options).eval()
-    everything = torch.ones(model.n_units)
+    model = MaskedModel(copy.deepcopy(backbone), example=example).eval()
     for size in (1, 2, 7):
         x = rows(example, torch.arange(size) % 2)
-        with torch.no_grad():
-            plain = backbone(**x) if isinstance(x, dict) else backbone(*x) if isinstance(x, tuple) else backbone(x)
-            expected = plain["pooled"] if isinstance(plain, dict) else plain
-            assert torch.allclose(model.masked_features(x, everything), expected, atol=1e-6)
-    assert pickle.loads(pickle.dumps(model)).masked_features(x, everything).shape == (7, 4)
+        assert_open_mask_computes(model, backbone, x)
+    assert pickle.loads(pickle.dumps(model)).masked_features(x, torch.ones(model.n_units)).shape == (7, 4)
 
 
-@pytest.mark.parametrize(
-    ("example", "error", "message"),
-    [
-        ("tokens", TypeError, "example must be a batch.*got str"),
-        ((LEFT, None), TypeError, "tuple with a NoneType"),
-        ((), TypeError, "example must be a batch"),
-        ((LEFT, RIGHT[:1]), ValueError, "the same number"),
-        ((LEFT[:0], RIGHT[:0]), ValueError, "at least one sample"),
-    ],
-)
-def test_what_is_no_batch_is_refused(example, error, message):
+REFUSED = [
+    ("tokens", TypeError, "example must be a batch.*got str"),
+    ((LEFT, None), TypeError, "tuple with a NoneType"),
+    ((), TypeError, "example must be a batch"),
+    ((LEFT, RIGHT[:1]), ValueError, "the same number"),
+    ((LEFT[:0], RIGHT[:0]), ValueError, "at least one sample"),
+]
+
+
+@pytest.mark.parametrize(("example", "error", "message"), REFUSED)
+def test_an_example_must_be_a_batch(example, error, message):
     with pytest.raises(error, match=message):
         MaskedModel(TwoTensors(), example=example)
 
 
-def test_a_shape_and_an_example_are_too_much():
+def test_a_shape_and_an_example_are_refused_together():
     with pytest.raises(ValueError, match="not both"):
         MaskedModel(nn.Linear(6, 4), input_shape=(6,), example=LEFT)
 
 
-def test_an_example_of_one_sample_does_not_fix_the_batch():
+def test_an_example_of_one_sample_does_not_fix_the_batch_size():
     model = MaskedModel(TwoTensors(), example=(LEFT[:1], RIGHT[:1])).eval()
     assert model.masked_features((LEFT, RIGHT), torch.ones(model.n_units)).shape == (2, 4)
+
+
+@pytest.mark.parametrize("length", [3, 9])
+def test_sequences_may_be_shorter_or_longer_than_the_example(length):
+    net = Words().eval()
+    model = MaskedModel(net, example=TOKENS)
+    ids, known = torch.zeros(2, length, dtype=torch.long), torch.zeros(2, length, dtype=torch.long)
+    ids[:, :2], known[:, :2] = TOKENS["input_ids"][:2, :2], 1
+    expected = net(ids[:, :2], known[:, :2])["pooled"]
+    assert torch.allclose(model.features({"input_ids": ids, "attention_mask": known}, 0), expected, atol=1e-6)
 
 
 class SizedByHand(nn.Module):
@@ -107,11 +122,9 @@ class SizedByHand(nn.Module):
 
 def test_sizes_that_the_forward_reads_stay_free():
     backbone = SizedByHand().eval()
-    model = MaskedModel(copy.deepcopy(backbone)).eval()  # on a size that is found by trying
+    model = MaskedModel(copy.deepcopy(backbone)).eval()  # the input size is found by trials
     for side in (8, 5):
-        x = torch.randn(2, 1, side, side)
-        with torch.no_grad():
-            assert torch.allclose(model.masked_features(x, torch.ones(model.n_units)), backbone(x), atol=1e-6)
+        assert_open_mask_computes(model, backbone, torch.randn(2, 1, side, side))
 
 
 class OnePath(SizedByHand):
@@ -121,11 +134,29 @@ class OnePath(SizedByHand):
         return super().forward(x) if x.shape[2] < 9 else super().forward(x[:, :, ::2, ::2]) + 1
 
 
-def test_a_size_that_decides_is_not_silently_another():
+def test_a_size_that_would_take_another_path_is_refused():
     model = MaskedModel(OnePath(), input_shape=(1, 8, 8)).eval()
-    x = torch.randn(2, 1, 20, 20)
     with pytest.raises(ModelError, match=r"read for .*input_shape=\(1, 20, 20\)"):
-        model.masked_features(x, torch.ones(model.n_units))
+        model.masked_features(torch.randn(2, 1, 20, 20), torch.ones(model.n_units))
+
+
+class CopiedSize(tiny.Net):
+    """Copies the batch size, as the networks of GPM do."""
+
+    def forward(self, x):
+        n = copy.deepcopy(x.size(0))
+        return super().forward(x).view(n, -1)
+
+
+@pytest.mark.parametrize("shape", [None, (8,)])
+def test_a_size_may_be_copied(shape):
+    model = MaskedModel(CopiedSize(), input_shape=shape)
+    assert model.graph.inputs.shape == (8,)
+    assert model.features(torch.randn(5, 8), 0).shape == (5, 6)
+    assert not hasattr(torch.SymInt, "__deepcopy__")  # torch itself is unchanged
+
+
+# Modules declared frozen or task-owned --------------------------------------------------------------------------------
 
 
 class Parted(nn.Module):
@@ -154,10 +185,144 @@ class Around(nn.Module):
 
 @pytest.mark.parametrize("kind", ["dict", "tuple"])
 @pytest.mark.parametrize("declared", ["frozen", "task_owned"])
-def test_declared_parts_may_return_anything(kind, declared):
+def test_a_declared_module_may_return_anything(kind, declared):
     backbone = Around(kind).eval()
     model = MaskedModel(copy.deepcopy(backbone), **{declared: ["p"]}).eval()
     x = torch.randn(5, 6)
-    with torch.no_grad():
-        assert torch.allclose(model.masked_features(x, torch.ones(model.n_units)), backbone(x), atol=1e-6)
+    assert_open_mask_computes(model, backbone, x)
     assert_sound(model, x, some_mask(model, 3).float())
+
+
+class Sized(nn.Module):
+    """Reads a number of samples and a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, n):
+        return self.layer(x).reshape(n, -1)
+
+
+class Source(nn.Module):
+    """Has no input."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self):
+        return torch.tanh(self.bias)
+
+
+class Branching(nn.Module):
+    """Decides on values, and returns a mapping."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"large": y if float(y.sum()) > 0 else -y, "small": (y.mean(1),)}
+
+
+class Inner(nn.Module):
+    """Calls one declared module inside another."""
+
+    def __init__(self, branching):
+        super().__init__()
+        self.branching = branching
+
+    def forward(self, x):
+        return self.branching(x)["large"]
+
+
+class Declared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
+        self.sized, self.source, self.branching = Sized(), Source(), Branching()
+        self.inner = Inner(self.branching)
+
+    def forward(self, x):
+        h = torch.relu(self.first(x))
+        h = self.sized(h, x.shape[0]) + self.source()
+        parts = self.branching(h)
+        return self.last(torch.relu(parts["large"] * parts["small"][0].unsqueeze(1) + self.inner(h)))
+
+
+@pytest.mark.parametrize("option", ["frozen", "task_owned"])
+def test_declared_modules_may_read_sizes_or_nothing_and_contain_each_other(option):
+    net = Declared().eval()
+    model = MaskedModel(net, input_shape=(6,), **{option: ["sized", "source", "branching", "inner"]})
+    model.add_head(0, 2)
+    x = torch.randn(7, 6)  # another batch size than in the trace
+    expected = model.heads["0"](net(x))
+    assert torch.allclose(model.eval()(x, 0), expected, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_a_module_that_computes_its_weight_may_be_frozen_only():
+    def net():
+        return nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 8)), nn.ReLU(), nn.Linear(8, 5))
+
+    assert MaskedModel(net(), input_shape=(6,), frozen=["0"]).describe().tried
+    with pytest.raises(ModelError, match=r"task_owned module '0' can't be copied"):
+        MaskedModel(net(), input_shape=(6,), task_owned=["0"])
+
+
+class Counts(nn.Module):
+    """Counts its calls in training mode, and drops units."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return self.drop(self.layer(x))
+
+
+def test_a_trace_changes_no_buffer_of_a_declared_module():
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Counts(), nn.Linear(8, 5))
+    before, draws = net[2].calls.clone(), torch.get_rng_state()
+    MaskedModel(net, input_shape=(6,), task_owned=["2"])
+    assert torch.equal(net[2].calls, before)
+    assert torch.equal(torch.get_rng_state(), draws)
+
+
+# Several heads --------------------------------------------------------------------------------------------------------
+
+
+class ManyHeads(nn.Module):
+    """A head for each task label; the forward runs all of them, or the one that is asked for."""
+
+    features = 6
+
+    def __init__(self, all_run):
+        super().__init__()
+        self.layer, self.all_run = nn.Linear(8, 6), all_run
+        self.heads = nn.ModuleDict({"0": nn.Linear(6, 2), "1": nn.Linear(6, 3)})
+
+    def forward(self, x, head="1"):
+        features = torch.relu(self.layer(x))
+        return {name: one(features) for name, one in self.heads.items()} if self.all_run else self.heads[head](features)
+
+
+@pytest.mark.parametrize("all_run", [True, False])
+@pytest.mark.parametrize("classifier", ["heads", ["heads.0", "heads.1"], ("heads.1", "heads.0")])
+def test_several_heads_are_left_out(classifier, all_run):
+    net, x = ManyHeads(all_run), torch.randn(3, 8)
+    model = MaskedModel(net, classifier=classifier).eval()
+    assert torch.allclose(model.features(x, 0), torch.relu(net.layer(x)))
+    assert [name for name, _ in model.backbone.named_parameters()] == ["layer.weight", "layer.bias"]
+    assert [type(head) for head in net.heads.values()] == [nn.Linear, nn.Linear]  # the user's network is unchanged
+    assert validate(net, classifier=classifier) == []
+
+
+def test_an_unknown_head_is_refused_with_the_known_names():
+    with pytest.raises(ValueError, match=r"has no module or parameter 'head'.*'heads.0'"):
+        MaskedModel(ManyHeads(True), classifier=["heads.0", "head"])

@@ -1,4 +1,4 @@
-"""The unit graph against a twin that moves one parameter at a time."""
+"""The unit graph equals a slow twin that changes one parameter entry at a time."""
 
 import itertools
 
@@ -32,7 +32,7 @@ def test_parameter_use_equals_brute_force(name):
 
 @pytest.mark.parametrize("row_by_row", [0, 2**60], ids=["row by row", "by a product"])
 @pytest.mark.parametrize("name", ALL)
-def test_masks_that_cover_an_entry_are_those_whose_reads_meet_it(name, row_by_row, monkeypatch):
+def test_a_mask_covers_an_entry_exactly_if_it_reads_the_entry(name, row_by_row, monkeypatch):
     monkeypatch.setattr(unit_graph, "_ROW_BY_ROW", row_by_row)
     model, _ = network(name)
     generator = torch.Generator().manual_seed(0)
@@ -46,19 +46,19 @@ def test_masks_that_cover_an_entry_are_those_whose_reads_meet_it(name, row_by_ro
         for asked in (entries, *({parameter: where} for parameter, where in entries.items())):
             slow = [any(bool((of[p] & asked[p]).any()) for p in of.keys() & asked.keys()) for of in reads]
             assert model.graph.covering(masks, asked).tolist() == slow
-            sure = torch.tensor(slow)  # all of them found: parameters that are left need not be looked at
+            sure = torch.tensor(slow)
             assert model.graph.covering(masks[sure], asked).tolist() == [True] * int(sure.sum())
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_mask_is_sound_and_the_open_one_leaves_the_backbone_as_it_was(name):
+def test_every_mask_is_sound_and_an_open_mask_computes_the_backbone(name):
     make, shape, options = ALL[name]
     model = assert_masked_right(make, shape, tokens=5 if name == "embedding" else None, **options)
     assert model.n_features == len(model.graph.output)
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_features_are_zero_where_nothing_that_feeds_them_is_open(name):
+def test_a_feature_without_open_units_before_it_is_zero(name):
     model, x = network(name)
     for seed in range(3):
         mask = random_mask(model, seed)
@@ -69,7 +69,7 @@ def test_features_are_zero_where_nothing_that_feeds_them_is_open(name):
             assert bool((features[:, open_] != 0).any(0).all())
 
 
-def test_sources_by_name():
+def test_the_sources_of_a_layer_follow_branches_and_residual_paths():
     graph = network("three branches")[0].graph
     of_sets = graph.sets.use(torch.tensor([1.0, 0, 1, 0, 1, 1, 1, 1, 1]))  # a, b and c, one after the other
     assert of_sets[graph.sources("c")].tolist() == [1, 0, 1, *[1] * 6, 0, 1]
@@ -88,7 +88,7 @@ def test_several_masks_give_the_minimum_of_the_summative_masks(name, seeds):
     found = graph.parameter_use(*(model.by_layer(mask) for mask in masks))
 
     def users(number: int) -> int:
-        """Tasks that use any unit of a set."""
+        """Return the number of tasks that use a unit of the set."""
         members = graph.sets.members(number)
         return sum(number == 0 or any(bool(mask[unit]) for unit in members) for mask in masks)
 
@@ -110,7 +110,7 @@ def test_tracing_keeps_names_and_parameter_objects():
     assert list(graph.layers) == ["layers.0", "layers.1"]
 
 
-def test_functional_dropout_follows_the_mode_it_runs_in():
+def test_functional_dropout_follows_the_mode():
     for trained in (True, False):
         make, shape, _ = NETWORKS["dropout"]
         torch.manual_seed(0)
@@ -140,7 +140,7 @@ def test_a_module_called_twice_is_one_layer():
 
 
 class ResidualStream(nn.Module):
-    """Blocks that add to one stream, each behind a norm of it."""
+    """Blocks that each add to one stream, and read it through a norm."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class ResidualStream(nn.Module):
         return x
 
 
-def test_masks_along_a_residual_stream_are_each_made_of_the_one_before():
+def test_each_mask_along_a_residual_stream_is_computed_from_the_previous_one():
     net = ResidualStream(7).double()
     model = MaskedModel(net, input_shape=(6,))
     for training in (False, True):

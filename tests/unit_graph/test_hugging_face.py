@@ -1,4 +1,4 @@
-"""Hugging Face networks as masked backbones: what a mask leaves out reaches no feature, and tasks live in them."""
+"""Hugging Face networks as masked backbones: masked entries reach no feature, and tasks can be trained in them."""
 
 import copy
 import functools
@@ -14,20 +14,18 @@ from support.strategies import accuracy, learn
 from avalanche_amnesia import HAT, AmnesiacHAT, MaskedModel
 from experiments.sentences import MarkovSentences
 
-EXPORTED = pytest.mark.parametrize("name", BACKBONES)
-
 
 @functools.cache
 def masked(name: str) -> tuple[MaskedModel, torch.nn.Module]:
-    """A masked backbone, and a copy of the backbone as it was given, both in evaluation mode; for all tests to read."""
+    """Return a masked backbone and a copy of the original, both in evaluation mode; no test may change them."""
     torch.manual_seed(0)
     backbone = BACKBONES[name].make()
     original = copy.deepcopy(backbone).eval()
     return MaskedModel(backbone, example=BACKBONES[name].batch(3), **BACKBONES[name].options).eval(), original
 
 
-@EXPORTED
-def test_an_open_mask_leaves_the_network_as_it_is(name):
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_network_is_masked_soundly_and_every_layer_learns_its_mask(name):
     model, original = masked(name)
     for size in (1, 2, 7):
         x = BACKBONES[name].batch(size)
@@ -35,40 +33,27 @@ def test_an_open_mask_leaves_the_network_as_it_is(name):
         assert found.shape == (size, model.n_features)
         with torch.no_grad():
             assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4)
-
-
-@EXPORTED
-def test_nothing_outside_of_a_mask_reaches_a_feature(name):
-    model, _ = masked(name)
     for seed, share in enumerate((0.5, 0.3, 0.8)):
         assert_sound(model, BACKBONES[name].batch(5), some_mask(model, seed, share))
     assert_sound(model, BACKBONES[name].batch(2), torch.zeros(model.n_units))
 
-
-@EXPORTED
-def test_every_parameter_is_masked_or_a_task_s_own(name):
-    model, original = masked(name)
     names = {parameter for parameter, _ in model.backbone.named_parameters()}
     assert names == set(model.graph.factors) | model.graph.owned
     assert names == {parameter for parameter, _ in original.named_parameters()}
     assert sum(model.describe().shares.values()) == pytest.approx(1)
 
-
-@EXPORTED
-def test_every_layer_learns_its_mask(name):
-    model = copy.deepcopy(masked(name)[0]).train()
+    model = copy.deepcopy(model).train()
     gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
     model.masked_features(BACKBONES[name].batch(5), gate).square().sum().backward()
     assert gate.grad.isfinite().all()
     for parameter, value in model.backbone.named_parameters():
         assert value.grad is None or value.grad.isfinite().all(), parameter
-    silent = [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()]
-    assert silent == []
+    assert [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()] == []
 
 
 @pytest.mark.parametrize("form", ["mapping", "tuple"])
-def test_several_inputs(form):
-    """A network as it comes, with its own pooler, whose mask is an input like the ids."""
+def test_a_network_with_several_inputs_is_masked(form):
+    """BERT with its own pooler; its attention mask is a second input."""
     backbone = transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=32))
     original = copy.deepcopy(backbone).eval()
 
@@ -86,8 +71,7 @@ def test_several_inputs(form):
     assert_sound(model, batch(4), some_mask(model, 0))
 
 
-def test_what_is_behind_the_padding_s_mask_does_not_matter():
-    """A sentence's features are those of the sentence alone, whatever stands beside it in the batch."""
+def test_padding_and_other_sentences_of_the_batch_do_not_change_features():
     model, _ = masked("bert-sdpa")
     mask, x = some_mask(model, 3), tokens(7)
     together = features(model, x, mask)
@@ -118,7 +102,7 @@ def task_features(strategy, stream, task):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
-def test_three_tasks_of_sentences(kind):
+def test_three_tasks_of_sentences_are_learned_and_kept(kind):
     benchmark = MarkovSentences()
     strategy = build(kind, small_bert(), benchmark.train_stream, epochs=15)
     kept = []
@@ -139,11 +123,11 @@ def test_three_tasks_of_sentences(kind):
 
 
 @pytest.mark.slow
-def test_unlearning_everything_gives_the_weights_of_the_file_back(tmp_path):
+def test_unlearning_every_task_restores_the_weights_of_the_file(tmp_path):
     torch.manual_seed(7)
     with torch.no_grad():
         made = small_bert().model
-        for parameter in made.parameters():  # norms and biases too get values that no initialisation makes
+        for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     made.save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"

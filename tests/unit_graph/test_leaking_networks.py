@@ -1,7 +1,4 @@
-"""No network lets what a task's mask leaves out reach its features: it is refused by name, or protected to the bit.
-
-Which networks must go in, and which may be refused, stands in leaking_networks/ (``accepts`` and ``either``).
-"""
+"""No network lets an entry outside a task's mask reach its features: it is refused by name, or protected to the bit."""
 
 import copy
 import random
@@ -10,9 +7,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from support import leaking_networks
-from support.leaking_networks import ACCEPTED, NETWORKS, VARYING, Net, P, part
-from support.leaking_networks.control_flow import CONTROL_FLOW_ON_VALUES
+from support.leaking_networks import kit
+from support.leaking_networks.functions import CONTROL_FLOW_ON_VALUES
+from support.leaking_networks.kit import ACCEPTED, NETWORKS, VARYING, C, L, Net, P, part
+from support.leaking_networks.layers import ConvForwardStandardises
+from support.leaking_networks.state import patched, subclass
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -20,7 +19,7 @@ from avalanche_amnesia import HAT, MaskedModel, ModelError, SplitDigits
 from avalanche_amnesia.bits import same_bits
 
 MOVES = {
-    "drawn anew": lambda old, noise: noise * 3,
+    "redrawn": lambda old, noise: noise * 3,
     "moved far": lambda old, noise: old + noise * 1e4,
     "turned round": lambda old, noise: -old,
     "times -3": lambda old, noise: old * -3,
@@ -35,13 +34,13 @@ def build(factory):
 
 def inputs(shape, size, seed=0):
     generator = torch.Generator().manual_seed(100 * size + seed)
-    if shape == leaking_networks.WORDS:
+    if shape == kit.WORDS:
         return torch.randint(0, 9, (size, *shape), generator=generator)
     return torch.randn(size, *shape, generator=generator)
 
 
 def masked(factory, shape, **options):
-    """The masked network; where it is refused, the message, which must name a part of it."""
+    """Return the masked network, or the message that refuses it, which must name a part of the network."""
     try:
         return MaskedModel(build(factory), input_shape=shape, **options)
     except ModelError as error:
@@ -51,7 +50,7 @@ def masked(factory, shape, **options):
 
 
 def names_a_part(message, backbone):
-    """Tell whether a message names a part of a network, in quotes, the type of one, or an operation."""
+    """Return True if the message quotes a part of the network, or names the type of a part, or an operation."""
     parts = (*backbone.named_modules(), *backbone.named_parameters(), *backbone.named_buffers())
     quoted = set(re.findall(r"'([\w.]+)'", message))
     kinds = {type(module).__name__ for module in backbone.modules()}
@@ -61,14 +60,14 @@ def names_a_part(message, backbone):
 
 
 def features(model, x, mask, parts, training):
-    """Features with the task's own modules as given, and the same random numbers at every call."""
+    """Return features with these modules of the task, and the same random numbers at every call."""
     torch.manual_seed(1)
     random.seed(1)
     with torch.no_grad():
         return model.train(training).masked_features(x.clone(), mask, copy.deepcopy(parts).train(training))
 
 
-def alike(a, b):
+def have_equal_bits(a, b):
     return a.shape == b.shape and a.dtype == b.dtype and bool(same_bits(a, b).all())
 
 
@@ -79,9 +78,9 @@ def masks(model):
 
 
 def outside(model, mask):
-    """Parameter by parameter, the entries that a later task may move: all that the mask does not cover.
+    """Yield each parameter with the entries that a later task may change: the entries outside the mask.
 
-    The backbone's values of what each task has a copy of stay as they are: no task trains those.
+    Modules that each task copies are left out, because no task trains the originals.
     """
     use = model.graph.parameter_use(model.by_layer(mask))
     known = set(use) | set(model.graph.owned)
@@ -93,7 +92,7 @@ def outside(model, mask):
 
 @torch.no_grad()
 def leaks_of(model, x):
-    """Number of entries that were moved, and the moves that reached the features, with their modes."""
+    """Return the number of changed entries, and a list of the changes that reached the features."""
     parts, found, n_moved = model.fresh_parts(), [], 0
     generator = torch.Generator().manual_seed(5)
     for number, mask in enumerate(masks(model)):
@@ -106,7 +105,7 @@ def leaks_of(model, x):
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
                 parameter.copy_(torch.where(free, moved(parameter, noise), parameter))
             for training, before in expected.items():
-                if not alike(features(model, x, mask, parts, training), before):
+                if not have_equal_bits(features(model, x, mask, parts, training), before):
                     found.append(f"{move}, training={training}, mask {number}")
             for (parameter, _), value in zip(entries, kept, strict=True):
                 parameter.copy_(value)
@@ -114,8 +113,8 @@ def leaks_of(model, x):
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_refused_by_name_or_protected_to_the_bit(name):
-    """And computing, with an open mask, what the network computes: in one test, as reading it takes longest."""
+def test_every_network_is_refused_by_name_or_protected_to_the_bit(name):
+    """One test checks everything, because tracing takes longest."""
     factory, shape, options = NETWORKS[name]
     model, x = masked(factory, shape, **options), inputs(shape, 5)
     assert name not in ACCEPTED or isinstance(model, MaskedModel), model
@@ -124,13 +123,13 @@ def test_refused_by_name_or_protected_to_the_bit(name):
     if isinstance(model, str):
         return
     n_moved, leaks = leaks_of(model, x)
-    assert n_moved > 0, "every entry counts as in use under every mask: nothing is left for a second task"
+    assert n_moved > 0, "every entry counts as used under every mask: a second task could train nothing"
     assert not leaks, leaks
     assert_forwards_leave_nothing(model, x)
 
 
 def assert_open_mask_changes_nothing(name, model):
-    """At any size of batch, in both modes; where the network itself does not run, the table is wrong."""
+    """Compare the model under an open mask with the network itself, for every batch size and both modes."""
     factory, shape, options = NETWORKS[name]
     for size, training in ((1, False), (2, False), (5, False), (8, False), (2, True), (5, True), (8, True)):
         x = inputs(shape, size, 7)
@@ -139,28 +138,28 @@ def assert_open_mask_changes_nothing(name, model):
             expected = build(factory).train(training)(x.clone())
         assert len(expected) == size
         if isinstance(model, str) or options.get("norm") == "batch" or (training and "frozen" in options):
-            continue  # the function is another by the user's own choice
+            continue  # these options change the function
         found = features(model, x, torch.ones(model.n_units), model.fresh_parts(), training)
         message = f"an open mask changes the function, batch of {size}, training={training}"
         assert torch.allclose(found, expected, atol=1e-4, rtol=1e-3, equal_nan=True), message
 
 
 def assert_forwards_leave_nothing(model, x):
-    """Nobody else reads what a task's forward keeps: neither in the backbone nor in a task's own modules."""
+    """A forward of one task leaves nothing that changes the features of another task, or of a new one."""
     parts, (mask, *_) = model.fresh_parts(), masks(model)
     before = [features(model, x, mask, parts, training) for training in (False, True)]
     other = x.flip(0) if x.dtype == torch.long else 2 - 3 * x
     for training in (True, False):
         features(model, other, ~mask, model.fresh_parts(), training)
     after = [features(model, x, mask, parts, training) for training in (False, True)]
-    assert all(map(alike, after, before)), "a forward of another task moved the features"
-    anew = [features(model, x, mask, model.fresh_parts(), training) for training in (False, True)]
-    assert all(map(alike, anew, before)), "a forward of another task moved what the next one begins with"
+    assert all(map(have_equal_bits, after, before)), "a forward of another task changed the features"
+    new = [features(model, x, mask, model.fresh_parts(), training) for training in (False, True)]
+    assert all(map(have_equal_bits, new, before)), "a forward of another task changed the start of the next task"
 
 
 @pytest.mark.parametrize("name", CONTROL_FLOW_ON_VALUES)
-def test_control_flow_on_values_is_refused_with_its_line(name):
-    """The message has the line of the user's code: its number, or its text."""
+def test_the_refusal_of_control_flow_on_values_shows_the_line(name):
+    """The message holds the number of the line in the user's code, or its text."""
     factory, shape, _ = NETWORKS[name]
     with pytest.raises(ModelError) as error:
         MaskedModel(build(factory), input_shape=shape)
@@ -174,8 +173,13 @@ def test_control_flow_on_values_is_refused_with_its_line(name):
 
 
 def on_digits(forward, **makers):
-    """A network over 8×8 images: a layer ``a``, unless it is another, and the last one, ``c``."""
-    return lambda: Net(forward, **{"a": part(nn.Linear, 64, 12), "c": part(nn.Linear, 12, 8), **makers})
+    """A network over 8×8 images: the layers ``a`` and ``c``, unless others are given."""
+    return lambda: Net(lambda s, x: s.c(forward(s, x)), **{"a": L(64, 12), "c": L(12, 8), **makers})
+
+
+def after_a_layer(*middle):
+    """A layer over 8×8 images, these modules, and a last layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), *middle, nn.Tanh(), nn.Linear(12, 8))
 
 
 def flat(x):
@@ -186,83 +190,81 @@ def through_a_sibling(s, x):
     h = s.a(flat(x))
     u, v = h.view(-1, 4, 3), h.view(-1, 12)
     u.add_(1)
-    return s.c(torch.relu(v))
+    return torch.relu(v)
 
 
 def attended(s, x):
     h = s.a(x.flatten(1, 2))
-    return s.c(s.m(h, h, h, key_padding_mask=x.flatten(1, 2).sum(2) == 0)[0].mean(1))
+    return s.m(h, h, h, key_padding_mask=x.flatten(1, 2).sum(2) == 0)[0].mean(1)
 
 
 def moving_average(s, x):
     h = s.a(flat(x))
     if s.training:
         s.n.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
-    return s.c(torch.relu(h - s.n))
+    return torch.relu(h - s.n)
 
 
 def lora():
-    layer = nn.Linear(12, 12)
-    layer.A, layer.B = P(2, 12)(), P(12, 2)()
-    layer.forward = lambda x: F.linear(x, layer.weight + layer.B @ layer.A, layer.bias)
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), layer, nn.Tanh(), nn.Linear(12, 8))
-
-
-def weight_norm():
-    layer = parametrizations.weight_norm(nn.Linear(12, 12))
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), layer, nn.Tanh(), nn.Linear(12, 8))
-
-
-def drop_path():
-    mixed = leaking_networks.unexpected_forwards.subclass("DropPath", nn.Module, lambda s, x: x.cumsum(1) + 1)
-    _, block, _ = mixed()
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), block, nn.Tanh(), nn.Linear(12, 8))
+    parts = {"A": P(2, 12)(), "B": P(12, 2)()}
+    layer = patched(nn.Linear(12, 12), lambda s, x: F.linear(x, s.weight + s.B @ s.A, s.bias), **parts)
+    return after_a_layer(nn.Tanh(), layer)
 
 
 def positions(s, x):
     h = torch.relu(s.a(flat(x)))
-    return s.c(torch.cat([torch.arange(12).expand_as(h) / 4, h], 1)[:, 6:18])
+    return torch.cat([torch.arange(12).expand_as(h) / 4, h], 1)[:, 6:18]
+
+
+def signs(s, x):
+    h = s.a(flat(x))
+    return torch.atan2(h, -torch.ones_like(h)) + torch.copysign(torch.ones_like(h), h)
+
+
+def mixed():
+    return subclass("DropPath", nn.Module, lambda s, x: x.cumsum(1) + 1)()[1]
 
 
 TRAINED = {
     "weight standardisation": on_digits(
-        lambda s, x: s.c(torch.relu(s.k(torch.relu(s.a(x)))).amax((2, 3))),
-        a=part(nn.Conv2d, 1, 8, 3),
-        k=part(leaking_networks.computed_weights.ConvForwardStandardises, 8, 12, 3),
+        lambda s, x: torch.relu(s.k(torch.relu(s.a(x)))).amax((2, 3)),
+        a=C(1, 8, 3),
+        k=part(ConvForwardStandardises, 8, 12, 3),
     ),
     "sibling view written in place": on_digits(through_a_sibling),
     "LoRA by a patched forward": lora,
-    "weight norm": weight_norm,
-    "DropPath that mixes units": drop_path,
+    "weight norm": lambda: after_a_layer(nn.Tanh(), parametrizations.weight_norm(nn.Linear(12, 12))),
+    "DropPath that mixes units": lambda: after_a_layer(mixed()),
     "norm on two branches": on_digits(
-        lambda s, x: s.c(torch.relu(s.n(s.a(flat(x)))) + torch.relu(s.n(s.b(flat(x))))),
-        b=part(nn.Linear, 64, 12),
+        lambda s, x: torch.relu(s.n(s.a(flat(x)))) + torch.relu(s.n(s.b(flat(x)))),
+        b=L(64, 12),
         n=part(nn.BatchNorm1d, 12),
     ),
     "integer positions beside units": on_digits(positions),
     "attention with a padding mask": on_digits(
-        attended, a=part(nn.Linear, 8, 12), m=part(nn.MultiheadAttention, 12, 2, batch_first=True)
+        attended, a=L(8, 12), m=part(nn.MultiheadAttention, 12, 2, batch_first=True)
     ),
-    "moving average of units": on_digits(moving_average, n=leaking_networks.K(torch.zeros(12))),
+    "moving average of units": on_digits(moving_average, n=kit.K(torch.zeros(12))),
     "overlapping rows of one weight": on_digits(
-        lambda s, x: s.c(torch.relu(F.linear(flat(x), s.a[:12])) + torch.tanh(F.linear(flat(x), s.a[4:]))), a=P(16, 64)
+        lambda s, x: torch.relu(F.linear(flat(x), s.a[:12])) + torch.tanh(F.linear(flat(x), s.a[4:])), a=P(16, 64)
     ),
-    "signs of masked zeros": on_digits(
-        lambda s, x: s.c(torch.atan2(h := s.a(flat(x)), -torch.ones_like(h)) + torch.copysign(torch.ones_like(h), h))
-    ),
-    "dropout to another value than zero": on_digits(lambda s, x: s.c(s.d(s.a(flat(x)))), d=part(nn.AlphaDropout, 0.3)),
+    "signs of masked zeros": on_digits(signs),
+    "dropout to another value than zero": on_digits(lambda s, x: s.d(s.a(flat(x))), d=part(nn.AlphaDropout, 0.3)),
 }
-MAY_BE_REFUSED = {
-    "weight norm",
-    "attention with a padding mask",
-    "moving average of units",
-    "overlapping rows of one weight",
-}
+MAY_BE_REFUSED = {"weight norm", "attention with a padding mask"}
+MAY_BE_REFUSED |= {"moving average of units", "overlapping rows of one weight"}
+
+
+@torch.no_grad()
+def features_of_the_first(model, x):
+    model.eval()
+    torch.manual_seed(1)
+    return model.features(x, 0).clone()
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_training_a_second_task_leaves_the_first_its_features(name):
-    """Adam with weight decay moves every entry that it may."""
+def test_training_a_second_task_keeps_the_features_of_the_first(name):
+    """Adam with weight decay changes every entry that it can."""
     model = masked(TRAINED[name], (1, 8, 8))
     if isinstance(model, str):
         assert name in MAY_BE_REFUSED, model
@@ -277,11 +279,4 @@ def test_training_a_second_task_leaves_the_first_its_features(name):
     strategy.train(stream.train_stream[1])
     assert before.isfinite().all()
     assert any(not torch.equal(now, old) for now, old in zip(model.backbone.parameters(), start, strict=True))
-    assert alike(features_of_the_first(model, x), before), "the features of the first task drifted"
-
-
-@torch.no_grad()
-def features_of_the_first(model, x):
-    model.eval()
-    torch.manual_seed(1)
-    return model.features(x, 0).clone()
+    assert have_equal_bits(features_of_the_first(model, x), before), "the features of the first task drifted"

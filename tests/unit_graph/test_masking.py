@@ -1,4 +1,4 @@
-"""Layers that compute the open entries of their weights alone, beside layers that compute all of them."""
+"""Layers that compute only the open entries of their weights equal layers that compute all entries."""
 
 import copy
 
@@ -29,7 +29,7 @@ COLUMNS = {"some columns": torch.tensor([1, 4]), "all columns": None}
 @pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_an_operation_is_the_full_one_with_zeros_in_place_of_what_is_left_out(operation, rows, columns, bias):
+def test_an_operation_on_open_entries_equals_the_full_one_with_zeros(operation, rows, columns, bias):
     full, of_weight, of_input, axis, options = OPERATIONS[operation]
     torch.manual_seed(0)
     weight, x = torch.randn(of_weight, dtype=torch.float64), torch.randn(of_input, dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_an_operation_is_the_full_one_with_zeros_in_place_of_what_is_left_out(op
     def run(compute):
         leaves = [tensor.clone().requires_grad_() for tensor in tensors]
         weight, x, *rest = leaves
-        # What stands behind closed units is 0, as it is in a network.
+        # Closed units are 0 in a network.
         result = compute(x * open_columns.reshape(-1, *positions), weight, *(rest or [None]))
         result = result * open_rows.reshape(-1, *positions)
         (result**2).sum().backward()
@@ -59,14 +59,14 @@ def test_an_operation_is_the_full_one_with_zeros_in_place_of_what_is_left_out(op
 
 
 @pytest.mark.parametrize("name", ["w", "another"])
-def test_little_work_is_done_as_a_whole(name):
-    """Where it costs more to pick entries than to compute all; and of weights that are not named."""
+def test_small_operations_and_other_weights_are_computed_whole(name):
+    """It would cost more to pick the entries."""
     x, w = torch.randn(2, 5), torch.randn(6, 5)
     masks = LayerMasks({}, {name: OpenEntries(torch.tensor([0]), None, 5 / 6)})
     assert torch.equal(masking.over_open(masks, "w", x, w, None), F.linear(x, w))
 
 
-def test_enough_work_is_saved():
+def test_a_large_operation_computes_open_entries_only():
     x, w = torch.randn(512, 128), torch.randn(128, 128)
     masks = LayerMasks({}, {"w": OpenEntries(torch.tensor([3]), None, 127 / 128)})
     result = masking.over_open(masks, "w", x, w, None)
@@ -74,8 +74,8 @@ def test_enough_work_is_saved():
     assert int((result != 0).any(0).sum()) == 1
 
 
-def trained_alike(model, x, masks, parts):
-    """Features and the gradients of all that learns, in training mode."""
+def features_and_gradients(model, x, masks, parts):
+    """Return features and the gradients of all parameters, in training mode."""
     torch.manual_seed(1)  # of dropout
     features = model.backbone(x, parts, masks)
     leaves = [*model.backbone.parameters(), *parts.parameters()]
@@ -85,7 +85,7 @@ def trained_alike(model, x, masks, parts):
 
 @pytest.mark.usefixtures("every_entry_counts")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_networks_of_every_kind_compute_the_same_from_open_entries(name):
+def test_every_network_computes_the_same_from_open_entries(name):
     make, _, options = NETWORKS[name]
     torch.manual_seed(0)
     model = MaskedModel(make(), **options).double().train()
@@ -98,14 +98,14 @@ def test_networks_of_every_kind_compute_the_same_from_open_entries(name):
         x = model.graph.inputs.batch(4, draw, next(model.parameters()))
         parts = model.fresh_parts().train()
         entries = model.graph.open_entries(is_open)
-        plain = trained_alike(model, x, dict(model.by_layer(soft)), copy.deepcopy(parts))
-        found = trained_alike(model, x, LayerMasks(model.by_layer(soft), entries), copy.deepcopy(parts))
+        plain = features_and_gradients(model, x, dict(model.by_layer(soft)), copy.deepcopy(parts))
+        found = features_and_gradients(model, x, LayerMasks(model.by_layer(soft), entries), copy.deepcopy(parts))
         assert torch.allclose(found[0], plain[0], atol=1e-9)
         for ours, twin in zip(found[1], plain[1], strict=True):
             assert torch.allclose(ours, twin, atol=1e-9)
 
 
-def test_entries_are_those_that_a_mask_reads():
+def test_open_entries_are_the_entries_that_a_mask_reads():
     model = MaskedModel(MLP(10, hidden=(8,), features=6))
     is_open = torch.zeros(14, dtype=torch.bool)
     is_open[[1, 4, 8, 9, 13]] = True
@@ -124,7 +124,7 @@ def test_entries_are_those_that_a_mask_reads():
     assert model.graph.open_entries(torch.ones(14, dtype=torch.bool)) == {}
 
 
-def test_grouped_convolutions_and_computed_weights_are_done_as_a_whole(monkeypatch):
+def test_grouped_convolutions_and_computed_weights_are_computed_whole(monkeypatch):
     asked, over_open = [], masking.over_open
 
     def seen(masks, name, *arguments):

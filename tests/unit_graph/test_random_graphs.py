@@ -1,4 +1,4 @@
-"""Networks that nobody chose: layers, branches and operations drawn at random, against the entry-by-entry twin."""
+"""Random networks of layers, branches and operations, compared with the twin that changes one entry at a time."""
 
 import torch
 import torch.nn.functional as F
@@ -54,9 +54,8 @@ ON_VECTORS = ANYWHERE | {
     "scaled and shifted": lambda: Net(lambda s, x: x * s.g + s.h, g=parameter(6), h=parameter(6)),
     "batch norm": lambda: lived_in(nn.BatchNorm1d(6)),
 }
-# Operations that may leave an entry without effect that is in use: closed by a ReLU, on a slope where nothing is
-# negative, behind an open unit without bias that nothing feeds, centred away by a norm, the masked factor of a product,
-# or always in use where torch's function has no rule.
+# Operations after which a used entry may have no effect: a closed ReLU, a slope without negative inputs, an open unit
+# without bias and inputs, an entry that a norm subtracts, a product with zero, or a function without a rule.
 COVER_MORE_ANYWHERE = {
     "relu": nn.ReLU,
     "softmax": lambda: nn.Softmax(1),
@@ -103,7 +102,7 @@ READS = {
 def build(
     reads, on_images, flat, on_vectors, kinds=(ON_IMAGES, ON_VECTORS), still=()
 ) -> tuple[MaskedModel, torch.Tensor]:
-    """The masked network of a plan, of which some modules have no gradients, and a batch for it."""
+    """Return the masked network of a plan, with some modules without gradients, and a batch for it."""
     torch.manual_seed(0)
     first, shape = READS[reads]
     join = [nn.Flatten(), Linear(16, 6)] if flat else [nn.AdaptiveAvgPool2d(1), nn.Flatten(), Linear(4, 6)]
@@ -116,7 +115,7 @@ def build(
 
 
 def finish(model: MaskedModel, task: int, mask: torch.Tensor) -> None:
-    """Give a task a mask, as its training would."""
+    """Give a task a mask, as a training does."""
     model.add_head(task, 2)
     model.start_task(task, torch.where(mask, 1.0, -1.0))
     model.finish_task()
@@ -133,7 +132,7 @@ def plans(images, vectors) -> st.SearchStrategy:
 
 @settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(plan=plans(ON_IMAGES, ON_VECTORS), seed=st.integers(0, 1000))
-def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
+def test_use_and_capacity_and_freed_entries_equal_the_twin_s(plan, seed):
     model, x = build(*plan)
     masks = [random_mask(model, seed + task) for task in range(2)]
     for task, mask in enumerate(masks):
@@ -162,14 +161,14 @@ def test_uses_capacity_and_purge_equal_the_twin_s(plan, seed):
     seed=st.integers(0, 1000),
     share=st.sampled_from([0.2, 0.5, 0.8]),
 )
-def test_nothing_outside_of_a_mask_s_use_reaches_a_feature(plan, seed, share):
+def test_no_entry_outside_a_mask_reaches_a_feature(plan, seed, share):
     model, x = build(*plan, kinds=(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS))
     mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
     assert_sound(model, x[:5], mask)
 
 
 def adapted(base, a, b) -> nn.Module:
-    """A layer without gradients, and a low-rank one beside it."""
+    """A layer without gradients plus a low-rank layer."""
     return Net(lambda s, x: s.base(x) + s.b(torch.tanh(s.a(x))), base=base.requires_grad_(False), a=a, b=b)
 
 
@@ -184,7 +183,7 @@ ADAPTED_VECTORS = {"adapted": lambda: adapted(Linear(6, 6), Linear(6, 3), Linear
     seed=st.integers(0, 1000),
     share=st.sampled_from([0.2, 0.5, 0.8]),
 )
-def test_nothing_outside_of_a_mask_reaches_a_feature_beside_modules_without_gradients(plan, still, seed, share):
+def test_no_entry_outside_a_mask_reaches_a_feature_if_some_modules_have_no_gradients(plan, still, seed, share):
     kinds = COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, COVER_MORE_ON_VECTORS | ADAPTED_VECTORS
     try:
         model, x = build(*plan, kinds=kinds, still=still)

@@ -1,4 +1,4 @@
-"""Traces of backbones: once for all that are built alike, in both modes, and nothing of the backbone is changed."""
+"""Traces of backbones: equal networks share a trace, both modes are traced, and the backbone is not changed."""
 
 import functools
 import threading
@@ -6,12 +6,12 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from support.leaking_networks import Net as NetOf
-from support.leaking_networks import part
+from support.leaking_networks.kit import Net as NetOf
+from support.leaking_networks.kit import part
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.unit_graph import tracing
+from avalanche_amnesia.unit_graph import ModelError, tracing
 from avalanche_amnesia.unit_graph.backbones import inputs_of
 from avalanche_amnesia.unit_graph.exporting import export
 from avalanche_amnesia.unit_graph.tracing import Known
@@ -30,14 +30,14 @@ class Net(nn.Module):
 
 @pytest.fixture
 def exports(monkeypatch):
-    """Modes that were exported: a list that grows."""
+    """Return a list to which every export adds its options."""
     monkeypatch.setattr(tracing, "_known", Known(2))
     modes, export = [], tracing.export
     monkeypatch.setattr(tracing, "export", lambda *args, **options: modes.append(options) or export(*args, **options))
     return modes
 
 
-def test_what_is_built_alike_is_known(exports):
+def test_equal_networks_share_a_trace(exports):
     first = MaskedModel(Net())
     assert len(exports) == 2  # training and evaluation
     torch.manual_seed(3)
@@ -61,45 +61,65 @@ def test_what_is_built_alike_is_known(exports):
         {"function": functools.partial(torch.clamp, max=1.0)},
     ],
 )
-def test_what_differs_is_read_anew(exports, other):
+def test_networks_that_differ_are_traced_again(exports, other):
     MaskedModel(Net())
     MaskedModel(Net(**other))
     assert len(exports) == 4
 
 
-def test_functions_with_arguments_given_beforehand_are_compared(exports):
-    for limit, n_exports in ((1.0, 2), (1.0, 2), (2.0, 4)):
-        MaskedModel(Net(function=functools.partial(torch.clamp, max=limit)))
+def limited(function, limit):
+    return {"function": functools.partial(function, max=limit)}
+
+
+def scaled(number):
+    return {"function": lambda h: h * number}
+
+
+X = torch.ones(3, 6)
+# name → models as (options of the network, options of MaskedModel), number of exports after each of them
+SERIES = {
+    "functions with arguments": (
+        [(limited(torch.clamp, 1.0), {}), (limited(torch.clamp, 1.0), {}), (limited(torch.clamp, 2.0), {})],
+        [2, 2, 4],
+    ),
+    "declared modules": ([({}, {"frozen": ["a"]}), ({}, {"task_owned": ["a"]})], [2, 4]),
+    "closures, which can't be compared": ([(scaled(2.0), {}), (scaled(2.0), {})], [2, 4]),
+    "examples": ([({}, {"example": x}) for x in (X, X.clone(), 2 * X, (X,))], [2, 2, 4, 6]),
+    "a limited memory": ([({"slope": slope}, {}) for slope in (0.1, 0.2, 0.3, 0.1)], [2, 4, 6, 8]),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_a_trace_is_shared_only_by_equal_networks_and_options(exports, name):
+    for (network, options), n_exports in zip(*SERIES[name], strict=True):
+        MaskedModel(Net(**network), **options)
         assert len(exports) == n_exports
-    MaskedModel(Net(function=functools.partial(torch.clip, max=2.0)))
-    assert len(exports) == 6
 
 
-def test_options_and_closures_count_too(exports):
-    MaskedModel(Net(), frozen=["a"])
-    MaskedModel(Net(), task_owned=["a"])
-    assert len(exports) == 4
-    number = 2.0
-    MaskedModel(Net(function=lambda h: h * number))
-    MaskedModel(Net(function=lambda h: h * number))
-    assert len(exports) == 8  # what a closure holds can't be compared
+SCALE = {"scale": 1.0}
 
 
-def test_examples_are_compared(exports):
-    x = torch.ones(3, 6)
-    for example, n_exports in ((x, 2), (x.clone(), 2), (2 * x, 4), ((x,), 6)):
-        MaskedModel(Net(), example=example)
-        assert len(exports) == n_exports
+class ReadsGlobal(Net):
+    def forward(self, x):
+        return super().forward(x) * SCALE["scale"]
 
 
-def test_only_the_latest_are_kept(exports):
-    for slope in (0.1, 0.2, 0.3, 0.1):
-        MaskedModel(Net(slope=slope))
-    assert len(exports) == 8
+def test_a_known_trace_is_still_compared_with_the_network(monkeypatch):
+    MaskedModel(ReadsGlobal(), input_shape=(6,))
+    monkeypatch.setitem(SCALE, "scale", 3.0)
+    with pytest.raises(ModelError, match="computes something else than its forward"):
+        MaskedModel(ReadsGlobal(), input_shape=(6,))
 
 
-def apart(forward):
-    """A network over 6 numbers: a layer, a norm, dropout, a last layer, and numbers that are no parameter."""
+def test_networks_that_differ_in_a_buffer_do_not_share_a_trace():
+    models = [MaskedModel(Net(order=order), input_shape=(6,)) for order in ((0, 1, 2, 3), (3, 2, 1, 0))]
+    reads = [model.graph.factors["c.weight"][1].reshape(-1).tolist() for model in models]
+    assert reads[0] == reads[1][::-1]
+    assert reads[0] != reads[1]
+
+
+def with_modes(forward):
+    """A network over 6 numbers: a layer, a norm, dropout, a last layer, a buffer and a plain tensor."""
     makers = {"a": part(nn.Linear, 6, 8), "n": part(nn.BatchNorm1d, 8, affine=False), "d": part(nn.Dropout, 0.3)}
     net = NetOf(forward, **makers, c=part(nn.Linear, 8, 3))
     net.register_buffer("kept", torch.zeros(8))
@@ -113,13 +133,13 @@ def written_over(h):
 
 
 def one_term_twice(s, x):
-    """In evaluation mode dropout returns what it was given: both terms then are what is written."""
+    """In evaluation mode dropout returns its own input: the write then changes both terms."""
     h = s.a(x)
     return s.c(h + written_over(s.d(h)))
 
 
 def attribute_that_is_set(s, x):
-    """A pass that kept what the other one set would go another way."""
+    """A second pass that sees the attribute of the first one takes another path."""
     h, s.path = s.a(x), "n" if hasattr(s, "path") else "d"
     return s.c(getattr(s, s.path)(h))
 
@@ -160,7 +180,7 @@ MODES = {
 
 
 def made(name):
-    net = apart(MODES[name] or MODES["norm and dropout"])
+    net = with_modes(MODES[name] or MODES["norm and dropout"])
     if name == "patched forward":
         net.d.forward = lambda x: F.dropout(x.roll(1, 1), 0.5, net.n.training)
     elif name == "class with a mode of its own":
@@ -181,7 +201,7 @@ def test_each_mode_computes_what_the_backbone_does(name):
 
 
 class Scaled(nn.Module):
-    """Keeps its mode in its own way, as adapters that merge their weights do."""
+    """Has its own ``train`` method, as adapters that merge their weights have."""
 
     def __init__(self):
         super().__init__()
@@ -197,15 +217,15 @@ class Scaled(nn.Module):
 
 
 @torch.no_grad()
-def test_a_network_with_a_train_of_its_own_is_evaluated_as_it_is():
+def test_a_network_with_its_own_train_method_is_evaluated_by_it():
     backbone = Scaled()
     model, x = MaskedModel(backbone, input_shape=(6,)).eval(), torch.randn(5, 6)
     found = model.masked_features(x, torch.ones(model.n_units), model.fresh_parts())
     assert torch.allclose(found, backbone.eval()(x), atol=1e-6)
 
 
-def test_modes_and_attributes_are_as_before():
-    backbone = apart(attribute_that_is_set)
+def test_a_trace_changes_no_mode_and_no_attribute():
+    backbone = with_modes(attribute_that_is_set)
     backbone.n.eval()
     inputs = inputs_of(backbone, (6,))
     for training in (True, False):
@@ -215,7 +235,7 @@ def test_modes_and_attributes_are_as_before():
     assert int(backbone.n.num_batches_tracked) == 0
 
 
-def test_models_are_made_in_threads():
+def test_threads_can_make_models_at_the_same_time():
     made, begin = [], threading.Barrier(3)
 
     def make(width):

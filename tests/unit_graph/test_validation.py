@@ -1,4 +1,4 @@
-"""Reports on a backbone: its make, what stands in the way, what is fixed, the inputs that it runs on."""
+"""Reports on a backbone: its description, findings and repairs, and the inputs that it runs on."""
 
 import copy
 
@@ -15,7 +15,7 @@ from avalanche_amnesia.unit_graph.backbones import inputs_of
 # In words ------------------------------------------------------------------------------------------------------
 
 
-def test_description_of_a_small_network():
+def test_the_description_of_a_small_network_lists_its_layers():
     description = network("three branches")[0].describe()
     assert description.rows == [
         ("a", "Linear", 3, ("input",), 21),
@@ -30,16 +30,16 @@ def test_description_of_a_small_network():
     assert "9 units in 3 layers; 4 features; 83 parameters: masked 100.0%; traced on inputs of shape (6,)" in text
 
 
-def test_description_counts_what_is_declared_and_owned():
+def test_a_description_counts_frozen_and_task_owned_parameters():
     net = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 4, bias=False), nn.Linear(4, 3, bias=False))
     description = MaskedModel(net, frozen=["2"]).describe()
     expected = {"masked": 40 / 64, "per task": 8 / 64, "first task only": 16 / 64, "without gradients": 0.0}
     assert description.shares == expected
     assert [row[0] for row in description.rows] == ["0", "3"]
-    assert description.rows[1][3] == ("input",)  # what a frozen module returns is always in use
+    assert description.rows[1][3] == ("input",)  # frozen modules count as always used
 
 
-def test_description_of_a_resnet():
+def test_the_description_of_a_resnet_lists_its_convolutions():
     backbone = resnet18()
     description = MaskedModel(backbone, classifier="fc").describe()
     rows = {row[0]: row[1:] for row in description.rows}
@@ -59,10 +59,10 @@ def test_description_of_a_resnet():
     )
 
 
-# What stands in the way ----------------------------------------------------------------------------------------
+# Findings ----------------------------------------------------------------------------------------
 
 
-def test_all_findings_are_listed_and_the_error_counts_the_rest():
+def test_validate_lists_all_findings_and_the_error_counts_them():
     net = Net(
         lambda s, x: s.c(s.a(x).relu().sqrt().clamp(min=s.g) + s.h),
         a=nn.Linear(6, 4),
@@ -125,7 +125,7 @@ def test_a_fixed_backbone_passes_and_computes_the_same(name):
             assert torch.allclose(result, expected, atol=1e-6)
     assert backbone.state_dict().keys() == state.keys()
     assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
-    assert validate(backbone) != []  # it is a copy that was fixed
+    assert validate(backbone) != []  # fix changes a copy
 
 
 NEEDS_NO_MEND = {
@@ -145,7 +145,7 @@ NEEDS_NO_MEND = {
 
 
 @pytest.mark.parametrize("name", NEEDS_NO_MEND)
-def test_what_operations_show_goes_in_as_it_is(name):
+def test_a_backbone_without_findings_is_accepted(name):
     backbone, x = NEEDS_NO_MEND[name]().eval(), torch.randn(9, 6)
     with torch.no_grad():
         expected = backbone(x)
@@ -155,7 +155,7 @@ def test_what_operations_show_goes_in_as_it_is(name):
         assert torch.allclose(model.masked_features(x, torch.ones(model.n_units)), expected, atol=1e-6)
 
 
-def test_what_can_t_be_copied_or_run_is_left_to_the_user():
+def test_a_backbone_that_can_not_be_copied_or_run_is_not_fixed():
     net = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(6, 4)), nn.Tanh())
     with pytest.raises(ModelError, match=r"can't be copied.*by hand"):
         fix(net)
@@ -163,7 +163,7 @@ def test_what_can_t_be_copied_or_run_is_left_to_the_user():
         fix(nn.Sequential(nn.Linear(6, 4), nn.Bilinear(4, 4, 3)))
 
 
-# On which input it runs ----------------------------------------------------------------------------------------
+# Inputs ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_what_can_t_be_copied_or_run_is_left_to_the_user():
         (resnet18, (3, 32, 32), torch.float32),
     ],
 )
-def test_an_input_is_found_and_nothing_of_the_backbone_changes(make, shape, dtype):
+def test_an_input_is_found_and_the_backbone_is_not_changed(make, shape, dtype):
     backbone = make().train()
     state, rng = copy.deepcopy(backbone.state_dict()), torch.get_rng_state()
     assert (inputs_of(backbone, None).shape, inputs_of(backbone, None).dtype) == (shape, dtype)
@@ -219,6 +219,6 @@ def test_a_module_under_two_names_keeps_its_parameters():
         (lambda: nn.Linear(6, 4), (5,), r"does not run on an input of shape \(5,\)"),
     ],
 )
-def test_no_input(make, given, message):
+def test_a_wrong_or_unknown_input_shape_is_refused(make, given, message):
     with pytest.raises(ModelError, match=message):
         inputs_of(make(), given)
