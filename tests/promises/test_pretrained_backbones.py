@@ -81,66 +81,10 @@ def test_a_loaded_backbone_is_used_as_it_is(saved):
     assert model.n_features == 512
 
 
-def test_the_user_s_own_object_keeps_its_classifier(saved):
-    backbone = pretrained(saved).eval()
-    backbone.layer1.train()
-    modes = [module.training for module in backbone.modules()]
-    MaskedModel(backbone, classifier="fc")
-    assert [module.training for module in backbone.modules()] == modes
-    backbone.eval()
-    x = rgb_digits().test_stream[0].tensors[0][:4]
-    with torch.no_grad():
-        expected = backbone(x)
-        model = MaskedModel(backbone, classifier="fc").eval()
-        assert isinstance(backbone.fc, nn.Linear)
-        assert not backbone.training
-        assert "forward" not in vars(backbone.fc)
-        assert torch.equal(backbone(x), expected)
-        features = model.masked_features(x, torch.ones(model.n_units))
-        assert torch.allclose(backbone.fc(features), expected, atol=1e-4)
-
-
-def test_a_nested_classifier_is_left_out_of_the_copy_alone():
-    backbone = nn.Sequential()
-    backbone.add_module("body", nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()))
-    backbone.add_module("top", nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)))
-    layer = backbone.top[1]
-    model = MaskedModel(backbone, classifier="top.1", input_shape=(64,))
-    assert backbone.top[1] is layer
-    assert model.n_features == 6
-    assert [name for name, _ in model.backbone.named_parameters() if name.startswith("top.1")] == []
-    assert model.backbone.get_parameter("top.0.weight") is backbone.top[0].weight
-
-
-def test_norms_of_a_task_start_at_the_pretrained_statistics(saved):
-    state = torch.load(saved, weights_only=True)
-    model = MaskedModel(pretrained(saved), classifier="fc")
-    model.add_head(0, 2)
-    norms = {name.replace("/", "."): own for name, own in model.own["0"].items()}
-    assert len(norms) == 20
-    for name, own in norms.items():
-        for kind in ("weight", "bias", "running_mean", "running_var"):
-            value = getattr(own, kind)
-            assert torch.equal(value, state[f"{name}.{kind}"])
-            assert value.data_ptr() != model.backbone.get_submodule(name).state_dict()[kind].data_ptr()
-
-
 @pytest.mark.slow
 def test_unlearning_everything_gives_the_pretrained_network_back(saved):
     state = torch.load(saved, weights_only=True)
     assert_pretrained_again(tuned(model=MaskedModel(pretrained(saved), classifier="fc")), state)
-
-
-def test_weights_loaded_into_the_masked_model_are_used_too(saved):
-    """Loading into the wrapped backbone, or into the user's own object afterwards: they share their parameters."""
-    state = torch.load(saved, weights_only=True)
-    torch.manual_seed(1)
-    backbone = resnet18()
-    model = MaskedModel(backbone, classifier="fc")
-    backbone.load_state_dict(state)
-    model.add_head(0, 2)
-    assert torch.equal(model.backbone.get_parameter("layer3.0.conv1.weight"), state["layer3.0.conv1.weight"])
-    assert torch.equal(model.task_parts(0)["layer3.0.bn1"].running_mean, state["layer3.0.bn1.running_mean"])
 
 
 def test_timm_checkpoints(tmp_path):

@@ -90,32 +90,13 @@ class LeNet(nn.Module):
         return torch.tanh(self.fc2(F.relu(self.fc1(x))))
 
 
-class AlexNet(nn.Module):
-    """Convolutions and pooling, adaptive pooling, dropout and linear layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(
-            *(nn.Conv2d(3, 8, 5, stride=2, padding=2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)),
-            *(nn.Conv2d(8, 12, 3, padding=1), nn.ReLU(inplace=True), nn.LocalResponseNorm(3)),
-            *(nn.Conv2d(12, 12, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2)),
-        )
-        self.avgpool = nn.AdaptiveAvgPool2d((2, 2))
-        self.classifier = nn.Sequential(
-            *(nn.Dropout(), nn.Linear(48, 24), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(24, 16), nn.ReLU(True))
-        )
-
-    def forward(self, x):
-        return self.classifier(torch.flatten(self.avgpool(self.features(x)), 1))
-
-
-def vgg(batch_norm: bool) -> nn.Module:
+def vgg() -> nn.Module:
     layers, channels = [], 3
     for width in (8, "M", 12, 12, "M"):
         if width == "M":
             layers.append(nn.MaxPool2d(2))
             continue
-        layers += [nn.Conv2d(channels, width, 3, padding=1), *([nn.BatchNorm2d(width)] if batch_norm else [])]
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width)]
         layers.append(nn.ReLU(inplace=True))
         channels = width
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * 16, 24), nn.ReLU(), nn.Linear(24, 16))
@@ -163,7 +144,7 @@ class NormNet(nn.Module):
 
 
 class UpAndDown(nn.Module):
-    """A small U: convolution, transposed convolution, and the input map beside it."""
+    """A small U: convolution, transposed convolution, and a skip connection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -223,9 +204,7 @@ def slim_resnet(name: str):
 FAMILIES = {
     "mlp": (lambda: MLP(64, hidden=(32,), features=16, dropout=0.1), (64,), {}),
     "lenet": (LeNet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
-    "alexnet": (AlexNet, (3, 32, 32), {}),
-    "vgg": (lambda: vgg(False), (3, 16, 16), {}),
-    "vgg bn": (lambda: vgg(True), (3, 16, 16), {}),
+    "vgg bn": (vgg, (3, 16, 16), {}),
     "resnet cifar": (SmallImageResNet, (3, 16, 16), {"input_shape": (3, 16, 16)}),
     "resnet basic": (lambda: ResNet(BasicBlock, [1, 1, 1, 1]), (3, 32, 32), {"classifier": "fc"}),
     "resnet bottleneck": (
@@ -233,8 +212,6 @@ FAMILIES = {
         (3, 32, 32),
         {"classifier": "fc"},
     ),
-    "resnet18": (zoo.resnet18, (3, 32, 32), {"classifier": "fc"}),
-    "resnet50": (zoo.resnet50, (3, 32, 32), {"classifier": "fc"}),
     "mobilenet v2": (
         lambda: zoo.MobileNetV2(
             width_mult=0.25, inverted_residual_setting=[[1, 16, 1, 1], [3, 24, 2, 2], [3, 32, 1, 2]]
@@ -253,7 +230,6 @@ FAMILIES = {
         (3, 32, 32),
         {"classifier": "classifier"},
     ),
-    "squeezenet": (lambda: zoo.SqueezeNet("1_1", num_classes=16), (3, 32, 32), {}),
     "convnext": (
         lambda: ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, None, 2)], stochastic_depth_prob=0.1),
         (3, 32, 32),
@@ -279,25 +255,17 @@ FAMILIES = {
         (3, 16, 16),
         {},
     ),
-    "timm resnet": (lambda: timm_model("resnet10t", stem_width=8, channels=(8, 12, 16, 16)), (3, 32, 32), {}),
     "timm convnext": (
         lambda: timm_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 12, 16, 16)),
         (3, 32, 32),
         {},
-    ),
-    "avalanche mlp": (
-        lambda: avalanche_net("SimpleMLP", num_classes=4, input_size=64, hidden_size=24, hidden_layers=2),
-        (64,),
-        {"classifier": "classifier"},
     ),
     "avalanche cnn": (
         lambda: avalanche_net("SimpleCNN", num_classes=4),
         (3, 32, 32),
         {"classifier": "classifier"},
     ),
-    "slim resnet": (lambda: slim_resnet("SlimResNet18"), (3, 32, 32), {"classifier": "linear"}),
     "multi-task slim resnet": (lambda: slim_resnet("MTSlimResNet18"), (3, 32, 32), {}),
-    "timm mobilenet": (lambda: timm_model("mobilenetv3_small_050"), (3, 32, 32), {}),
     "conv1d": (
         lambda: nn.Sequential(
             *(nn.Conv1d(8, 12, 3), nn.BatchNorm1d(12), nn.GELU(), nn.Conv1d(12, 8, 3), nn.ReLU()),

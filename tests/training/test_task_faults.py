@@ -1,4 +1,4 @@
-"""Warnings about masks and what they leave for tasks to come."""
+"""Warnings about masks, unlearned tasks and units left for later tasks."""
 
 import warnings
 from dataclasses import replace
@@ -15,7 +15,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
+from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, WSN, AmnesiacHAT, HardAttention, MaskWarning, ScoredWeights
 
 WIDTHS = {"layers.0": 64, "layers.1": 40, "layers.2": 24}
@@ -35,15 +35,13 @@ def run(kind=HAT, *, tasks=3, lr=3e-3, wrap=MaskedModel, **options):
     return told, strategy
 
 
-@pytest.mark.parametrize("options", [{}, {"adjustment": "adahat"}])
-def test_defaults_that_learn_warn_of_nothing(options):
-    assert run(AmnesiacHAT, tasks=5, **options)[0] == []
+def test_defaults_warn_of_nothing():
+    assert run(AmnesiacHAT, tasks=3)[0] == []
 
 
-@pytest.mark.parametrize(("kind", "wrap"), [(HAT, MaskedModel), (AmnesiacHAT, MaskedModel), (WSN, SubnetModel)])
-def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
+@pytest.mark.parametrize(("kind", "wrap"), [(AmnesiacHAT, MaskedModel), (WSN, SubnetModel)])
+def test_a_task_that_learned_nothing_is_reported_once(kind, wrap):
     options = {
-        HAT: {},
         AmnesiacHAT: {"masks": replace(EVEN_BUDGET, fit_head=False)},
         WSN: {"masks": ScoredWeights(score_lr=1e-7, fit_head=False)},
     }[kind]
@@ -53,7 +51,7 @@ def test_a_task_that_learned_nothing_is_told_of_once(kind, wrap):
     assert told[0][1].startswith("task 0 ends with an accuracy of 0.")
 
 
-def test_layers_at_their_fewest_units_are_named_with_the_mend():
+def test_layers_at_their_minimum_of_units_are_named_with_a_remedy():
     told, strategy = run(
         masks=HardAttention(sparsity_weight=80.0, embedding_lr=0.5, min_units=2), tasks=1, train_epochs=20
     )
@@ -66,7 +64,7 @@ def test_layers_at_their_fewest_units_are_named_with_the_mend():
     assert "budget='even'" in text
 
 
-def test_a_task_that_found_no_room_is_told_so_where_it_learned_little():
+def test_a_task_without_free_units_that_learned_little_is_warned_of():
     told, strategy = run(masks=HardAttention(embedding_init="ones", annealing="cosine"), train_epochs=1, tasks=2)
     assert all(bool(units.all()) for units in strategy.model.masks[0].values())
     ((task, text),) = [each for each in told if "hardly any units free" in each[1]]
@@ -74,29 +72,7 @@ def test_a_task_that_found_no_room_is_told_so_where_it_learned_little():
     assert all(f"0 of {width} in '{name}'" in text for name, width in WIDTHS.items())
 
 
-def test_a_task_may_take_every_unit():
-    stream = SplitDigits(n_tasks=2, n_train=600, seed=3).train_stream
-    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
-    options = {
-        "masks": HardAttention(sparsity_weight=1e-6, embedding_init="ones"),
-        "train_epochs": 4,
-        "train_mb_size": 32,
-    }
-    strategy = HAT(model=model, optimizer=Adam(model.parameters(), lr=3e-3), **options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", MaskWarning)
-        strategy.train(stream[1])
-        assert bool(model.cumulative_mask().all())
-
-
-def test_tasks_that_learn_without_a_free_unit_are_told_nothing():
-    told, strategy = run(AmnesiacHAT, masks=replace(EVEN_BUDGET, budget=1.0), tasks=3)
-    used = strategy.model.by_layer(strategy.model.cumulative_mask([0, 1]))
-    assert any(bool(units.all()) for units in used.values())
-    assert told == []
-
-
-def test_where_warnings_are_errors_the_task_is_finished_all_the_same():
+def test_a_warning_raised_as_an_error_still_finishes_the_task():
     stream = SplitDigits(n_tasks=5, n_train=600, seed=3).train_stream
     options = {"optimizer": partial(Adam, lr=1e-7), "masks": replace(EVEN_BUDGET, fit_head=False)}
     strategy = strategies.make(hidden=(64, 40), features=24, train_mb_size=1, train_epochs=1, **options)
@@ -132,7 +108,7 @@ def test_a_task_that_takes_no_step_is_undone(kind):
 
 
 @pytest.mark.parametrize("kind", ["amnesiac", "wsn"])
-def test_a_task_whose_weights_were_put_back_is_named(kind):
+def test_a_task_whose_weights_were_reset_to_its_start_is_named(kind):
     """The host's early stopping takes the value that the last task left for the first one of the next."""
     evaluator = quiet(accuracy_metrics(stream=True))
     stopping = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream")
@@ -144,12 +120,3 @@ def test_a_task_whose_weights_were_put_back_is_named(kind):
             strategy.train(DIGITS.train_stream[task], eval_streams=[DIGITS.test_stream[task : task + 1]])
         told += [task for w in caught if "ends with the weights with which it began" in str(w.message)]
     assert told == [1]
-
-
-@pytest.mark.parametrize("option", ["droplast", "num_wokers", "shufle"])
-def test_a_mistyped_option_of_a_loader_is_named(option):
-    strategy = amnesiac()
-    with pytest.raises(TypeError, match=rf"strategy.train has no option '{option}'; did you mean"):
-        strategy.train(DIGITS.train_stream[0], **{option: True})
-    with pytest.raises(ValueError, match="reset_optimizer must be one of True, False, got 'no'"):
-        amnesiac(reset_optimizer="no")
