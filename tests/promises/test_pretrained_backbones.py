@@ -3,13 +3,11 @@
 import copy
 from functools import partial
 
-import pytest
 import timm
 import torch
 from sklearn.datasets import load_digits
 from support.strategies import learn, make
 from torch import nn
-from torchvision.models import resnet18
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, task_benchmark
 
@@ -36,23 +34,6 @@ def lived_in(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A file with the state of a trained resnet18."""
-    torch.manual_seed(11)
-    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    torch.save(lived_in(resnet18()).state_dict(), path)
-    return path
-
-
-def pretrained(saved) -> nn.Module:
-    """A network like that of ``resnet18(weights=…)``, without the download."""
-    torch.manual_seed(0)
-    model = resnet18()
-    model.load_state_dict(torch.load(saved, weights_only=True))
-    return model
-
-
 OPTIMIZER = partial(torch.optim.Adam, lr=1e-3, weight_decay=5e-4)
 tuned = partial(make, AmnesiacHAT, optimizer=OPTIMIZER, train_mb_size=9, train_epochs=1, seed=0)
 
@@ -69,25 +50,7 @@ def assert_pretrained_again(strategy, state, n_tasks=2):
     assert [name for name in model.state_dict() if not name.startswith("backbone.")] == []
 
 
-def test_a_loaded_backbone_is_used_as_it_is(saved):
-    backbone, state = pretrained(saved), torch.load(saved, weights_only=True)
-    model = MaskedModel(backbone, classifier="fc")
-    theirs = dict(backbone.named_parameters())
-    ours = dict(model.backbone.named_parameters())
-    assert ours.keys() == {name for name in theirs if not name.startswith("fc.")}
-    for name, parameter in ours.items():
-        assert parameter is theirs[name]
-        assert torch.equal(parameter, state[name])
-    assert model.n_features == 512
-
-
-@pytest.mark.slow
-def test_unlearning_everything_gives_the_pretrained_network_back(saved):
-    state = torch.load(saved, weights_only=True)
-    assert_pretrained_again(tuned(model=MaskedModel(pretrained(saved), classifier="fc")), state)
-
-
-def test_timm_checkpoints(tmp_path):
+def test_a_pretrained_transformer_is_restored_to_the_bit(tmp_path):
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     name = "vit_tiny_patch16_224"
     torch.manual_seed(3)
@@ -103,7 +66,7 @@ def test_timm_checkpoints(tmp_path):
     assert_pretrained_again(tuned(model=model), state, n_tasks=3)
 
 
-def test_timm_convolutions_with_norms(tmp_path):
+def test_a_pretrained_network_with_norms_is_restored_to_the_bit(tmp_path):
     torch.manual_seed(3)
     small = {"stem_width": 8, "channels": (8, 12, 16, 16), "num_classes": 0}
     path = tmp_path / "resnet.pth"

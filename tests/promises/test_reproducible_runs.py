@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import AvalancheDataset  # noqa: F401 - fails early where the host is broken
-from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
-from support.interruptions import Interrupted
-from support.small_runs import OPTIMIZERS, logits_of, make, masked_mlp, permuted, split
+from support.small_runs import OPTIMIZERS, make, masked_mlp, permuted, split
 from support.strategies import learn
 from support.strategy_state import same_state, state
 from torch import nn
@@ -58,17 +56,6 @@ def test_the_same_seed_gives_the_same_bits_whatever_is_evaluated(kind):
             between(strategy)
         assert same_state(state(strategy.model), expected)
     assert not same_state(state(learn(make(kind, dropout=0.4, seed=4), benchmark.train_stream).model), expected)
-
-
-def test_runs_share_the_bits_of_their_common_first_tasks():
-    benchmark = permuted()
-    short, long = learn(make(), benchmark.train_stream[:1]), make()
-    long.train(benchmark.train_stream[0])
-    assert same_state(state(short.model), state(long.model))
-    long.train(benchmark.train_stream[2])  # another second task
-    a = logits_of(long, benchmark, [2])[2]
-    short.train(benchmark.train_stream[2])
-    assert torch.equal(a, logits_of(short, benchmark, [2])[2])
 
 
 def test_the_caller_s_random_streams_do_not_change():
@@ -148,52 +135,6 @@ def test_a_refused_experience_changes_nothing():
     strategy.train(benchmark.train_stream[1])
     fresh = learn(make(AmnesiacHAT), benchmark.train_stream[:2])
     assert same_state(state(strategy.model), state(fresh.model))
-
-
-class Interrupt(SupervisedPlugin):
-    def __init__(self, event: str, at: int) -> None:
-        super().__init__()
-        self.event, self.left = event, at
-        setattr(self, event, self._count)
-
-    def _count(self, strategy, **kwargs):
-        self.left -= strategy.clock.train_exp_counter  # 0 in the first task, 1 in the second
-        if self.left == 0:
-            raise Interrupted
-
-
-@pytest.mark.parametrize(
-    ("kind", "event", "at", "abort"),
-    [
-        (HAT, "after_train_dataset_adaptation", 1, True),
-        (AmnesiacHAT, "after_update", 3, False),
-        (HAT, "before_backward", 15, False),
-        (AmnesiacHAT, "before_eval_iteration", 4, True),
-        (HAT, "after_training_exp", 1, True),
-        (AmnesiacHAT, "after_training_exp", 1, False),
-    ],
-)
-def test_an_interrupted_task_can_be_trained_again(kind, event, at, abort):
-    benchmark = permuted()  # 10 mini-batches an epoch, 2 epochs
-    options = {"eval_every": 1, "optimizer": "adam"}
-    expected = learn(make(kind, **options), benchmark.train_stream)
-    reached = {}
-    strategy = learn(make(kind, plugins=[Interrupt(event, at)], **options), benchmark.train_stream[:1])
-    reached["state"] = state(strategy.model)
-    with pytest.raises(Interrupted):
-        strategy.train(benchmark.train_stream[1])
-    if event == "after_training_exp" and kind is HAT:  # a HAT task consists only of its mask, already finished here
-        assert strategy.model.tasks == (0, 1)
-        strategy.train(benchmark.train_stream[2])
-    else:
-        if abort:
-            strategy.abort_training()
-            assert same_state(state(strategy.model), reached["state"])
-            assert strategy.model.tasks == (0,)
-            strategy.abort_training()
-        learn(strategy, benchmark.train_stream[1:])
-    assert same_state(state(strategy.model), state(expected.model))
-    assert strategy.eval(benchmark.test_stream).keys() == expected.eval(benchmark.test_stream).keys()
 
 
 # On stock strategies ------------------------------------------------------------------------------------------------

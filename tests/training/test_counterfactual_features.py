@@ -6,74 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-import torchvision.models as tv
+from support import small_networks
 from support.strategy_state import bits
 from torch import nn
-from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
-
-
-def lenet():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU()),
-        *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.Sigmoid()),
-    )
-
-
-def small_convnext():
-    return ConvNeXt([CNBlockConfig(8, 16, 1), CNBlockConfig(16, 24, 1), CNBlockConfig(24, None, 1)], layer_scale=1.0)
-
-
-def small_vit():
-    return tv.VisionTransformer(16, 4, 2, 2, 16, 32, num_classes=10)
-
-
-class Gated(nn.Module):
-    """Branches, a depthwise convolution, concatenation, residual addition, a layer scale and a gate."""
-
-    def __init__(self):
-        super().__init__()
-        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.near, self.far = nn.Conv2d(8, 4, 1), nn.Conv2d(8, 4, 3, padding=1, groups=4)
-        self.by_unit = nn.Conv2d(8, 8, 3, padding=1, groups=8)
-        self.gate, self.scale = nn.Linear(8, 8), nn.Parameter(torch.randn(8, 1, 1))
-
-    def forward(self, x):
-        x = F.relu(self.norm(self.stem(x)))
-        paths = torch.cat([self.near(x), self.far(x)], dim=1)
-        x = x + self.scale * self.by_unit(paths)
-        x = x * torch.sigmoid(self.gate(x.mean((2, 3))))[..., None, None]
-        return F.adaptive_avg_pool2d(x, 1).flatten(1)
-
-
-class MixedNorms(nn.Module):
-    """Norms that mix units: groups that lose unlike numbers of channels, positions and channels together."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.group = nn.Conv2d(3, 12, 3), nn.GroupNorm(3, 12)
-        self.b, self.instance = nn.Conv2d(12, 6, 3), nn.InstanceNorm2d(6, affine=True)
-        self.whole, self.c = nn.LayerNorm((6, 4, 4)), nn.Linear(96, 8)
-        self.layer, self.rms, self.d = nn.LayerNorm(8), nn.RMSNorm(8), nn.Linear(8, 5)
-
-    def forward(self, x):
-        x = F.gelu(self.group(self.a(x)))
-        x = self.whole(F.elu(self.instance(self.b(x))))
-        x = self.layer(self.c(x.flatten(1)))
-        return self.d(self.rms(x) + torch.tanh(x))
-
-
-class Tokens(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.up, self.out = nn.Embedding(11, 6), nn.ConvTranspose1d(6, 5, 2, stride=2), nn.Conv1d(5, 4, 3)
-
-    def forward(self, x):
-        return F.softplus(self.out(torch.sigmoid(self.up(self.embed(x).transpose(1, 2))))).amax(-1)
 
 
 class Recurrent(nn.Module):
@@ -85,38 +25,44 @@ class Recurrent(nn.Module):
         return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
 
 
-NETWORKS = {  # name → function that makes it, shape of one input, keyword arguments of MaskedModel
+NAMES = [
+    "lenet flatten",
+    "residual 1x1",
+    "concatenated maps",
+    "grouped",
+    "depthwise",
+    "pooled",
+    "batch norm",
+    "softmax",
+]
+NAMES += ["layer norm", "group norm", "transposed", "embedding", "raw parameter", "attention", "squeeze and excite"]
+NETWORKS = {name: small_networks.ALL[name] for name in NAMES} | {
     "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),
-    "lenet": (lenet, (1, 28, 28), {"input_shape": (1, 28, 28)}),
-    "convnext": (small_convnext, (3, 64, 64), {"classifier": "classifier.2", "input_shape": (3, 64, 64)}),
-    "vit": (small_vit, (3, 16, 16), {"classifier": "heads.head", "input_shape": (3, 16, 16)}),
-    "gated": (Gated, (3, 9, 9), {}),  # traced on other images than it is run on
-    "gated on the batch's statistics": (Gated, (3, 9, 9), {"input_shape": (3, 9, 9), "norm": "batch"}),
-    "mixed norms": (MixedNorms, (3, 8, 8), {"input_shape": (3, 8, 8)}),
-    "tokens": (Tokens, (7,), {}),
+    "the batch's statistics": (*small_networks.ALL["batch norm"][:2], {"input_shape": (1, 3, 3), "norm": "batch"}),
     "frozen": (Recurrent, (5, 4), {"input_shape": (5, 4), "frozen": ["recurrent"]}),
     "task-owned": (Recurrent, (5, 4), {"input_shape": (5, 4), "task_owned": ["recurrent"]}),
 }
-HALF, SPARSE, STARVED = 0, 1, 2
+HALF, STARVED = 0, 1
 
 
-def embedding(model: MaskedModel, task: int, seed: int = 0) -> torch.Tensor:
-    """Opens half of the units; a twentieth; half, but in each third layer one alone, and in a middle one none."""
-    values = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed + task))
-    values -= 0.95 if task == SPARSE else 0.5
+def embedding(model: MaskedModel, task: int, seed: int) -> torch.Tensor:
+    """Open half of the units, and at least one of each layer; or only one of each third layer, and none of one."""
+    values = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed + task)) - 0.5
+    layers = list(model.by_layer(values).values())
+    for layer in layers:
+        layer[-1] = 1.0
     if task == STARVED:
-        layers = list(model.by_layer(values).values())
         for layer in layers[::3]:
-            layer.fill_(-1.0)[-1] = 1.0
+            layer[:-1] = -1.0
         layers[len(layers) // 2].fill_(-1.0)
     return values
 
 
 @torch.no_grad()
-def with_tasks(model: MaskedModel, tasks=(HALF, SPARSE, STARVED), seed: int = 0) -> MaskedModel:
+def with_tasks(model: MaskedModel, seed: int = 0) -> MaskedModel:
     """Tasks with masks, heads, and norms of their own that learned something."""
     generator = torch.Generator().manual_seed(seed)
-    for task in tasks:
+    for task in (HALF, STARVED):
         model.add_head(task, 4 + task)
         for name, value in (*model.own[str(task)].named_parameters(), *model.own[str(task)].named_buffers()):
             if value.is_floating_point():
@@ -134,10 +80,8 @@ def trained(name: str, seed: int = 0) -> MaskedModel:
 
 
 def batch(name: str, size: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(size)
-    if name == "tokens":
-        return torch.randint(0, 11, (size, *NETWORKS[name][1]), generator=generator)
-    return torch.randn(size, *NETWORKS[name][1], generator=generator)
+    torch.manual_seed(size)
+    return small_networks.inputs(trained(name), NETWORKS[name][1], size)
 
 
 @torch.no_grad()
@@ -154,14 +98,14 @@ def over_all_units(model, task, x, mb_size):
 @torch.no_grad()
 @pytest.mark.parametrize("name", NETWORKS)
 def test_features_equal_those_of_a_pass_over_all_units(name):
-    model, x = trained(name, seed=int(name == "tokens")).double(), batch(name, 12)
+    model, x = trained(name).double(), batch(name, 12)
     x = x.double() if x.is_floating_point() else x
-    for task in (HALF, SPARSE):
+    for task in (HALF, STARVED):
         before = bits(model)
         expected, has_statistics = over_all_units(model, task, x, 6)
         found = CounterfactualFeatures(model, task, x, x.split(6))
         statistics, features = found(), found.features
-        assert task != HALF or features.abs().max() > 1e-3  # a twentieth of the units may let nothing through
+        assert task != HALF or features.abs().max() > 1e-3  # few units may let nothing through
         assert torch.allclose(features, expected, atol=1e-8 * float(expected.abs().max().clamp_min(1)))
         assert bits(model) == before
         buffers = dict(model.task_parts(task).named_buffers())
@@ -171,7 +115,9 @@ def test_features_equal_those_of_a_pass_over_all_units(name):
         assert torch.equal(model.features(x, task), features)
 
 
-@pytest.mark.parametrize(("name", "limit", "size"), [("lenet", 0.0, 32), ("lenet", 1e10, 512), ("mlp", 0.0, 2048)])
+@pytest.mark.parametrize(
+    ("name", "limit", "size"), [("lenet flatten", 0.0, 32), ("lenet flatten", 1e10, 512), ("mlp", 0.0, 2048)]
+)
 def test_a_large_network_takes_fewer_images_at_a_time(monkeypatch, name, limit, size):
     monkeypatch.setattr(head_fit, "LARGE", limit)
     assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), ())._batch == size

@@ -1,32 +1,38 @@
 """Arguments that a strategy can't use are refused with a clear message, before anything changes."""
 
+import ast
+import inspect
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
-from support.small_runs import make, masked_mlp, split
+from support.small_runs import make, masked_mlp, permuted, split
 from support.strategies import amnesiac, learn, quiet
-from support.strategy_state import same_state, state
+from support.strategy_state import same_state, state, values
 from torch import nn
 from torch.optim import LBFGS, SGD, Adagrad, Adam, Muon, SparseAdam
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import DisjointModel
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import (
     HAT,
     WSN,
+    AdaHAT,
     AdaHATRule,
     AdjustmentRule,
     AmnesiacHAT,
     ConstantRule,
+    DisjointSubnets,
     HardAttention,
     RandomRule,
     ScoredWeights,
+    TaskStrategy,
 )
 from avalanche_amnesia.training.host import remaining_experiences
 from avalanche_amnesia.training.plugins import (
@@ -36,6 +42,7 @@ from avalanche_amnesia.training.plugins import (
     TrajectoryPlugin,
     UnlearningPlugin,
 )
+from avalanche_amnesia.training.update_rules import RULES
 
 KINDS = {
     AmnesiacHAT: masked_mlp,
@@ -314,3 +321,73 @@ def test_only_tasks_of_the_stream_can_be_locked(rule):
 def test_a_mistyped_option_of_a_training_is_named(option):
     with pytest.raises(TypeError, match=rf"strategy.train has no option '{option}'; did you mean"):
         amnesiac().train(split().train_stream[0], **{option: True})
+
+
+ROOT = Path(__file__).parents[2]
+STRATEGIES = [HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, CLPUDERpp, Independent]
+OF_AVALANCHE = ["criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins", "evaluator"]
+OF_AVALANCHE += ["eval_every", "peval_mode"]
+MODULES_OF_HAT = 43
+"""The package's modules that HAT reaches by imports at their top, but for packages' faces."""
+
+
+@pytest.mark.parametrize("kind", STRATEGIES)
+def test_the_signature_names_each_of_at_most_twenty_arguments(kind):
+    parameters = inspect.signature(kind).parameters
+    assert len(parameters) <= 20
+    assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in parameters.values())
+    assert list(parameters)[:2] == ["model", "optimizer"]
+    of_base = inspect.signature(TaskStrategy).parameters
+    assert [(name, parameters[name].default) for name in OF_AVALANCHE] == [
+        (name, of_base[name].default) for name in OF_AVALANCHE
+    ]
+
+
+def test_a_subclass_takes_what_its_base_takes():
+    assert set(inspect.signature(WithOneMore).parameters) == {"mine", *inspect.signature(AmnesiacHAT).parameters}
+    assert make(WithOneMore, mine=3).mine == 3
+
+
+def test_a_rule_has_a_name_by_its_class():
+    try:
+
+        class Frozen(AdjustmentRule, name="frozen"):
+            def held(self, use, name, sparsity):
+                return torch.ones_like(use.covered[name])
+
+        strategy = make(HAT, adjustment="frozen", train_epochs=1)
+        before = values(strategy.model.backbone)
+        strategy.train(permuted().train_stream[0])
+        after = dict(strategy.model.backbone.named_parameters())
+        assert all(torch.equal(value, after[name]) for name, value in before.items())
+    finally:
+        RULES.pop("frozen", None)
+    with pytest.raises(ValueError, match=r"adjustment must be one of .*'adahat', or a rule, .* got 'frozen'"):
+        make(HAT, adjustment="frozen")
+
+
+def module_file(name):
+    file = ROOT.joinpath(*name.split("."))
+    return next((f for f in (file.with_suffix(".py"), file / "__init__.py") if f.exists()), None)
+
+
+def imported(file):
+    """Modules of the package that a file imports when it is imported."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("avalanche_amnesia"):
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                yield inside if module_file(inside) else node.module
+
+
+def test_hat_needs_few_modules():
+    seen, waiting = set(), ["avalanche_amnesia.training.strategies"]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            file = module_file(module)
+            waiting += imported(file) if file.name != "__init__.py" else []
+    modules = sorted(module for module in seen if module_file(module).name != "__init__.py")
+    assert len(modules) <= MODULES_OF_HAT, modules
+    assert not [name for name in modules if name.split(".")[1] in ("unlearning", "trajectory", "isolation", "audit")]

@@ -68,8 +68,8 @@ LIVES = [
     {},
     {"adjustment": AdaHATRule(locked=[0])},
     {"adjustment": AdjustmentRule(locked=[]), "masks": replace(EVEN_BUDGET, embedding_init="sparse")},
-    {"adjustment": AdjustmentRule(locked=[1, 3])},
-    {"adjustment": ConstantRule(0.5, between="max"), "net": ConvNet},
+    {"adjustment": ConstantRule(0.5, between="max", locked=[1, 3])},
+    {"adjustment": AdaHATRule(0.5, importance="number", sparsity=False), "net": ConvNet},
 ]
 
 
