@@ -25,8 +25,8 @@ def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
 wsn = partial(make, WSN, wrap=partial(SubnetModel, density=0.3), optimizer="adam")
 
 
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "fused sgd"])
-def test_earlier_tasks_keep_their_bits_under_every_optimizer(optimizer):
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS)[::3])
+def test_earlier_tasks_keep_their_bits_under_many_optimizers(optimizer):
     assert_retained(wsn(optimizer=optimizer, train_epochs=1), split(), 3)
 
 

@@ -49,9 +49,7 @@ def counting(base, events, calls):
     return kind
 
 
-@pytest.mark.parametrize(
-    "events", [EVENTS_OF_ITERATIONS, *((event,) for event in EVENTS_OF_ITERATIONS[::4])], ids=lambda e: "-".join(e)[:30]
-)
+@pytest.mark.parametrize("events", [EVENTS_OF_ITERATIONS, EVENTS_OF_ITERATIONS[3:4]], ids=lambda e: "-".join(e)[:30])
 def test_plugins_metrics_and_loggers_are_called_as_by_avalanche(events):
     heard = {}
     for dispatch in (Stock, Listening):
