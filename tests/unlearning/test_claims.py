@@ -64,17 +64,18 @@ def test_claims_are_exact_again_once_all_tainted_tasks_are_unlearned():
     assert equals_reference(strategy)
 
 
-LIVES = [
-    {},
-    {"adjustment": AdaHATRule(locked=[0])},
-    {"adjustment": AdjustmentRule(locked=[]), "masks": replace(EVEN_BUDGET, embedding_init="sparse")},
-    {"adjustment": ConstantRule(0.5, between="max", locked=[1, 3])},
-    {"adjustment": AdaHATRule(0.5, importance="number", sparsity=False), "net": ConvNet},
-]
+LIVES = {
+    "as by default": {},
+    "one lock": {"adjustment": AdaHATRule(locked=[0])},
+    "no lock": {"adjustment": AdjustmentRule(locked=[]), "masks": replace(EVEN_BUDGET, embedding_init="sparse")},
+    "constant": {"adjustment": ConstantRule(0.5, between="max", locked=[1, 3])},
+    "no sum": {"adjustment": AdaHATRule(0.5, importance="number", sparsity=False), "net": ConvNet},
+}
 
 
-@pytest.mark.parametrize("options", LIVES, ids=str)
-def test_random_lives_are_called_exact_only_if_they_equal_the_retrained_model(options):
+@pytest.mark.parametrize("life", LIVES)
+def test_random_lives_are_called_exact_only_if_they_equal_the_retrained_model(life):
+    options = LIVES[life]
     references = References(lambda **kw: amnesiac(**options, train_epochs=1, **kw), DIGITS)
     claims = []
     for seed in range(examples(2)):
