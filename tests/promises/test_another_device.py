@@ -1,4 +1,4 @@
-"""Everything runs on a device that is not the CPU, and comes to the same bits again."""
+"""Everything runs on another device than the CPU, with reproducible bits."""
 
 import json
 from multiprocessing import get_context

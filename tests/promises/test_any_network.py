@@ -1,4 +1,4 @@
-"""Every network family learns and unlearns tasks: nothing drifts, nothing stays behind, every layer learns its mask."""
+"""Every network family learns and unlearns tasks exactly, and every layer learns its mask."""
 
 import copy
 import pickle
@@ -17,8 +17,6 @@ from avalanche_amnesia import HAT, AdaHATRule, AmnesiacHAT, MaskedModel
 
 ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
-_SLOW = {"resnet18", "resnet50"}
-ALL = [pytest.param(name, marks=pytest.mark.slow) if name in _SLOW else name for name in FAMILIES]
 
 
 class GateGradients(SupervisedPlugin):
@@ -79,15 +77,14 @@ def learned(model, strategy, benchmark):
         yield task, kept
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_the_life_of_tasks(name, data_root):
-    few = {"per_task": 20} if name in _SLOW else {}
-    model, benchmark = build(name), stream(data_root, FAMILIES[name][1], **few)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tasks_are_learned_kept_and_unlearned(name, data_root):
+    model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
     shares = model.describe().shares
     assert sum(shares.values()) == pytest.approx(1)
     assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
     initial, gates = initial_values(model), GateGradients()
-    strategy = strategy_of(model, plugins=[gates], train_epochs=1 if name in _SLOW else 2)
+    strategy = strategy_of(model, plugins=[gates])
     for task, kept in learned(model, strategy, benchmark):
         assert list(kept) == list(range(task + 1))
         if task == 0:
@@ -110,20 +107,8 @@ def test_the_life_of_tasks(name, data_root):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "classifier"),
-    [
-        *(
-            ("resnet101", "fc"),
-            ("resnext50_32x4d", "fc"),
-            ("mobilenet_v2", "classifier"),
-            ("mobilenet_v3_large", "classifier"),
-            ("shufflenet_v2_x1_0", "fc"),
-        ),
-        *(("densenet121", "classifier"), ("convnext_tiny", "classifier.2"), ("efficientnet_b0", "classifier")),
-    ],
-)
-def test_every_parameter_of_a_published_size_is_covered(name, classifier):
+@pytest.mark.parametrize(("name", "classifier"), [("mobilenet_v3_large", "classifier"), ("resnet50", "fc")])
+def test_every_parameter_of_a_network_of_published_size_is_in_the_graph(name, classifier):
     # Its layers are tried in small; and reading it for images of any size, as above, takes twice as long.
     model = MaskedModel(getattr(zoo, name)(), classifier=classifier, input_shape=(3, 64, 64), trial=False)
     names = {n for n, _ in model.backbone.named_parameters()}
@@ -134,11 +119,11 @@ def test_every_parameter_of_a_published_size_is_covered(name, classifier):
     assert all(layer in text for layer in model.graph.layers)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bfloat16", "float64"])
 @pytest.mark.parametrize(
-    "name", ["mlp", "vgg bn", "resnet cifar", "vit", "group norm", "instance norm", "text transformer", "transposed"]
+    ("name", "dtype"),
+    [("resnet cifar", torch.bfloat16), ("instance norm", torch.bfloat16), ("text transformer", torch.float64)],
 )
-def test_backbones_of_other_precision(name, dtype, data_root):
+def test_backbones_of_other_precision_are_unlearned_exactly(name, dtype, data_root):
     model = build(name, dtype=dtype)
     benchmark = stream(data_root, FAMILIES[name][1])
     initial, strategy = initial_values(model), strategy_of(model, train_epochs=1, plugins=[feed_in()])
@@ -150,18 +135,16 @@ def test_backbones_of_other_precision(name, dtype, data_root):
         assert torch.equal(value, initial[parameter]), parameter
 
 
-@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT])
-@pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "vit"])
-def test_momentum_and_decay_beside_replay(name, kind, data_root):
+@pytest.mark.parametrize(("name", "kind"), [("vgg bn", HAT), ("vit", AmnesiacHAT)])
+def test_momentum_decay_and_replay_change_no_earlier_task(name, kind, data_root):
     """One optimizer for all tasks, whose momentum outlives them, and old tasks' samples in every batch."""
     model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
     strategy = strategy_of(model, kind, MOMENTUM, reset_optimizer=False, plugins=[ReplayPlugin(mem_size=30)])
     assert [task for task, _ in learned(model, strategy, benchmark)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, MOMENTUM], ids=["adam", "momentum"])
-@pytest.mark.parametrize("name", ["vgg bn", "resnet cifar", "text transformer"])
-def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer, data_root):
+@pytest.mark.parametrize(("name", "optimizer"), [("vgg bn", MOMENTUM), ("text transformer", ADAM)])
+def test_adahat_moves_no_norm_of_another_task(name, optimizer, data_root):
     model, benchmark = build(name), stream(data_root, FAMILIES[name][1])
     initial = initial_values(model)
     strategy = strategy_of(model, AmnesiacHAT, optimizer, adjustment=AdaHATRule(alpha=0.1))
@@ -178,8 +161,8 @@ def test_adahat_lets_parameters_move_but_no_norm_of_another_task(name, optimizer
         assert torch.equal(value, initial[parameter]), parameter
 
 
-def test_the_gradient_check_sees_a_layer_that_learns_nothing(data_root):
-    """The control of the gate's gradients: behind a product with zero no layer learns."""
+def test_a_layer_multiplied_by_zero_gets_no_gradient(data_root):
+    """The control of the check of gate gradients above."""
 
     def cut(net, x):
         return torch.cat([torch.relu(net.a(x)) * 0.0, torch.relu(net.b(x))], 1)

@@ -1,4 +1,4 @@
-"""Earlier tasks' logits keep their bits, whatever optimizer, plugin or setting trains the later ones."""
+"""Earlier tasks' logits keep their bits under every optimizer, plugin and setting of later trainings."""
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.contrib.streams import SplitMNIST
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdjustmentRule, AmnesiacHAT, ConstantRule, HardAttention
 
@@ -33,12 +32,9 @@ class WatchEveryStep(SupervisedPlugin):
             self.compared += 1
 
 
-@pytest.mark.parametrize("reset_optimizer", [True, False])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_optimizer(optimizer, reset_optimizer):
-    if optimizer == "fused sgd" and not reset_optimizer:
-        pytest.skip("torch's own: fused SGD with momentum can't take up a new parameter")
-    strategy = make(optimizer=optimizer, reset_optimizer=reset_optimizer)
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "fused sgd"])  # can't be kept, in torch
+def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_is_not_reset(optimizer):
+    strategy = make(optimizer=optimizer, reset_optimizer=False)
     assert_retained(strategy, permuted(), must_move=optimizer != "rmsprop")  # it fills every layer with one task
 
 
@@ -91,9 +87,8 @@ def norm_net():
     return Net(lambda n, x: torch.relu(n.second(torch.relu(n.norm(n.first(x.flatten(1)))))), **layers)
 
 
-@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT, WSN])
-@pytest.mark.parametrize("optimizer", MOVE_EVERYTHING)
-def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
+@pytest.mark.parametrize(("optimizer", "kind"), [("lookahead", HAT), ("noise", WSN), ("hook", AmnesiacHAT)])
+def test_optimizers_may_move_parameters_without_gradients(optimizer, kind):
     """Heads and norms of other tasks stay after every step, and the norms that later tasks begin with."""
     benchmark = permuted(3)
     watch = WatchEveryStep(benchmark)
@@ -109,7 +104,7 @@ def test_optimizers_that_move_what_has_no_gradient(optimizer, kind):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_nothing_drifts_in_the_middle_of_a_task(optimizer):
+def test_logits_of_the_first_task_keep_their_bits_at_every_step(optimizer):
     benchmark = permuted(2)
     watch = WatchEveryStep(benchmark)
     learn(make(optimizer=optimizer, plugins=[watch]), benchmark.train_stream)
@@ -122,11 +117,9 @@ def test_nothing_drifts_in_the_middle_of_a_task(optimizer):
         {"dropout": 0.5},
         {"train_mb_size": 1000, "train_epochs": 3},  # one batch per epoch
         {"train_mb_size": 53, "train_epochs": 1},  # 160 samples: the last batch has one
-        {"masks": HardAttention(annealing="cosine")},
+        {"masks": HardAttention(annealing="cosine", sparsity="cross")},
         {"masks": HardAttention(embedding_init="ones", sparsity="quota")},
-        {"masks": HardAttention(sparsity="cross")},
-        {"masks": HardAttention(embedding_init="last")},
-        {"masks": HardAttention(sparsity_weight=0.0, embedding_init="positive")},
+        {"masks": HardAttention(sparsity_weight=0.0, embedding_init="last")},
         {"masks": HardAttention(s_max=1.5, embedding_clamp=0.3)},
         {"adjustment": ConstantRule(alpha=0.0)},
         {"criterion": nn.MultiMarginLoss()},
@@ -135,12 +128,8 @@ def test_nothing_drifts_in_the_middle_of_a_task(optimizer):
     ],
     ids=lambda options: next(iter(options)) + " " + str(next(iter(options.values())))[:8],
 )
-def test_settings(options):
-    fills = getattr(options.get("masks"), "embedding_init", None) in (
-        "ones",
-        "last",
-        "positive",
-    )  # no free unit may be left
+def test_earlier_tasks_keep_their_bits_under_every_setting(options):
+    fills = getattr(options.get("masks"), "embedding_init", None) in ("ones", "last")  # no free unit may be left
     assert_retained(make(optimizer="adam decay", **options), permuted(), must_move=not fills)
 
 
@@ -157,21 +146,20 @@ def test_settings(options):
     ],
     ids=["replay", "replay batches", "lwf", "ewc", "scheduler", "clip", "clip early"],
 )
-@pytest.mark.parametrize("reset_optimizer", [True, False])
-def test_beside_other_plugins(plugin, reset_optimizer):
+def test_earlier_tasks_keep_their_bits_beside_other_plugins(plugin):
     made = {}
 
     def optimizer(parameters):
         made["optimizer"] = torch.optim.Adam(parameters, lr=3e-3, weight_decay=1e-3)
         return made["optimizer"]
 
-    strategy = make(optimizer=optimizer, reset_optimizer=reset_optimizer)
+    strategy = make(optimizer=optimizer, reset_optimizer=False)
     position = next(i for i, p in enumerate(strategy.plugins) if not type(p).__module__.startswith("avalanche_amnesia"))
     strategy.plugins.insert(position, plugin(made["optimizer"]))
-    assert_retained(strategy, split(), 4)
+    assert_retained(strategy, split(), 3)
 
 
-def test_amnesiac_hat_and_a_stream_of_unequal_tasks():
+def test_tasks_of_different_numbers_of_classes_keep_their_bits():
     x = torch.cat([experience.tensors[0] for experience in split().train_stream])
     y = torch.arange(len(x)) % 9
     benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4, 5], [6, 7, 8]])
@@ -179,46 +167,7 @@ def test_amnesiac_hat_and_a_stream_of_unequal_tasks():
     assert_retained(strategy, benchmark)
 
 
-def conv_net() -> MaskedModel:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Conv2d(1, 8, 5, stride=2), nn.Conv2d(8, 8, 3, padding=1)
-            self.shortcut, self.last = nn.Conv2d(8, 8, 1), nn.Linear(8 * 36, 24)
-
-        def forward(self, x):
-            x = torch.relu(self.first(x))
-            x = torch.nn.functional.max_pool2d(torch.relu(self.second(x) + self.shortcut(x)), 2)
-            return torch.relu(self.last(x.flatten(1)))
-
-    torch.manual_seed(0)
-    return MaskedModel(Net())
-
-
-@pytest.mark.parametrize("optimizer", ["adam decay", "momentum"])
-def test_a_residual_convolution_on_images(data_root, optimizer):
-    benchmark = SplitMNIST(n_train=500, n_test=100, root=data_root)
-    assert_retained(make(model=conv_net(), optimizer=optimizer), benchmark, 3)
-
-
-def test_plain_gradient_masking_holds_under_sgd_alone():
+def test_plain_gradient_masking_protects_only_under_sgd():
     assert_retained(make(optimizer="sgd", adjustment=AdjustmentRule(space="gradient")), permuted())
-    for optimizer in ("adam decay", "decay", "adamw"):
-        with pytest.raises(AssertionError, match="drifted"):
-            assert_retained(make(optimizer=optimizer, adjustment=AdjustmentRule(space="gradient")), permuted())
-
-
-def test_no_protection_does_drift():
     with pytest.raises(AssertionError, match="drifted"):
-        assert_retained(make(adjustment=ConstantRule(alpha=1.0)), permuted())
-    with pytest.raises(AssertionError, match="drifted"):
-        assert_retained(make(adjustment="random"), permuted())
-
-
-def test_training_several_experiences_in_one_call():
-    benchmark = permuted()
-    at_once, one_by_one = make(HAT, optimizer="adam"), make(HAT, optimizer="adam")
-    at_once.train(benchmark.train_stream)
-    learn(one_by_one, benchmark.train_stream)
-    a, b = logits_of(at_once, benchmark, range(3)), logits_of(one_by_one, benchmark, range(3))
-    assert all(torch.equal(a[task], b[task]) for task in a)
+        assert_retained(make(optimizer="adamw", adjustment=AdjustmentRule(space="gradient")), permuted())

@@ -23,7 +23,7 @@ from avalanche_amnesia import (
 
 
 class Net(nn.Module):
-    """With kernels of 1×1, whose strides tell no layout."""
+    """With kernels of 1×1, because their strides do not determine a layout."""
 
     features = 12
 
@@ -59,7 +59,7 @@ HOWS = ["bfloat16", "channels last"]
 
 
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("kind", [HAT, AmnesiacHAT, WSN])
+@pytest.mark.parametrize("kind", [AmnesiacHAT, WSN])
 def test_earlier_tasks_keep_their_bits(kind, how):
     strategy, images, logits = made(kind, how), DIGITS.test_stream[0].tensors[0], []
     for experience in DIGITS.train_stream[:3]:
@@ -72,7 +72,7 @@ def test_earlier_tasks_keep_their_bits(kind, how):
     assert strategy.model.backbone.second.weight.is_contiguous() == (how != "channels last")
 
 
-@pytest.mark.parametrize("how", ["float32", *HOWS])
+@pytest.mark.parametrize("how", HOWS)
 def test_weight_pools_unlearn_to_the_bit(how):
     factory = partial(made, DisjointSubnets, how)
     strategy = learn(factory(), DIGITS, 4)
@@ -83,17 +83,7 @@ def test_weight_pools_unlearn_to_the_bit(how):
     assert bits(strategy.model) == bits(reference)
 
 
-@pytest.mark.parametrize("how", ["float32", *HOWS])
-def test_unlearning_the_last_task_of_wsn_takes_all_of_it(how):
-    strategy = learn(made(WSN, how), DIGITS.train_stream[:1])
-    before = bits(strategy.model)
-    strategy.train(DIGITS.train_stream[1])
-    assert bits(strategy.model) != before
-    assert strategy.unlearn([1]).claim == "exact"
-    assert bits(strategy.model) == before
-
-
-def test_autocast_takes_part():
+def test_autocast_changes_the_training():
     """The control: other bits come out of the same seed."""
     results = []
     for how in ("float32", "bfloat16"):
@@ -103,7 +93,7 @@ def test_autocast_takes_part():
 
 
 @pytest.mark.parametrize("kind", [AmnesiacHAT, WSN])
-def test_channels_that_lie_last_are_saved_and_unlearned(kind, tmp_path):
+def test_weights_in_channels_last_order_are_saved_and_unlearned(kind, tmp_path):
     def new(name):
         return made(kind, "channels last", trajectory=TrajectoryPlugin(path=tmp_path / name))
 

@@ -3,13 +3,11 @@
 import copy
 from functools import partial
 
-import pytest
 import timm
 import torch
 from sklearn.datasets import load_digits
 from support.strategies import learn, make
 from torch import nn
-from torchvision.models import resnet18
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, task_benchmark
 
@@ -36,23 +34,6 @@ def lived_in(model: nn.Module) -> nn.Module:
     return model
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A file with the state of a trained resnet18."""
-    torch.manual_seed(11)
-    path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
-    torch.save(lived_in(resnet18()).state_dict(), path)
-    return path
-
-
-def pretrained(saved) -> nn.Module:
-    """A network like that of ``resnet18(weights=…)``, without the download."""
-    torch.manual_seed(0)
-    model = resnet18()
-    model.load_state_dict(torch.load(saved, weights_only=True))
-    return model
-
-
 OPTIMIZER = partial(torch.optim.Adam, lr=1e-3, weight_decay=5e-4)
 tuned = partial(make, AmnesiacHAT, optimizer=OPTIMIZER, train_mb_size=9, train_epochs=1, seed=0)
 
@@ -69,81 +50,7 @@ def assert_pretrained_again(strategy, state, n_tasks=2):
     assert [name for name in model.state_dict() if not name.startswith("backbone.")] == []
 
 
-def test_a_loaded_backbone_is_used_as_it_is(saved):
-    backbone, state = pretrained(saved), torch.load(saved, weights_only=True)
-    model = MaskedModel(backbone, classifier="fc")
-    theirs = dict(backbone.named_parameters())
-    ours = dict(model.backbone.named_parameters())
-    assert ours.keys() == {name for name in theirs if not name.startswith("fc.")}
-    for name, parameter in ours.items():
-        assert parameter is theirs[name]
-        assert torch.equal(parameter, state[name])
-    assert model.n_features == 512
-
-
-def test_the_user_s_own_object_keeps_its_classifier(saved):
-    backbone = pretrained(saved).eval()
-    backbone.layer1.train()
-    modes = [module.training for module in backbone.modules()]
-    MaskedModel(backbone, classifier="fc")
-    assert [module.training for module in backbone.modules()] == modes
-    backbone.eval()
-    x = rgb_digits().test_stream[0].tensors[0][:4]
-    with torch.no_grad():
-        expected = backbone(x)
-        model = MaskedModel(backbone, classifier="fc").eval()
-        assert isinstance(backbone.fc, nn.Linear)
-        assert not backbone.training
-        assert "forward" not in vars(backbone.fc)
-        assert torch.equal(backbone(x), expected)
-        features = model.masked_features(x, torch.ones(model.n_units))
-        assert torch.allclose(backbone.fc(features), expected, atol=1e-4)
-
-
-def test_a_nested_classifier_is_left_out_of_the_copy_alone():
-    backbone = nn.Sequential()
-    backbone.add_module("body", nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()))
-    backbone.add_module("top", nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)))
-    layer = backbone.top[1]
-    model = MaskedModel(backbone, classifier="top.1", input_shape=(64,))
-    assert backbone.top[1] is layer
-    assert model.n_features == 6
-    assert [name for name, _ in model.backbone.named_parameters() if name.startswith("top.1")] == []
-    assert model.backbone.get_parameter("top.0.weight") is backbone.top[0].weight
-
-
-def test_norms_of_a_task_start_at_the_pretrained_statistics(saved):
-    state = torch.load(saved, weights_only=True)
-    model = MaskedModel(pretrained(saved), classifier="fc")
-    model.add_head(0, 2)
-    norms = {name.replace("/", "."): own for name, own in model.own["0"].items()}
-    assert len(norms) == 20
-    for name, own in norms.items():
-        for kind in ("weight", "bias", "running_mean", "running_var"):
-            value = getattr(own, kind)
-            assert torch.equal(value, state[f"{name}.{kind}"])
-            assert value.data_ptr() != model.backbone.get_submodule(name).state_dict()[kind].data_ptr()
-
-
-@pytest.mark.slow
-def test_unlearning_everything_gives_the_pretrained_network_back(saved):
-    state = torch.load(saved, weights_only=True)
-    assert_pretrained_again(tuned(model=MaskedModel(pretrained(saved), classifier="fc")), state)
-
-
-def test_weights_loaded_into_the_masked_model_are_used_too(saved):
-    """Loading into the wrapped backbone, or into the user's own object afterwards: they share their parameters."""
-    state = torch.load(saved, weights_only=True)
-    torch.manual_seed(1)
-    backbone = resnet18()
-    model = MaskedModel(backbone, classifier="fc")
-    backbone.load_state_dict(state)
-    model.add_head(0, 2)
-    assert torch.equal(model.backbone.get_parameter("layer3.0.conv1.weight"), state["layer3.0.conv1.weight"])
-    assert torch.equal(model.task_parts(0)["layer3.0.bn1"].running_mean, state["layer3.0.bn1.running_mean"])
-
-
-def test_timm_checkpoints(tmp_path):
+def test_a_pretrained_transformer_is_restored_to_the_bit(tmp_path):
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
     name = "vit_tiny_patch16_224"
     torch.manual_seed(3)
@@ -159,7 +66,7 @@ def test_timm_checkpoints(tmp_path):
     assert_pretrained_again(tuned(model=model), state, n_tasks=3)
 
 
-def test_timm_convolutions_with_norms(tmp_path):
+def test_a_pretrained_network_with_norms_is_restored_to_the_bit(tmp_path):
     torch.manual_seed(3)
     small = {"stem_width": 8, "channels": (8, 12, 16, 16), "num_classes": 0}
     path = tmp_path / "resnet.pth"

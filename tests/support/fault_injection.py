@@ -1,4 +1,4 @@
-"""Errors where a test wants them: in a function, behind it, or at one of the host's events."""
+"""Errors in front of a function, after it, or at one of Avalanche's events."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ class InjectedError(BaseException):
 
 
 def raiser(error: type[BaseException]) -> Callable[..., None]:
-    """A function that raises an error of this type, whatever it is called with."""
+    """A function that raises an error of this type, with any arguments."""
 
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error("injected")
@@ -53,7 +53,7 @@ def after_call(original: Callable[..., Any], error: type[BaseException]) -> Call
 
 @contextmanager
 def injected(step: tuple[Any, Any, bool] | None) -> Iterator[None]:
-    """Let a function of a module, class or registry raise, in front of its work or behind it."""
+    """Let a function of a module, class or registry raise, before or after its work."""
     if step is None:
         yield
         return
@@ -74,7 +74,7 @@ class FailsAtEvent(SupervisedPlugin):
 
     Args:
         event: its name, which may be changed later.
-        error: type of what is raised.
+        error: type of the error.
         times: how often it lets the event pass before.
         when: whether it counts, by the strategy.
     """

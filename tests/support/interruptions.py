@@ -32,7 +32,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def at_every_line(react: Callable[[str, int], None]) -> Iterator[None]:
-    """Call a function with file and line before any line of the package runs; what it raises is raised there."""
+    """Call a function with file and line before any line of the package runs; its errors are raised there."""
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(PACKAGE):
@@ -87,7 +87,7 @@ def first_and_last(lines: list[tuple[str, int]]) -> list[int]:
 
 
 def at_the_end_of(strategy: Any, experience: Any) -> Callable[[], Any]:
-    """Train up to the events that follow the last epoch; returns what makes copies of the strategy as it is there."""
+    """Train up to the events after the last epoch; return a function that copies the strategy in that state."""
 
     def stop(**kwargs: Any) -> None:
         raise Interrupted
@@ -123,7 +123,7 @@ NOT_COMPARED |= {"_directory", "file"}  # every run has its own
 
 
 def comparable_state(strategy: Any) -> Any:
-    """Everything that a strategy knows of its tasks: its model in order, and what its plugins hold."""
+    """Everything that a strategy knows of its tasks: its model in order, and the state of its plugins."""
     model = [(name, tensor_hash(value)) for name, value in strategy.model.state_dict().items()]
     with whole(strategy.model) as every:
         learns = {name: parameter.requires_grad for name, parameter in every.named_parameters()}

@@ -43,7 +43,7 @@ def references(benchmark=DIGITS, **options):
 
 
 def equal(strategy, refs: References) -> bool:
-    """To the bit, in every tensor of the state, and in the order in which the tasks were learned."""
+    """Return True if every tensor equals the reference's to the bit, and tasks have the same order."""
     reference = refs.reference(unlearning_plugin(strategy).ledger.remaining)
     ours, theirs = strategy.model.state_dict(), reference.state_dict()
     same = ours.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -1,4 +1,4 @@
-"""Strategies that learned four permuted tasks and can repair them, and what is looked at in them."""
+"""Strategies that learned four permuted tasks and can repair them."""
 
 import copy
 import functools

@@ -20,7 +20,7 @@ class TaskResidue:
     values: list[np.ndarray]
 
     def found_in(self, tensors: Sequence[Tensor]) -> bool:
-        """Tell whether a tensor is the mask, or holds more than chance's share of the values."""
+        """Return True if a tensor is the mask, or holds more of the values than by chance."""
         if self.mask is not None:
             packed = pack_bits(self.mask)
             for tensor in tensors:
@@ -61,9 +61,9 @@ def integers(tensor: Tensor) -> np.ndarray:
 
 
 def decay_alone(initial: Mapping[str, Tensor], optimizer: Optimizer, steps: int) -> np.ndarray:
-    """Bits of all values to which a decoupled decay takes weights without a gradient (of pixels that are always dark).
+    """Bits of all values that a decoupled decay gives to weights without a gradient (of pixels that are always dark).
 
-    It takes them there in so many steps, in whatever task is trained, so that they tell nothing of any of them.
+    It does so in every task, so that these values reveal no task.
     """
     (group,) = optimizer.param_groups
     factor = 1 - group["lr"] * group.get("weight_decay", 0)

@@ -28,11 +28,11 @@ def keep(strategy: Any, folder: Path) -> None:
 
 
 def run(folder: Path, kill_at: int = 0, saved_first: bool = True) -> None:
-    """Train what is left of the stream; put hashes of all that it led to into ``result.json``.
+    """Train the rest of the stream; write hashes of the final state into ``result.json``.
 
     Args:
         folder: for the saved strategy and the logs.
-        kill_at: number of the operation on files at which it is killed, if it is odd before it, else behind it.
+        kill_at: number of the operation on files at which it is killed, before it if odd, else after it.
         saved_first: whether it saves its strategy before the first task too.
     """
     torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def run(folder: Path, kill_at: int = 0, saved_first: bool = True) -> None:
 
 
 def count_operations(kill_at: int) -> list[int]:
-    """Count what is done to the files of the logs, and be killed at one of these operations."""
+    """Count operations on the files of the logs, and kill the process at one of them."""
     done = [0]
     for owner, name in ((log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "mkdir")):
         original = getattr(owner, name)

@@ -214,7 +214,7 @@ class Scenario(SupervisedPlugin):
         self.residue_of = {task: self._residue(task) for task in unlearning_plugin(strategy).current.tasks}
 
     def after_unlearning(self, strategy: Any, **kwargs: Any) -> None:
-        """Compare what was done with plan and record; it can still be taken back."""
+        """Compare the changes with plan and record; the unlearning can still be undone."""
         live, values, answers, hashes = self.had
         plan, record = unlearning_plugin(strategy).current, unlearning_plugin(strategy).records[-1]
         gone, now, state = plan.tasks, self.parameter_values(), bits(self.model)
@@ -266,7 +266,7 @@ class Scenario(SupervisedPlugin):
         return TaskResidue(self.model.binary_mask(task) if masked else None, [integers(parameter) for parameter in own])
 
     def _enter_requests(self) -> bool:
-        """Enter what was unlearned for good, if anything was."""
+        """Enter finished unlearnings into the oracle; return True if there were any."""
         records = unlearning_plugin(self.strategy).records[self.oracle.n_requests :]
         for record in records:
             self.oracle.forget(record.tasks)
@@ -321,5 +321,5 @@ class Scenario(SupervisedPlugin):
 
 @register_purger(Scenario)
 def _purge_scenario(plugin: Scenario, context: UnlearningContext, change: Transaction) -> str:
-    """Purge nothing: to compare, a scenario keeps what it needs to know of every task."""
+    """Purge nothing: a scenario keeps data of every task for its comparisons."""
     return "the scenario: left as it is"

@@ -12,7 +12,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ScoredWeights
+from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ConstantRule, ScoredWeights
 from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.unlearning.context import own_parameters
 from support.strategies import OPTIMIZERS, ConvNet, amnesiac, make, stock
@@ -46,17 +46,20 @@ def amnesiac_hat(
     return amnesiac(trajectory=trajectory, unlearning=unlearning, train_mb_size=10, train_epochs=1, **options)
 
 
-def wsn(trajectory: TrajectoryPlugin, *, deadline: int | None, **options: Any) -> Any:
-    return make(
-        WSN,
-        wrap=partial(SubnetModel, density=0.4, bias="masked"),
-        trajectory=trajectory,
-        unlearning=UnlearningPlugin(deadline=deadline),
-        masks=ScoredWeights(score_lr=0.05),
-        train_mb_size=10,
-        train_epochs=1,
-        **options,
-    )
+def wsn(**masks: Any) -> Callable[..., Any]:
+    def made(trajectory: TrajectoryPlugin, *, deadline: int | None, **options: Any) -> Any:
+        return make(
+            WSN,
+            wrap=partial(SubnetModel, density=0.4, bias="masked"),
+            trajectory=trajectory,
+            unlearning=UnlearningPlugin(deadline=deadline),
+            masks=ScoredWeights(score_lr=0.05, **masks),
+            train_mb_size=10,
+            train_epochs=1,
+            **options,
+        )
+
+    return made
 
 
 def stock_strategy(make: Any, **rest: Any) -> Any:
@@ -79,14 +82,14 @@ def stock_strategy(make: Any, **rest: Any) -> Any:
 
 @dataclass(frozen=True)
 class StrategyKind:
-    """A strategy, and what it promises beyond what all do.
+    """A strategy, and its promises beyond those of all strategies.
 
     Attributes:
         make: makes the strategy around a trajectory plugin.
         options: of the trajectory plugin.
-        protects: whether later tasks, and their unlearning, leave earlier tasks' logits as they are.
-        revises: whether an unlearning puts something in the place of what it takes out: sums of updates hold no more.
-        keeps_shared: whether an entry that a remaining task reads stays as it is, whoever trained it.
+        protects: whether later tasks, and their unlearning, change no logits of earlier tasks.
+        revises: whether an unlearning replaces the removed values: then they are no sum of updates.
+        keeps_shared: whether an unlearning changes no entry that a remaining task reads.
         tolerance: of the sums of updates; 0 where marked ones are exact.
     """
 
@@ -114,7 +117,10 @@ KINDS = {
     "repair": StrategyKind(repaired, protects=True, revises=True),
     "int8": StrategyKind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
     "disk": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs"}),
-    "wsn": StrategyKind(wsn, protects=True, keeps_shared=True),
+    "constant": StrategyKind(hat(adjustment=ConstantRule(alpha=0.5), reset_optimizer=False)),
+    "random": StrategyKind(hat(adjustment="random")),
+    "wsn": StrategyKind(wsn(scores="redraw"), protects=True, keeps_shared=True),
+    "wsn, best": StrategyKind(wsn(keep="best", score_bits=2), protects=True, keeps_shared=True),
     "naive": StrategyKind(stock_strategy(Naive)),
     "ewc": StrategyKind(stock_strategy(EWC, ewc_lambda=1.0)),
 }

@@ -1,4 +1,4 @@
-"""Short runs on real digits, and what the tests read off them."""
+"""Short runs on real digits, and their logits."""
 
 from functools import partial
 

@@ -77,7 +77,7 @@ def host(name: str, *, plugins: tuple[SupervisedPlugin, ...] = (), epochs: int =
 
 
 def keeper(strategy: Any, name: str) -> Any:
-    """Keeper of the state: the strategy itself, or the last plugin that is not the host's own."""
+    """Keeper of the state: the strategy itself, or the plugin of that name."""
     if name in ("der", "er-ace"):
         return strategy
     kinds = {"ewc online": "EWC", "si": "SynapticIntelligence", "lwf": "LwF", "packnet": "PackNet"}

@@ -49,7 +49,7 @@ class ConvNet(nn.Module):
 
 
 class NormedConvNet(nn.Module):
-    """With a BatchNorm and a LayerNorm, and without a ReLU behind the last one."""
+    """With a BatchNorm and a LayerNorm, and no ReLU after the last one."""
 
     features = 12
 
@@ -147,7 +147,7 @@ def make(
         wrap: maker of the model around the backbone, by default the one that the strategy needs.
         model: in place of what ``net`` and ``wrap`` make.
         optimizer: name in ``OPTIMIZERS``, or a function of the parameters.
-        torch_seed: of torch, from which the model's initial values come.
+        torch_seed: seed of torch for the model's initial values.
         options: of the strategy.
     """
     if model is None:

@@ -1,4 +1,4 @@
-"""State of a strategy and its model in forms that compare, and what must hold of it after an unlearning."""
+"""Comparable states of strategies and models, and checks of them after an unlearning."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,7 +56,7 @@ def values(module: nn.Module) -> dict[str, Tensor]:
 
 
 def same_state(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
-    """Tell whether two states have the same names, and the same values under each."""
+    """Return True if two states have the same names and values."""
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
@@ -115,26 +115,26 @@ def frozen(value: Any) -> Any:
 
 @contextmanager
 def unchanged(look: Callable[[], Any]) -> Iterator[None]:
-    """Whatever happens in the block, a look sees the same behind it as before."""
+    """Check that a value is the same before and after the block."""
     before = look()
     yield
     assert look() == before
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same, deeply: tensors in type, shape and bits."""
+    """Return True if two nested values are the same: tensors in type, shape and bits."""
     return bool(frozen(one) == frozen(other))
 
 
 def owned(model: MaskedModel) -> dict[str, Tensor]:
     """Backbone parameter → entries that some remaining task's mask owns."""
     use = model.graph.parameter_use(model.by_layer(model.cumulative_mask()))
-    free = torch.zeros(())  # the norms from which tasks copy theirs are nobody's
+    free = torch.zeros(())  # no task owns the norms of the backbone, which tasks copy
     return {name: (use.get(name, free) > 0).expand_as(p) for name, p in model.backbone.named_parameters()}
 
 
 def stray(model: MaskedModel, initial: dict[str, Tensor]) -> list[str]:
-    """Backbone parameters of which an entry that nobody owns is not its initial value, bit for bit."""
+    """Backbone parameters with an entry that no task owns and that differs from its initial bits."""
     result = []
     for name, value in model.backbone.named_parameters():
         free = ~owned(model)[name]
@@ -148,7 +148,7 @@ def initial_values(model: MaskedModel) -> dict[str, Tensor]:
 
 
 def assert_nothing_stray(strategy: Any, experiences: Iterable[Any], requests: Iterable[Sequence[int]]) -> None:
-    """Train, then unlearn: after every request, what nobody owns has its initial bits."""
+    """Train, then unlearn: after every request, entries without an owner have their initial bits."""
     initial = initial_values(strategy.model)
     learn(strategy, experiences)
     assert_requests_leave_nothing_stray(strategy, initial, requests)
@@ -157,14 +157,14 @@ def assert_nothing_stray(strategy: Any, experiences: Iterable[Any], requests: It
 def assert_requests_leave_nothing_stray(
     strategy: Any, initial: dict[str, Tensor], requests: Iterable[Sequence[int]]
 ) -> None:
-    """Unlearn: after every request, what nobody owns has the bits that it had before the first training."""
+    """Unlearn: after every request, entries without an owner have their bits from before the first training."""
     for request in requests:
         strategy.unlearn(request)
         assert stray(strategy.model, initial) == []
 
 
 def assert_economical(strategy: Any, lossless: Any, initial: dict[str, Tensor]) -> None:
-    """Of three tasks a log keeps less than a lossless one, allows the same claims and leaves nothing behind."""
+    """Check that a log of three tasks is smaller than a lossless one, with the same claims and no stray entries."""
     assert trajectory(strategy).nbytes() < trajectory(lossless).nbytes()
     assert strategy.plan_unlearning([1]).claim == lossless.plan_unlearning([1]).claim
     assert strategy.plan_unlearning([2]).claim == "exact"

@@ -1,4 +1,4 @@
-"""Streams of a few samples and the smallest network, for what is tried out in one step."""
+"""Streams of a few samples and the smallest network, for tests of a single step."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def data(n: int = 24, classes: int = 2, first: int = 0) -> TensorDataset:
 
 
 def blank(n_tasks: int = 5) -> Any:
-    """Tasks of two samples of nothing, one class each: what is scheduled on them is all there is."""
+    """Tasks of two zero samples, one class each, for tests of schedules."""
     x, y = torch.zeros(2 * n_tasks, 3), torch.arange(2 * n_tasks) % n_tasks
     return task_benchmark((x, y), (x, y), [[task] for task in range(n_tasks)])
 

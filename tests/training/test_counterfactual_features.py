@@ -1,4 +1,4 @@
-"""Features without given tasks, through a task's mask: those of a pass over all units, statistics included."""
+"""Features of a task without other tasks equal those of a pass over all units, statistics included."""
 
 from copy import deepcopy
 from types import SimpleNamespace
@@ -6,17 +6,87 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from support.feature_networks import HALF, NETWORKS, SPARSE, batch, trained
+from support import small_networks
 from support.strategy_state import bits
+from torch import nn
 
+from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 
 
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.recurrent, self.out = nn.Linear(4, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 4)
+
+    def forward(self, x):
+        return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
+
+
+NAMES = [
+    "lenet flatten",
+    "residual 1x1",
+    "concatenated maps",
+    "grouped",
+    "depthwise",
+    "pooled",
+    "batch norm",
+    "softmax",
+]
+NAMES += ["layer norm", "group norm", "transposed", "embedding", "raw parameter", "attention", "squeeze and excite"]
+NETWORKS = {name: small_networks.ALL[name] for name in NAMES} | {
+    "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),
+    "the batch's statistics": (*small_networks.ALL["batch norm"][:2], {"input_shape": (1, 3, 3), "norm": "batch"}),
+    "frozen": (Recurrent, (5, 4), {"input_shape": (5, 4), "frozen": ["recurrent"]}),
+    "task-owned": (Recurrent, (5, 4), {"input_shape": (5, 4), "task_owned": ["recurrent"]}),
+}
+HALF, STARVED = 0, 1
+
+
+def embedding(model: MaskedModel, task: int, seed: int) -> torch.Tensor:
+    """Open half of the units, and at least one of each layer; or only one of each third layer, and none of one."""
+    values = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed + task)) - 0.5
+    layers = list(model.by_layer(values).values())
+    for layer in layers:
+        layer[-1] = 1.0
+    if task == STARVED:
+        for layer in layers[::3]:
+            layer[:-1] = -1.0
+        layers[len(layers) // 2].fill_(-1.0)
+    return values
+
+
+@torch.no_grad()
+def with_tasks(model: MaskedModel, seed: int = 0) -> MaskedModel:
+    """Tasks with masks, heads, and norms of their own that learned something."""
+    generator = torch.Generator().manual_seed(seed)
+    for task in (HALF, STARVED):
+        model.add_head(task, 4 + task)
+        for name, value in (*model.own[str(task)].named_parameters(), *model.own[str(task)].named_buffers()):
+            if value.is_floating_point():
+                low = 0.5 if name.endswith("running_var") else -0.3
+                value.add_(low + 0.6 * torch.rand(value.shape, generator=generator))
+        model.start_task(task, embedding(model, task, seed))
+        model.finish_task()
+    return model.eval()
+
+
+def trained(name: str, seed: int = 0) -> MaskedModel:
+    make, _, options = NETWORKS[name]
+    torch.manual_seed(seed)
+    return with_tasks(MaskedModel(make(), **options), seed=seed)
+
+
+def batch(name: str, size: int) -> torch.Tensor:
+    torch.manual_seed(size)
+    return small_networks.inputs(trained(name), NETWORKS[name][1], size)
+
+
 @torch.no_grad()
 def over_all_units(model, task, x, mb_size):
-    """Features where closed units are computed, and closed by the mask behind them; whether norms have statistics."""
+    """Features with closed units computed and masked afterwards; and whether norms have statistics."""
     parts, masks = deepcopy(model.task_parts(task)), model.by_layer(model.binary_mask(task).double())
     model.eval()
     norms = running_norms(parts)
@@ -27,33 +97,35 @@ def over_all_units(model, task, x, mb_size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("task", [HALF, SPARSE])
-def test_they_are_those_of_a_pass_over_all_units(name, task):
-    model, x = trained(name, seed=int(name == "tokens")).double(), batch(name, 12)
+def test_features_equal_those_of_a_pass_over_all_units(name):
+    model, x = trained(name).double(), batch(name, 12)
     x = x.double() if x.is_floating_point() else x
-    before = bits(model)
-    expected, has_statistics = over_all_units(model, task, x, 6)
-    found = CounterfactualFeatures(model, task, x, x.split(6))
-    statistics, features = found(), found.features
-    assert task != HALF or features.abs().max() > 1e-3  # a twentieth of the units may let nothing through
-    assert torch.allclose(features, expected, atol=1e-8 * float(expected.abs().max().clamp_min(1)))
-    assert bits(model) == before
-    buffers = dict(model.task_parts(task).named_buffers())
-    assert set(statistics) == (set(buffers) if has_statistics else set())
-    for name, value in statistics.items():
-        buffers[name].copy_(value)
-    assert torch.equal(model.features(x, task), features)
+    for task in (HALF, STARVED):
+        before = bits(model)
+        expected, has_statistics = over_all_units(model, task, x, 6)
+        found = CounterfactualFeatures(model, task, x, x.split(6))
+        statistics, features = found(), found.features
+        assert task != HALF or features.abs().max() > 1e-3  # few units may let nothing through
+        assert torch.allclose(features, expected, atol=1e-8 * float(expected.abs().max().clamp_min(1)))
+        assert bits(model) == before
+        buffers = dict(model.task_parts(task).named_buffers())
+        assert set(statistics) == (set(buffers) if has_statistics else set())
+        for buffer, value in statistics.items():
+            buffers[buffer].copy_(value)
+        assert torch.equal(model.features(x, task), features)
 
 
-@pytest.mark.parametrize(("name", "limit", "size"), [("lenet", 0.0, 32), ("lenet", 1e10, 512), ("mlp", 0.0, 2048)])
-def test_a_large_network_takes_few_images_at_a_time_and_rows_are_many(monkeypatch, name, limit, size):
+@pytest.mark.parametrize(
+    ("name", "limit", "size"), [("lenet flatten", 0.0, 32), ("lenet flatten", 1e10, 512), ("mlp", 0.0, 2048)]
+)
+def test_a_large_network_takes_fewer_images_at_a_time(monkeypatch, name, limit, size):
     monkeypatch.setattr(head_fit, "LARGE", limit)
     assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), ())._batch == size
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("part", [slice(None), slice(1, None, 3)])
-def test_units_of_a_first_layer_are_computed_in_two_states_and_else_where_they_differ(part, monkeypatch):
+def test_a_first_layer_computes_only_units_that_changed(part, monkeypatch):
     model, x = trained("mlp").double(), batch("mlp", 12).double()
     weight, opened = next(model.backbone.parameters()), model.masks[HALF]["layers.0"].nonzero()[:, 0]
     features, before = CounterfactualFeatures(model, HALF, x, ()), weight.clone()
@@ -76,7 +148,7 @@ def test_units_of_a_first_layer_are_computed_in_two_states_and_else_where_they_d
     assert computed == [(12, 2 * len(opened) + 1), (len(x[part]), 1)]
 
 
-def test_results_of_a_first_layer_that_would_take_too_much_are_not_kept(monkeypatch):
+def test_large_results_of_a_first_layer_are_not_kept(monkeypatch):
     monkeypatch.setattr(head_fit, "MOST_KEPT", 100)
     model, x = trained("mlp"), batch("mlp", 12)
     features = CounterfactualFeatures(model, HALF, x, ())

@@ -1,4 +1,4 @@
-"""Frozen entries held back by their gradients, against putting them back behind every step."""
+"""Freezing entries by scaled gradients gives the same training as restoring them after every step."""
 
 import functools
 from collections import OrderedDict
@@ -6,7 +6,7 @@ from collections import OrderedDict
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.small_runs import logits_of, make, masked_mlp, permuted
+from support.small_runs import logits_of, make, permuted
 from support.strategies import Hears, learn
 from support.strategy_state import same_state, state
 from torch import nn
@@ -19,7 +19,7 @@ from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask
 
 FAST = ["sgd", "adam", "fused adam"]
-SLOW = ["momentum", "decay", "adamw", "adam decay", "rmsprop"]
+SLOW = ["momentum", "adamw", "adam decay"]
 
 
 class SmallConv(nn.Module):
@@ -41,7 +41,7 @@ def masked_conv() -> MaskedModel:
 
 
 def resting_nowhere(optimizer):
-    """Traits of an optimizer under which everything is put back behind its step."""
+    """Traits of an optimizer that make every entry be restored after the step."""
     return traits_of(optimizer)._replace(zero_rests=False, linear=False)
 
 
@@ -56,7 +56,7 @@ KINDS = {
 
 @pytest.fixture
 def ways(monkeypatch):
-    """Ways by which steps were held back: names of spaces."""
+    """Names of the ways in which steps were adjusted."""
     seen: list[str] = []
     after = Adjuster.after_step
 
@@ -76,11 +76,12 @@ def state_and_logits(make_strategy, benchmark, **options):
 @pytest.mark.parametrize(
     ("kind", "optimizer"),
     [
-        *((kind, optimizer) for kind in ("hat", "hat conv") for optimizer in (*FAST, *SLOW)),
-        *((kind, optimizer) for kind in ("amnesiac", "adahat", "wsn") for optimizer in ("sgd", "adam")),
+        *(("hat", optimizer) for optimizer in (*FAST, *SLOW)),
+        *(("hat conv", "fused adam"), ("hat conv", "momentum"), ("amnesiac", "sgd"), ("wsn", "adam")),
+        *(("adahat", "sgd"), ("adahat", "adam")),
     ],
 )
-def test_both_ways_come_to_the_same(kind, optimizer, ways, monkeypatch):
+def test_scaled_gradients_and_restored_entries_give_the_same_training(kind, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
     fast, old = state_and_logits(KINDS[kind], benchmark, optimizer=optimizer)
     assert set(ways) == {"gradient" if optimizer in FAST and (kind, optimizer) != ("adahat", "adam") else "update"}
@@ -112,9 +113,8 @@ class Decays(SupervisedPlugin):
             group["weight_decay"] = 0.0
 
 
-@pytest.mark.parametrize("plugin", [clips, Decays])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_what_others_do_to_gradients_and_settings_is_seen(plugin, optimizer, ways, monkeypatch):
+@pytest.mark.parametrize(("plugin", "optimizer"), [(clips, "sgd"), (clips, "adam"), (Decays, "adam")])
+def test_plugins_that_change_gradients_or_settings_are_noticed(plugin, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
     fast, _ = state_and_logits(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
     assert set(ways) == ({"update"} if plugin is clips else {"gradient", "update"})
@@ -152,13 +152,12 @@ def hook_all(strategy):
 
 
 @pytest.mark.parametrize("around", [wrap_step, hook_all, schedule, schedule_and_wrap])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_what_is_done_around_a_step_is_seen(around, optimizer, ways, monkeypatch):
+def test_changes_around_a_step_are_noticed(around, ways, monkeypatch):
     monkeypatch.setattr(optim, "_global_optimizer_pre_hooks", OrderedDict())
     benchmark, trainings = permuted(n_train=96), []
     for way in ("gradient" if around is schedule else "update", "update"):
         ways.clear()
-        strategy = make(HAT, optimizer=optimizer)
+        strategy = make(HAT, optimizer="adam")
         around(strategy)
         trainings.append(state(learn(strategy, benchmark.train_stream).model))
         assert set(ways) == {way}
@@ -167,7 +166,7 @@ def test_what_is_done_around_a_step_is_seen(around, optimizer, ways, monkeypatch
     assert same_state(*trainings)
 
 
-def test_moments_of_an_earlier_task_and_hooks_leave_the_slow_way(ways):
+def test_with_kept_moments_or_hooks_entries_are_restored_after_the_step(ways):
     benchmark = permuted(n_train=96)
     learn(make(HAT, optimizer="adam", reset_optimizer=False), benchmark.train_stream)
     assert set(ways) == {"update"}
@@ -180,7 +179,7 @@ def test_moments_of_an_earlier_task_and_hooks_leave_the_slow_way(ways):
 
 @pytest.mark.parametrize("value", [-0.0, 1e-35])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_frozen_entry_that_would_not_rest_is_put_back(value, optimizer, ways):
+def test_a_frozen_entry_that_a_zero_gradient_would_change_is_restored(value, optimizer, ways):
     benchmark = permuted(n_train=96)
     strategy = learn(make(HAT, optimizer=optimizer), benchmark.train_stream[:1])
     weight = next(iter(strategy.model.backbone.parameters()))
@@ -194,26 +193,17 @@ def test_a_frozen_entry_that_would_not_rest_is_put_back(value, optimizer, ways):
 
 
 @pytest.mark.parametrize("rule", [{"adjustment": ConstantRule(alpha=0.3)}, {"adjustment": "random"}])
-def test_a_share_between_frozen_and_free_is_left_to_gradients_where_a_step_is_linear(rule, ways):
-    for optimizer in (*FAST, *SLOW):
+def test_partial_rates_scale_gradients_only_under_plain_sgd(rule, ways):
+    for optimizer in (*FAST, "momentum"):
         learn(make(HAT, optimizer=optimizer, **rule), permuted(n_train=32).train_stream)
         assert set(ways) == {"gradient" if optimizer == "sgd" else "update"}
         ways.clear()
 
 
-def test_a_step_that_is_linear_no_longer_is_seen(ways, monkeypatch):
+def test_a_step_that_stops_being_linear_is_noticed(ways, monkeypatch):
     benchmark = permuted(n_train=96)
     fast, _ = state_and_logits(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert set(ways) == {"gradient", "update"}
     monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
     slow, _ = state_and_logits(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
     assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)
-
-
-def test_shares_take_no_room_where_units_have_them_in_common():
-    model = masked_mlp()
-    strategy = learn(make(HAT, model=model), permuted(n_train=96).train_stream[:1])
-    use = task_mask.TaskUse(strategy.model)
-    first = next(iter(use.covered.values()))
-    assert first.shape == (40, 64)
-    assert first.untyped_storage().nbytes() == 40 * 4

@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_runs import masked_mlp, permuted
+from support.small_runs import make, masked_mlp, permuted
+from support.strategies import Hears, learn
 from torch import nn
 
+from avalanche_amnesia import MLP, HardAttention, MaskedModel
 from avalanche_amnesia.training.hat_formulas import (
     SparsityRegulariser,
     embedding_gradient,
@@ -58,13 +60,6 @@ def test_compensation_of_the_gate_is_the_gradient_at_full_scale_free_of_annealin
         q = embedding_gradient(torch.ones_like(e), gate, scale)
         rescale_embedding_gradient_(q, e, scale, 400.0, 50.0)
         assert torch.allclose(q, 400 * torch.sigmoid(e) * (1 - torch.sigmoid(e)))  # s_max · σ'(e), FINDINGS A
-
-
-def test_a_saturated_gate_passes_no_gradient_in_float32():
-    e = torch.tensor([0.1, 1.0, 6.0])
-    q = embedding_gradient(torch.ones(3), torch.sigmoid(400 * e), 400.0)
-    rescale_embedding_gradient_(q, e, 400.0, 400.0, 50.0)
-    assert q.tolist() == [0.0, 0.0, 0.0]
 
 
 SIZES = (3, 4, 2)
@@ -191,3 +186,22 @@ def test_initial_embeddings():
     assert draw("last", last) is not last
     assert torch.equal(draw("normal"), normal)
     assert not torch.equal(draw("normal", seed=1), normal)
+
+
+@pytest.mark.parametrize("n_tasks", [1, 4, 50])
+def test_a_sparse_embedding_opens_one_unit_in_as_many_as_there_are_tasks(n_tasks):
+    n, share = 40_000, 1 / n_tasks
+    for seed in range(3):
+        drawn = initial_embedding("sparse", n, torch.Generator().manual_seed(seed), n_tasks=n_tasks)
+        assert abs(int((drawn > 0).sum()) - n * share) <= 4 * math.sqrt(n * share * (1 - share))
+
+
+@pytest.mark.parametrize(("n_tasks", "low", "high"), [(1, 1, 1), (4, 0.19, 0.31)])
+def test_a_strategy_knows_how_many_tasks_its_stream_has(n_tasks, low, high):
+    shares = []
+    watch = Hears(before_training_exp=lambda made: shares.append(float((made.model.embedding > 0).float().mean())))
+    options = {"train_epochs": 1, "train_mb_size": 99, "plugins": [watch]}
+    model = MaskedModel(MLP(64, hidden=(900,), features=100))
+    learn(make(model=model, masks=HardAttention(embedding_init="sparse"), **options), permuted(n_tasks, n_train=20))
+    assert len(shares) == n_tasks
+    assert all(low <= share <= high for share in shares)

@@ -13,7 +13,7 @@ from support.strategy_state import bits
 from torch import nn
 from torch.nn import functional as F
 
-from avalanche_amnesia import HAT, WSN, AdaHAT, AmnesiacHAT, HardAttention, MaskedModel, ScoredWeights, SubnetModel
+from avalanche_amnesia import HAT, WSN, AmnesiacHAT, HardAttention, MaskedModel, ScoredWeights, SubnetModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import EVEN_BUDGET, MaskWarning, head_fit
@@ -24,7 +24,7 @@ from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
 
 PERMUTED = PermutedDigits(2, n_train=600, n_test=300)
 BUDGET = {"train_mb_size": 10, "train_epochs": 4}
-KINDS = [(HAT, MaskedModel), (AdaHAT, MaskedModel), (WSN, SubnetModel), (AmnesiacHAT, MaskedModel)]
+KINDS = [(HAT, MaskedModel), (WSN, SubnetModel), (AmnesiacHAT, MaskedModel)]
 
 
 MASKS = {WSN: ScoredWeights(), AmnesiacHAT: EVEN_BUDGET}
@@ -45,16 +45,16 @@ def loss(model, experience):
 
 
 @pytest.mark.parametrize(("kind", "wrap"), KINDS)
-def test_the_head_alone_differs_and_is_better_where_a_gate_closed(kind, wrap):
+def test_fitting_changes_only_the_head_and_improves_it(kind, wrap):
     trained, fitted = (learned(kind, wrap, fit_head=fit_head).model for fit_head in (False, True))
     heads = {name for name in fitted.state_dict() if name.startswith("heads.")}
     before, after = bits(trained), bits(fitted)
     assert {name for name in after if before[name] != after[name]} == heads
-    for experience in PERMUTED.test_stream if kind in (HAT, AdaHAT) else []:
+    for experience in PERMUTED.test_stream if kind is HAT else []:
         assert loss(fitted, experience) < loss(trained, experience)
 
 
-def test_it_is_the_logistic_regression_of_scikit_learn():
+def test_a_fitted_head_is_the_logistic_regression_of_scikit_learn():
     model = learned(AmnesiacHAT, MaskedModel, n_tasks=1).model
     x, y = task_data(PERMUTED.train_stream[0])
     features, probabilities = model.features(x, 0).detach(), model(x, 0).softmax(1).detach()
@@ -66,27 +66,17 @@ def test_it_is_the_logistic_regression_of_scikit_learn():
     assert torch.allclose(probabilities.double(), torch.from_numpy(theirs), atol=0.02)
 
 
-def test_hat_and_adahat_keep_the_heads_that_they_trained_as_published():
+def test_hat_keeps_its_trained_head_as_published():
     fits = [find_plugin(learned(*kind, n_tasks=0), TaskMaskPlugin).fit_head for kind in KINDS]
-    assert fits == [False, False, True, True]
+    assert fits == [False, True, True]
 
 
-def test_what_can_not_be_fitted_stays_as_it_was_trained(monkeypatch):
+def test_a_head_that_cant_be_fitted_stays_as_it_was_trained(monkeypatch):
     trained = learned(HAT, MaskedModel)
     monkeypatch.setattr(head_fit, "fitted_head", raiser(FitError))
     with pytest.warns(MaskWarning, match="task 0 keeps the head that it was trained with"):
         kept = learned(HAT, MaskedModel, fit_head=True)
     assert bits(kept.model) == bits(trained.model)
-
-
-def test_unlearning_takes_a_fitted_head_and_the_others_keep_theirs():
-    strategy = trained(2, compensation="none")
-    head = {name: value.clone() for name, value in strategy.model.state_dict().items() if name.startswith("heads.0.")}
-    assert head
-    assert strategy.unlearn([1]).claim == "exact"
-    now = strategy.model.state_dict()
-    assert all(torch.equal(now[name], value) for name, value in head.items())
-    assert not any(name.startswith("heads.1.") for name in now)
 
 
 def placed(head, like):

@@ -10,8 +10,7 @@ from support.strategies import Hears, learn, make
 from torch import nn
 from torch.optim import Adam
 
-from avalanche_amnesia import HAT, HardAttention, MaskedModel, SplitDigits, task_benchmark
-from avalanche_amnesia.contrib.streams.image_sets import load_idx
+from avalanche_amnesia import HAT, HardAttention, MaskedModel, SplitDigits
 from avalanche_amnesia.training.host import find_plugin
 from avalanche_amnesia.training.plugins import HATPlugin
 
@@ -35,7 +34,7 @@ def kept_in(batches):
 
 
 def shift(strategy):
-    """Changes what the network is given, as transforms on the device do."""
+    """Change the network's input, as transforms on the device do."""
     strategy.mbatch[0] = strategy.mbatch[0] * 2 + 1
 
 
@@ -50,8 +49,8 @@ def statistics(model, task, norm="norm1"):
     return own.running_mean, own.running_var
 
 
-@pytest.mark.parametrize("n_batches", [1, 3, 16])
-def test_they_are_the_average_over_the_last_batches(n_batches):
+@pytest.mark.parametrize("n_batches", [1, 3])
+def test_running_statistics_are_the_average_over_the_last_batches(n_batches):
     seen = []
     plugins = [Hears(before_training_iteration=shift), kept_in(seen), ReplayPlugin(mem_size=20)]
     masks = HardAttention(statistics_batches=n_batches)
@@ -72,7 +71,7 @@ def test_they_are_the_average_over_the_last_batches(n_batches):
     assert not hasattr(find_plugin(strategy, HATPlugin), "_statistics")  # it holds samples
 
 
-def test_nothing_else_changes():
+def test_only_running_statistics_change():
     """With and without: the same weights, masks, heads and random stream, to the bit."""
     states, draws = [], []
     for n_batches in (0, 5):
@@ -86,8 +85,8 @@ def test_nothing_else_changes():
 
 
 @pytest.mark.parametrize("norm", [lambda n: nn.InstanceNorm2d(n, track_running_stats=True), nn.BatchNorm2d])
-def test_other_modules_of_a_task_s_own(norm):
-    """Instance norms, and norms inside a module of which each task has a copy."""
+def test_statistics_of_instance_norms_and_of_norms_inside_task_owned_modules_are_averaged(norm):
+    """Instance norms, and norms inside a module that each task copies."""
     declared = {"task_owned": ["conv1", "norm1"]} if norm is nn.BatchNorm2d else {}
     seen, masks = [], HardAttention(statistics_batches=2)
     strategy = learn(strategy_of(norm=norm, masks=masks, of_model=declared, plugins=[kept_in(seen)]), DIGITS, 1)
@@ -96,23 +95,3 @@ def test_other_modules_of_a_task_s_own(norm):
     means = torch.stack([conv(x).mean((0, 2, 3)) for x, _ in seen[-2:]]).mean(0)
     used = slice(None) if declared else model.masks[0]["conv1"]
     assert torch.allclose(statistics(model, 0)[0][used], means[used], atol=1e-5)
-
-
-def test_a_short_training_is_evaluated_as_it_learned(data_root):
-    """One epoch of 14 mini-batches: what training left of the statistics costs points."""
-    (x, y), (x_test, y_test) = load_idx("FashionMNIST", data_root, download=False)
-    train, test = ((a[:2200].float() / 85 - 1.5, b[:2200]) for a, b in ((x, y), (x_test, y_test)))
-    benchmark = task_benchmark(train, test, [[0, 1], [2, 3]])
-    means = {}
-    for n_batches in (0, 16):
-        right = []
-        for seed in range(2):
-            settings = {"masks": HardAttention(statistics_batches=n_batches), "train_mb_size": 32, "train_epochs": 1}
-            strategy = strategy_of(seed, of_model={"input_shape": (1, 28, 28)}, **settings)
-            for task in range(2):
-                strategy.train(benchmark.train_stream[task])
-                x, y = benchmark.test_stream[task].tensors
-                with torch.no_grad():
-                    right.append((strategy.model.eval()(x, task).argmax(1) == y).float().mean())
-        means[n_batches] = float(torch.stack(right).mean())
-    assert means[16] > means[0] + 0.03, means

@@ -1,4 +1,4 @@
-"""A loader that the user's strategy or plugin makes is used, also where the data are tensors in memory."""
+"""A loader made by the user's strategy or plugin is used, even if the data are tensors in memory."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", [*CASES, "Avalanche's own"])
-def test_only_avalanches_own_loader_is_replaced(case):
+def test_only_avalanche_s_own_loader_is_replaced(case):
     kind, plugins, samples = CASES.get(case, (Naive, [], None))
     model, notes, ours = tiny.strategy().model, Notes(), InMemoryLoaderPlugin()
     ordered = [ours, *plugins] if "later" in case else [*plugins, ours]

@@ -1,4 +1,4 @@
-"""Warnings about masks and what they leave for tasks to come."""
+"""Warnings about masks, unlearned tasks and units left for later tasks."""
 
 import warnings
 
@@ -51,7 +51,7 @@ def test_a_task_that_takes_no_step_is_undone(kind):
 
 
 @pytest.mark.parametrize("kind", ["amnesiac", "wsn"])
-def test_a_task_whose_weights_were_put_back_is_named(kind):
+def test_a_task_whose_weights_were_reset_to_its_start_is_named(kind):
     """The host's early stopping takes the value that the last task left for the first one of the next."""
     evaluator = quiet(accuracy_metrics(stream=True))
     stopping = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream")
@@ -63,12 +63,3 @@ def test_a_task_whose_weights_were_put_back_is_named(kind):
             strategy.train(DIGITS.train_stream[task], eval_streams=[DIGITS.test_stream[task : task + 1]])
         told += [task for w in caught if "ends with the weights with which it began" in str(w.message)]
     assert told == [1]
-
-
-@pytest.mark.parametrize("option", ["droplast", "num_wokers", "shufle"])
-def test_a_mistyped_option_of_a_loader_is_named(option):
-    strategy = amnesiac()
-    with pytest.raises(TypeError, match=rf"strategy.train has no option '{option}'; did you mean"):
-        strategy.train(DIGITS.train_stream[0], **{option: True})
-    with pytest.raises(ValueError, match="reset_optimizer must be one of True, False, got 'no'"):
-        amnesiac(reset_optimizer="no")

@@ -1,13 +1,12 @@
 """Parameters that the optimizer holds: those that learn, and none of a finished task."""
 
-import copy
 import gc
 import weakref
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, make, mlp, trained
+from support.strategies import DIGITS, amnesiac, learn, make, mlp, trained
 from support.strategy_state import bits, trajectory
 from torch.optim import Adam
 
@@ -54,7 +53,7 @@ def with_groups(plugin):
 
 
 @pytest.mark.parametrize("make", [hat, wsn, with_groups, lambda plugin: amnesiac(plugins=[plugin])])
-def test_an_optimizer_holds_the_backbone_and_what_the_task_in_training_has_of_its_own(make):
+def test_an_optimizer_holds_the_backbone_and_the_parameters_of_the_task_in_training(make):
     watch = Watch()
     strategy = make(watch)
     backbone = names(strategy)
@@ -63,15 +62,14 @@ def test_an_optimizer_holds_the_backbone_and_what_the_task_in_training_has_of_it
         assert names(strategy) == backbone
         own = []
         for held, group in zip(backbone, watch.seen, strict=True):
-            assert group[: len(held)] == held  # in their old places; what is new stands behind them
+            assert group[: len(held)] == held  # in their old places; new parameters follow
             own += group[len(held) :]
         assert own
         assert all(f".{task}." in name for name in own)
 
 
-@pytest.mark.parametrize("reset", [True, False])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_training_is_the_same_where_the_optimizer_looks_at_every_head(optimizer, reset, monkeypatch):
+@pytest.mark.parametrize(("optimizer", "reset"), [("adam", True), ("adamw", False), ("momentum", False)])
+def test_a_training_is_the_same_when_the_optimizer_holds_every_head(optimizer, reset, monkeypatch):
     def learned():
         strategy = trained(3, optimizer=optimizer, reset_optimizer=reset)
         with whole(strategy.model) as model:
@@ -112,7 +110,7 @@ def test_an_interrupted_task_leaves_the_groups_as_they_were():
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_what_is_unlearned_in_the_middle_of_a_task_does_not_come_back(reset):
+def test_parameters_unlearned_in_the_middle_of_a_task_are_freed(reset):
     class Living(SupervisedPlugin):
         def after_training_exp(self, strategy, **kwargs):
             if strategy.experience.task_label == 0:
@@ -132,36 +130,3 @@ def test_what_is_unlearned_in_the_middle_of_a_task_does_not_come_back(reset):
     assert not living.alive
     (held,) = names(strategy)
     assert all(name.startswith("backbone.") for name in held)
-
-
-@pytest.mark.parametrize("reset", [True, False])
-def test_an_optimizer_s_state_of_an_epoch_may_be_kept_and_given_back_when_the_task_ends(reset):
-    class Keeps(SupervisedPlugin):
-        def after_training_epoch(self, strategy, **kwargs):
-            self.state = copy.deepcopy(strategy.optimizer.state_dict())
-
-        def after_training_exp(self, strategy, **kwargs):
-            strategy.optimizer.load_state_dict(self.state)
-
-    keeps, alone = trained(3, plugins=[Keeps()], reset_optimizer=reset), trained(3, reset_optimizer=reset)
-    assert bits(keeps.model) == bits(alone.model)
-    assert names(keeps) == names(alone)
-
-
-def test_a_plugin_may_give_heads_a_group_of_their_own_when_a_task_begins():
-    class Regroups(SupervisedPlugin):
-        def before_training_exp(self, strategy, **kwargs):
-            optimizer = strategy.optimizer
-            heads = [p for name, p in strategy.model.named_parameters() if name.startswith("heads.")]
-            for group in optimizer.param_groups:
-                group["params"] = [p for p in group["params"] if not any(p is head for head in heads)]
-            if len(optimizer.param_groups) == 1:
-                optimizer.add_param_group({"params": heads, "lr": 1e-3})
-            optimizer.param_groups[1]["params"] = heads
-
-    watch = Watch()
-    strategy = trained(3, plugins=[Regroups(), watch])
-    backbone, heads = watch.seen
-    assert names(strategy) == [backbone, []]
-    assert all(name.startswith("backbone.") for name in backbone)
-    assert heads == ["heads.2.weight", "heads.2.bias"]

@@ -1,19 +1,20 @@
-"""WSN: nothing learned is lost, only what a mask owns stays, best state from one step, the same runs again."""
+"""WSN: earlier tasks keep their bits, scores are drawn from the seed, and the best state comes from one step."""
 
 import copy
-import itertools
+import math
 from functools import partial
 
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
-from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, permuted, split
+from scipy import stats
+from support.small_runs import OPTIMIZERS, assert_retained, logits_of, make, split
 from support.strategies import NormedConvNet, learn
 from support.strategy_state import same_state, state, values
 
-from avalanche_amnesia import MLP, WSN, MaskedModel, ScoredWeights, SubnetModel
+from avalanche_amnesia import MLP, WSN, ScoredWeights, SubnetModel
 from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import DivergedError, SubnetPlugin
+from avalanche_amnesia.training.plugins import SubnetPlugin
 
 
 def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
@@ -24,14 +25,13 @@ def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
 wsn = partial(make, WSN, wrap=partial(SubnetModel, density=0.3), optimizer="adam")
 
 
-@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if name != "fused sgd"])
-def test_earlier_tasks_keep_their_bits_under_every_optimizer(optimizer):
-    assert_retained(wsn(optimizer=optimizer), split(), 3)
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS)[::3])
+def test_earlier_tasks_keep_their_bits_under_many_optimizers(optimizer):
+    assert_retained(wsn(optimizer=optimizer, train_epochs=1), split(), 3)
 
 
-@pytest.mark.parametrize("optimizer", ["nesterov", "adam decay"])
-@pytest.mark.parametrize("options", [{"bias": "masked"}, {"density": 0.9}])
-def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_lives_on(optimizer, options):
+@pytest.mark.parametrize(("optimizer", "options"), [("nesterov", {"bias": "masked"}), ("adam decay", {"density": 0.9})])
+def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_is_not_reset(optimizer, options):
     assert_retained(wsn(optimizer=optimizer, model=subnet(**options), reset_optimizer=False), split(), 3)
 
 
@@ -41,16 +41,15 @@ def test_earlier_tasks_keep_their_bits_in_a_conv_net_with_normalisation(norm):
     assert_retained(strategy, split(), 3)
 
 
-def test_learns():
+def test_wsn_learns_every_task():
     benchmark = split(1000)
     strategy = learn(wsn(train_epochs=8), benchmark.train_stream)
     for task, out in logits_of(strategy, benchmark, range(5)).items():
         assert (out.argmax(1) == benchmark.test_stream[task].tensors[1]).float().mean() > 0.9
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adam decay"])
-def test_only_what_a_mask_owns_moves_and_only_once(optimizer):
-    strategy, benchmark = wsn(optimizer=optimizer), split()
+def test_each_weight_moves_only_in_the_first_task_whose_mask_holds_it():
+    strategy, benchmark = wsn(optimizer="adam decay"), split()
     model = strategy.model
     initial = values(model.backbone)
     previous, used = initial, {name: torch.zeros(p.numel(), dtype=torch.bool) for name, p in initial.items()}
@@ -69,37 +68,14 @@ def test_only_what_a_mask_owns_moves_and_only_once(optimizer):
         assert all(int(m.sum()) == model.graph.layers[n].kept for n, m in masks.items())
 
 
-def overlaps(strategy):
-    masks = [strategy.model.binary_mask(task) for task in strategy.model.masked_tasks]
-    return [float((a & b).sum() / a.sum()) for a, b in itertools.pairwise(masks)]
-
-
-def test_kept_scores_make_masks_alike_and_redrawn_ones_do_not():
-    kept = overlaps(learn(wsn(), split().train_stream))
-    redrawn = overlaps(learn(wsn(masks=ScoredWeights(scores="redraw")), split().train_stream))
-    assert min(kept) > 0.7
-    assert max(redrawn) < 0.5  # 0.3 by chance
-
-
-def test_five_real_masks_of_half_the_weights_take_less_than_085_bit_each():
-    model = subnet(lambda: MLP(64, hidden=(100,), features=100), density=0.5)
-    strategy = learn(wsn(model=model, train_mb_size=10, train_epochs=5, seed=0), permuted(5, 1437).train_stream)
-    assert 0.5 < strategy.model.mask_bits() <= 0.85
-    loaded = subnet(lambda: MLP(64, hidden=(100,), features=100), density=0.5)
-    loaded.load_compressed_state(model.compressed_state())
-    assert all(torch.equal(loaded.binary_mask(t), model.binary_mask(t)) for t in range(5))
-
-
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"masks": ScoredWeights(scores="redraw")},
-        {"masks": ScoredWeights(keep="best")},
-        {"masks": ScoredWeights(score_bits=2)},
+        {"masks": ScoredWeights(keep="best", score_bits=2)},
     ],
 )
-def test_the_same_run_gives_the_same_bits_whatever_was_evaluated_between(options):
+def test_evaluations_between_tasks_do_not_change_the_run(options):
     benchmark = split()
     one = learn(wsn(**options), benchmark.train_stream[:2])
     other = wsn(**options)
@@ -110,7 +86,7 @@ def test_the_same_run_gives_the_same_bits_whatever_was_evaluated_between(options
     assert same_state(state(one.model), state(other.model))
 
 
-def test_the_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_an_optimizer_of_the_user_s():
+def test_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_their_own_optimizer():
     class Rates(SubnetPlugin):
         seen: list
 
@@ -141,7 +117,7 @@ def test_the_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_an
 
 
 class Diary(SubnetPlugin):
-    """Notes, after every epoch, what the held out data says and the whole state of that step."""
+    """Records, after every epoch, the score on held out data and the whole state."""
 
     def after_training_epoch(self, strategy, **kwargs):
         super().after_training_epoch(strategy, **kwargs)
@@ -156,7 +132,7 @@ class Diary(SubnetPlugin):
 
 
 @pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), NormedConvNet], ids=["mlp", "conv"])
-def test_best_weights_mask_head_and_normalisation_are_of_one_step(net):
+def test_best_weights_mask_head_and_norms_come_from_one_step(net):
     strategy = wsn(
         optimizer="momentum",
         model=subnet(net, bias="masked"),
@@ -202,21 +178,51 @@ def test_held_out_data_is_never_trained_on():
     assert sorted(map(tuple, rows.tolist())) == sorted(map(tuple, experience.tensors[0].flatten(1).tolist()))
 
 
+# Scores -----------------------------------------------------------------------------------------------------------
+
+DISTRIBUTIONS = {
+    "fan_in": lambda n: stats.uniform(-1 / math.sqrt(n), 2 / math.sqrt(n)),
+    "normal": lambda n: stats.norm(),
+    "positive": lambda n: stats.uniform(),
+}
+
+
+class Drawn(SubnetPlugin):
+    """Records the initial scores of every task."""
+
+    def before_training_exp(self, strategy, *args, **kwargs):
+        super().before_training_exp(strategy, *args, **kwargs)
+        notes.setdefault(self.seed, {})[self.in_training.task] = self.in_training.scores.detach().clone()
+
+
+notes: dict[int, dict[int, torch.Tensor]] = {}
+
+
+def drawn(tasks, *, seed=3, **options):
+    """Task → initial scores of its training, by layer."""
+    notes.clear()
+    strategy = wsn(train_epochs=1, seed=seed)
+    plugin = Drawn(seed=seed, **options)
+    strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
+    learn(strategy, [split().train_stream[task] for task in tasks])
+    return {task: strategy.model.by_layer(scores) for task, scores in notes[seed].items()}
+
+
+@pytest.mark.parametrize("init", DISTRIBUTIONS)
+def test_redrawn_scores_have_their_distribution_and_depend_only_on_seed_and_task(init):
+    options = {"masks": ScoredWeights(score_init=init, scores="redraw")}
+    alone = drawn([1], **options)[1]
+    torch.rand(7)
+    later, other_seed = drawn([0, 1], **options), drawn([1], seed=4, **options)[1]
+    for name, of_layer in alone.items():
+        n = {"layers.0.weight": 64, "layers.1.weight": 40}[name]
+        assert stats.kstest(of_layer.double().numpy(), DISTRIBUTIONS[init](n).cdf).pvalue > 1e-3
+        assert torch.equal(of_layer, later[1][name])
+        assert not torch.equal(of_layer, later[0][name])
+        assert not torch.equal(of_layer, other_seed[name])
+
+
 # Errors -----------------------------------------------------------------------------------------------------------
-
-
-def test_options_that_mean_nothing_are_refused():
-    with pytest.raises(ValueError, match="scores must be one of 'keep', 'redraw', got 'drop'"):
-        wsn(masks=ScoredWeights(scores="drop"))
-    for bits in (0, 9, 1.5, True):
-        with pytest.raises(ValueError, match=f"score_bits must be a whole number from 1 to 8, or None.*got {bits}"):
-            wsn(masks=ScoredWeights(score_bits=bits))
-    with pytest.raises(ValueError, match="score_bits=2 has no meaning for scores='redraw'"):
-        wsn(masks=ScoredWeights(score_bits=2, scores="redraw"))
-    with pytest.raises(ValueError, match="score_lr must be above 0, got 0"):
-        wsn(masks=ScoredWeights(score_lr=0))
-    with pytest.raises(TypeError, match=r"model must be a SubnetModel, got MaskedModel: .* SubnetModel\(backbone\)"):
-        wsn(model=MaskedModel(MLP(64, hidden=(), features=3)))
 
 
 class Stop(Exception):
@@ -245,16 +251,6 @@ def test_an_interrupted_task_is_undone(keep):
     strategy.train(benchmark.train_stream[1])
     again = learn(wsn(model=subnet(NormedConvNet), masks=ScoredWeights(keep=keep)), benchmark.train_stream[:2])
     assert same_state(state(strategy.model), state(again.model))
-
-
-def test_a_diverged_task_is_undone():
-    strategy, benchmark = wsn(optimizer="sgd"), split()
-    strategy.train(benchmark.train_stream[0])
-    before = state(strategy.model)
-    strategy.optimizer.param_groups[0]["lr"] = 1e30
-    with pytest.raises(DivergedError, match="task 1 diverged"):
-        strategy.train(benchmark.train_stream[1])
-    assert same_state(before, state(strategy.model))
 
 
 def test_nothing_of_a_task_stays_in_the_plugin():

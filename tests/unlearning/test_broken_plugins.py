@@ -1,4 +1,4 @@
-"""What fails in code of others during an unlearning is named, with the way to go on without it."""
+"""A plugin that fails during an unlearning is named, with a way to continue without it."""
 
 import pytest
 from avalanche.core import SupervisedPlugin
@@ -54,9 +54,11 @@ def learned(place, broken, stream=DIGITS.train_stream):
     return trained(2, stream, train_epochs=1, evaluator=evaluator, plugins=[broken] if place == "plugins" else [])
 
 
-@pytest.mark.parametrize("place", KINDS)
-@pytest.mark.parametrize("event", ["before_unlearning", "after_unlearning"])
-def test_who_fails_is_named_and_without_it_the_request_is_obeyed(place, event):
+@pytest.mark.parametrize(
+    ("place", "event"),
+    [*((place, "after_unlearning") for place in KINDS), ("plugins", "before_unlearning")],
+)
+def test_a_failing_plugin_is_named_and_without_it_the_request_is_obeyed(place, event):
     broken = KINDS[place]()
     broken.at = event
     strategy = learned(place, broken)
@@ -89,7 +91,7 @@ def test_a_request_of_the_stream_waits_until_it_can_be_obeyed():
     assert unlearning_plugin(strategy).ledger.remaining == (1, 2)
 
 
-def test_whose_purger_fails_is_named(monkeypatch):
+def test_a_plugin_whose_purger_fails_is_named(monkeypatch):
     class Keeps(SupervisedPlugin):
         pass
 

@@ -25,20 +25,10 @@ def test_a_fitted_head_is_the_minimum_of_its_loss(has_bias):
     assert max(float(slope.abs().max()) for slope in slopes) < 1e-3
 
 
-def test_a_head_is_the_optimum_of_its_regression():
-    x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
-    weight, bias = (value.requires_grad_() for value in fit_head(x.flatten(1), y, 10, iterations=200, tolerance=0))
-    F.cross_entropy(F.linear(x.flatten(1), weight, bias), y).backward()
-    assert bias.grad.abs().max() < 1e-4  # the penalty does not reach the bias: here the gradient is that of the loss
-    short = fit_head(x.flatten(1), y, 10)
-    long = F.cross_entropy(F.linear(x.flatten(1), weight, bias), y)
-    assert F.cross_entropy(F.linear(x.flatten(1), *short), y) < long + 0.02
-
-
 @pytest.mark.parametrize("labels", ["true", "random"])
-def test_a_fit_that_ends_early_is_as_good_as_a_long_one(labels):
+def test_a_fit_that_stops_early_is_as_good_as_a_long_one(labels):
     benchmark = PermutedDigits(4, n_train=600, n_test=300)
-    for experience in benchmark.train_stream[:3]:
+    for experience in benchmark.train_stream[:1]:
         x, y = task_data(experience)
         x = x.flatten(1)
         x = x[:, x.any(0)]
@@ -55,7 +45,7 @@ def test_a_fit_that_ends_early_is_as_good_as_a_long_one(labels):
 
 
 @pytest.mark.parametrize("order", ["as drawn", "by class"])
-def test_a_fit_that_begins_with_few_samples_is_that_of_all(order, monkeypatch):
+def test_a_fit_that_begins_with_few_samples_equals_one_of_all_samples(order, monkeypatch):
     x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
     x = (x.flatten(1) @ torch.randn(64, 12, generator=torch.Generator().manual_seed(0))).relu()
     if order == "by class":
@@ -88,7 +78,7 @@ def test_features_that_are_always_zero_and_classes_without_samples_are_allowed()
     assert all(value.isfinite().all() for value in constant)
 
 
-def test_features_of_closed_units_take_no_part_wherever_they_lie():
+def test_closed_units_have_no_influence_on_a_fit():
     x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
     open_ones = x.flatten(1)[:, x.flatten(1).any(0)]
     generator = torch.Generator().manual_seed(0)
@@ -107,7 +97,7 @@ def test_features_of_closed_units_take_no_part_wherever_they_lie():
     assert torch.equal(of_moved, bias)
 
 
-@pytest.mark.parametrize("size", [float("nan"), float("inf"), 1e25])
+@pytest.mark.parametrize("size", [float("nan"), 1e25])
 def test_no_head_is_fitted_to_features_that_overflow(size):
     x, y = DIGITS.train_stream[0].tensors
     features = x.flatten(1).clone()

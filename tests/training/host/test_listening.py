@@ -1,4 +1,4 @@
-"""Whoever listens hears every event as often as in a stock strategy; metrics read the same values."""
+"""Plugins are called at every event as often as in a stock strategy, and metrics read the same values."""
 
 import pytest
 from avalanche.core import BaseSGDPlugin, SupervisedPlugin
@@ -49,10 +49,8 @@ def counting(base, events, calls):
     return kind
 
 
-@pytest.mark.parametrize(
-    "events", [EVENTS_OF_ITERATIONS, *((event,) for event in EVENTS_OF_ITERATIONS)], ids=lambda e: "-".join(e)[:30]
-)
-def test_plugins_metrics_and_loggers_hear_what_they_would_hear(events):
+@pytest.mark.parametrize("events", [EVENTS_OF_ITERATIONS, EVENTS_OF_ITERATIONS[3:4]], ids=lambda e: "-".join(e)[:30])
+def test_plugins_metrics_and_loggers_are_called_as_by_avalanche(events):
     heard = {}
     for dispatch in (Stock, Listening):
         calls = {"plugin": [], "sgd plugin": [], "metric": [], "logger": []}
@@ -68,7 +66,7 @@ def test_plugins_metrics_and_loggers_hear_what_they_would_hear(events):
     assert all(set(calls) == set(events) for calls in heard[Listening].values())
 
 
-def test_an_evaluation_plugin_of_the_users_own_is_heard():
+def test_a_subclass_of_the_evaluation_plugin_is_called():
     heard = {}
     for dispatch in (Stock, Listening):
         calls = []
@@ -83,7 +81,7 @@ def test_an_evaluation_plugin_of_the_users_own_is_heard():
     assert heard[Listening]
 
 
-def test_a_handler_given_to_an_instance_is_heard():
+def test_a_handler_of_an_instance_is_called():
     calls = []
     plugin = SupervisedPlugin()
     plugin.before_update = lambda strategy, **kwargs: calls.append(1)
@@ -91,7 +89,7 @@ def test_a_handler_given_to_an_instance_is_heard():
     assert len(calls) == 2 * 2 * 5
 
 
-def test_metrics_equal_those_of_a_stock_dispatch():
+def test_metrics_equal_those_of_avalanche():
     logged = {}
 
     class Log(BaseLogger):

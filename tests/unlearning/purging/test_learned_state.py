@@ -1,4 +1,4 @@
-"""Learned state that no purger knows: found wherever it hides, refused, or left by consent; a purger of one's own."""
+"""Learned state without a purger is found and refused, or left on request; users can register purgers."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, Naive
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.strategies import DIGITS, learn, stock
-from support.strategy_state import fingerprint, unchanged, unlearning_plugin
+from support.strategy_state import fingerprint, unlearning_plugin
 from torch import nn
 
-from avalanche_amnesia import UnlearningPlugin, register_purger, with_unlearning
+from avalanche_amnesia import UnlearningPlugin, register_purger
 from avalanche_amnesia.unlearning.purging import UnknownStateError, learned_state, purgers
 
 
@@ -37,7 +37,7 @@ HIDES = {
 
 
 @pytest.mark.parametrize("hide", HIDES)
-def test_learned_state_that_nobody_knows_is_refused_before_anything_changed(hide):
+def test_unknown_learned_state_is_refused_before_anything_changes(hide):
     holds, path = HIDES[hide]
     strategy = learn(stock(EWC, ewc_lambda=1.0, plugins=[Holds(holds)], epochs=1), DIGITS.train_stream[:1])
     before = fingerprint(strategy)
@@ -84,15 +84,7 @@ def test_state_in_slots_and_in_a_subclass_of_a_container_is_found():
     assert learned_state(Listed([torch.ones(0), 1, "two"])) is None
 
 
-def test_a_request_of_the_stream_is_refused_before_the_training():
-    strategy = stock(plugins=[Holds(lambda t: t)], epochs=1)
-    stream = with_unlearning(DIGITS, {1: [0]}).train_stream
-    strategy.train(stream[0])
-    with unchanged(lambda: fingerprint(strategy)), pytest.raises(UnknownStateError):
-        strategy.train(stream[1])
-
-
-def test_what_only_refers_to_the_strategy_is_no_learned_state():
+def test_a_reference_to_the_strategy_is_no_learned_state():
     class Refers(SupervisedPlugin):
         def before_training(self, strategy, **kwargs):
             self.all = {"strategy": strategy, "model": strategy.model, "step": strategy.optimizer.step}
