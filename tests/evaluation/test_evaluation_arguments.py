@@ -32,9 +32,7 @@ make = partial(strategies.make, HAT)
 @pytest.mark.parametrize("helper", [jsd_metrics, accuracy_difference_metrics, distance_metrics, cost_metrics])
 def test_metrics_of_a_comparison_need_references(helper):
     for references in (None, BENCHMARK, make, References):
-        with pytest.raises(
-            TypeError, match=r"references must be an object of References, got .*: Ref"
-        ):
+        with pytest.raises(TypeError, match=r"references must be an object of References, got .*: Ref"):
             helper(references)
 
 

@@ -191,7 +191,7 @@ def test_stock_strategies_are_measured_through_their_plain_backbone(maker):
 def test_full_models_exist_for_other_orders_and_for_a_relearned_task(references):
     strategy = make(evaluator=quiet(*evaluation.accuracy_difference_metrics(references, controls=())))
     stream = PERMUTED.train_stream
-    for task in (2, 0, 3, 1):
+    for task in (2, 0, 3):
         strategy.train(stream[task])
         results = strategy.eval(TEST)
         differences = {value for name, value in results.items() if name.startswith("AccuracyDifference")}
