@@ -1,4 +1,4 @@
-"""A rehearsal leaves no trace in what the methods of this wing learn beside the model."""
+"""Rehearsals do not change what the methods of contrib learn."""
 
 import pytest
 from support.strategies import DIGITS, ConvNet, amnesiac, make
@@ -20,13 +20,13 @@ METHODS = {
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rehearsed_or_not_the_same_bits(method):
+def test_a_rehearsal_changes_no_bits(method):
     lives = []
     for steps in (3, 0):
         strategy = METHODS[method]()
         unlearning_plugin(strategy).trial = steps
         for experience in DIGITS.train_stream[:3]:
-            if steps:  # outside of a training too
+            if steps:  # also outside of a training
                 assert rehearse_task(strategy, experience, steps).reason is None
                 assert look_at_task(strategy, experience, steps).reason is None
             strategy.train(experience)

@@ -1,4 +1,4 @@
-"""Logs of small runs: every number against the models and metrics themselves; none where there is none."""
+"""Logs of small runs: every number against the models and metrics."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_ow
 
 @pytest.fixture(scope="module", params=MAKERS)
 def measured(request, tmp_path_factory):
-    """Kind, the run as its log tells it, the strategy, and references."""
+    """Kind, the run read from its log, the strategy and references."""
     torch.set_num_threads(1)
     maker, folder = MAKERS[request.param], tmp_path_factory.mktemp("run")
     benchmark = with_unlearning(DIGITS, {1: [0], 3: [2, 1]})
@@ -29,7 +29,7 @@ def has_owners(numbers, kind):
     return any(name.startswith(kind) for name in numbers)
 
 
-def test_every_number_stands_where_there_is_one(measured):
+def test_every_number_is_logged_exactly_where_it_exists(measured):
     kind, run, _, _ = measured
     first, _, _, third, last = run.moments
     beside = ("UnlearnedAccuracy_chance", *COMPARED, *(f"{name}_reference" for name in COMPARED))
@@ -94,7 +94,7 @@ def test_forgetting_and_transfer_are_those_of_the_rows(measured):
     assert run.last.number("BackwardTransfer") == pytest.approx(rows[4][3] - rows[3][3])
 
 
-def test_capacity_overlap_and_owners_are_the_model_s(measured):
+def test_capacity_overlap_and_owners_are_those_of_the_model(measured):
     kind, run, strategy, _ = measured
     if kind == "ewc":
         return
@@ -114,7 +114,7 @@ def test_capacity_overlap_and_owners_are_the_model_s(measured):
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_where_nothing_remains_nothing_is_measured(kind, tmp_path):
+def test_nothing_is_measured_if_no_task_remains(kind, tmp_path):
     benchmark = with_unlearning(DIGITS, {t: [t] for t in range(5)})
     measure_run(kind, MAKERS[kind], benchmark, tmp_path, noise_floor=())
     run = read_run(tmp_path)
@@ -131,7 +131,7 @@ def test_where_nothing_remains_nothing_is_measured(kind, tmp_path):
             assert "Figure/Overlap/table" not in moment.tables
 
 
-def test_an_interrupted_run_leaves_the_earlier_one(tmp_path):
+def test_an_interrupted_run_keeps_the_earlier_log(tmp_path):
     benchmark = with_unlearning(DIGITS, {})
     measure_run("first", MAKERS["ewc"], benchmark, tmp_path, noise_floor=())
     before = (tmp_path / "run.jsonl").read_bytes()
