@@ -24,27 +24,10 @@ from avalanche.logging import InteractiveLogger
 from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
-from avalanche_amnesia.evaluation import (
-    References,
-    accuracy_difference_metrics,
-    accuracy_matrix_metrics,
-    capacity_metrics,
-    jsd_metrics,
-    unlearned_accuracy_metrics,
-)
-from avalanche_amnesia.contrib.metrics import distance_metrics
-from avalanche_amnesia.contrib.metrics import (
-    capacity_pictures_metrics,
-    cost_metrics,
-    mask_overlap_metrics,
-    membership_metrics,
-    owners_metrics,
-    relapse_metrics,
-)
-from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia import *
+from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.metrics import *
+from avalanche_amnesia.evaluation import *
 
 torch.set_num_threads(1)
 benchmark = with_unlearning(PermutedDigits(3, n_train=60, n_test=40), {1: [0]})

@@ -1,4 +1,4 @@
-"""Table of events: which values belong to which event."""
+"""Table of events and the values of each event."""
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.logging.event_table import EventTable

@@ -1,4 +1,4 @@
-"""Every kind of value as it is written to the run."""
+"""Values of every type in the written run."""
 
 import math
 import warnings

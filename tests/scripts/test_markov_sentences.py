@@ -1,13 +1,11 @@
 """Sentences of Markov chains: labels, grammar, seeds and difficulty."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 from support.strategy_state import same
 
-from experiments.sentences import GROUPS, PADDING, WORDS, MarkovSentences, _grammar
+from experiments.sentences import GROUPS, PADDING, MarkovSentences, _grammar
 
 
 def pairs(benchmark):
@@ -55,14 +53,6 @@ def test_training_and_test_sentences_differ():
     train, test = (benchmark.streams[name][0].tensors[0] for name in ("train", "test"))
     assert not torch.equal(train, test)
     assert len(torch.cat([train, test]).unique(dim=0)) > 250
-
-
-def test_neighbouring_tasks_share_half_of_their_words():
-    words = [set(e.tensors[0].unique().tolist()) - {PADDING} for e in MarkovSentences(8).train_stream]
-    assert [len(of) for of in words] == [WORDS] * 8
-    assert [len(one & other) for one, other in pairwise(words)] == [WORDS // 2] * 7
-    assert not words[0] & words[2]
-    assert set().union(*words) <= set(range(1, 64))
 
 
 def test_sentences_follow_the_grammar_of_their_class():

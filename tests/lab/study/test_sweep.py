@@ -21,7 +21,7 @@ from support.tiny_study import TINY, AtOnce
 from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.executors import ProcessExecutor
-from avalanche_amnesia.lab.report import entries, read_run, report_page, verdict_of
+from avalanche_amnesia.lab.report import read_run, report_page, verdict_of
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
@@ -78,12 +78,6 @@ def test_a_single_run_gives_the_same_bytes_as_the_sweep(swept, tmp_path):
     cell = CELLS[1]
     run_cell(cell, tmp_path)
     assert results(tmp_path) == results(folder_of(cell, swept[0] / "out"))
-
-
-def test_runs_of_a_method_are_named_by_their_scenarios(swept):
-    runs = [read_run(folder_of(cell, swept[0] / "out")) for cell in cells_of(TINY, ["HAT"])]
-    found = {entry.name: len(entry.runs) for entry in entries(runs)}
-    assert found == {"HAT (scenario published)": 2, "HAT (scenario newest)": 2}
 
 
 def test_a_run_shows_no_deprecation_warnings_of_avalanche(tmp_path, capfd):
