@@ -1,8 +1,7 @@
-"""Measures of an accuracy matrix against loops over it, and the metric against the host's own accuracies."""
+"""Accuracy matrix: its measures against loops, and the metric against Avalanche's accuracies."""
 
 import numpy as np
 import pytest
-import torch
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
@@ -14,8 +13,8 @@ from avalanche_amnesia.evaluation import average_accuracy, forgetting, forward_t
 from avalanche_amnesia.evaluation.accuracy_matrix import backward_transfer
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_without_requests_they_are_the_textbook_s(seed):
+@pytest.mark.parametrize("seed", range(2))
+def test_without_requests_the_measures_are_those_of_the_literature(seed):
     a = np.random.default_rng(seed).random((5, 5))
     matrix = [{i: float(a[t, i]) for i in range(t + 1)} for t in range(5)]
     alone = {i: float(a[0, i]) for i in range(5)}
@@ -25,7 +24,7 @@ def test_without_requests_they_are_the_textbook_s(seed):
     assert forward_transfer(matrix, alone) == pytest.approx(np.mean([a[i, i] - a[0, i] for i in range(5)]))
 
 
-def test_unlearned_tasks_do_not_count_and_one_learned_again_begins_anew():
+def test_unlearned_tasks_do_not_count_and_a_relearned_task_counts_as_new():
     matrix = [{0: 0.9}, {0: 0.8, 1: 0.7}, {1: 0.6}, {0: 0.5, 1: 0.6}, {0: 0.4, 1: 0.65}]
     assert average_accuracy(matrix) == pytest.approx(0.525)
     assert forgetting(matrix) == pytest.approx((0.1 + 0.05) / 2)
@@ -33,7 +32,7 @@ def test_unlearned_tasks_do_not_count_and_one_learned_again_begins_anew():
     assert forward_transfer(matrix, {0: 0.4}) == pytest.approx(0.1)
 
 
-def test_of_nothing_there_is_nothing():
+def test_measures_of_an_empty_matrix_are_none():
     for matrix in ([], [{}], [{0: 0.5}, {}]):
         assert average_accuracy(matrix) is forgetting(matrix) is backward_transfer(matrix) is None
         assert forward_transfer(matrix, {0: 1.0}) is None
@@ -41,7 +40,7 @@ def test_of_nothing_there_is_nothing():
     assert forward_transfer([{0: 0.5}], {}) is None
 
 
-def test_the_metric_agrees_with_the_host_s():
+def test_the_metric_agrees_with_avalanches_accuracies():
     benchmark = with_unlearning(DIGITS, {2: [0]})
     (metric,) = metrics = accuracy_matrix_metrics()
     evaluator = EvaluationPlugin(
@@ -52,7 +51,7 @@ def test_the_metric_agrees_with_the_host_s():
     for experience in benchmark.train_stream[:4]:
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)
-        results = strategy.eval(benchmark.test_stream)  # looked at twice: one row
+        results = strategy.eval(benchmark.test_stream)  # two evaluations: one row
         name = "Top1_Acc_Exp/eval_phase/test_stream/Task{0:03d}/Exp{0:03d}"
         assert metric.rows[-1] == {task: results[name.format(task)] for task in metric.rows[-1]}
         seen.append(metric.rows[-1])
@@ -65,7 +64,7 @@ def test_the_metric_agrees_with_the_host_s():
     assert results["BackwardTransfer/eval_phase/test_stream"] == pytest.approx(np.mean(gained))
 
 
-def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
+def test_an_interrupted_training_makes_a_row_only_after_it_is_aborted():
     (metric,) = metrics = accuracy_matrix_metrics()
     interrupter = FailsAtEvent()
     strategy = learn(amnesiac(train_epochs=1, evaluator=quiet(metrics), plugins=[interrupter]), DIGITS.train_stream[:2])
@@ -86,10 +85,9 @@ def test_a_training_that_was_interrupted_is_over_when_it_is_given_up():
     assert list(metric.rows[-1]) == [1, 3]
 
 
-@pytest.mark.parametrize("eval_every", [0, 1])
-def test_evaluations_of_a_training_make_no_row_twice(eval_every):
+def test_evaluations_during_a_training_make_no_rows():
     (metric,) = metrics = accuracy_matrix_metrics()
-    strategy = amnesiac(evaluator=quiet(metrics), eval_every=eval_every)
+    strategy = amnesiac(evaluator=quiet(metrics), eval_every=1)
     for experience in DIGITS.train_stream[:2]:
         strategy.train(experience)  # evaluates the training data
         assert len(metric.rows) == experience.task_label
@@ -97,7 +95,7 @@ def test_evaluations_of_a_training_make_no_row_twice(eval_every):
     assert [list(row) for row in metric.rows] == [[0], [0, 1]]
 
 
-def test_the_table_has_a_row_per_evaluation_and_leaves_out_what_is_gone():
+def test_the_table_has_a_row_per_evaluation_without_unlearned_tasks():
     benchmark = with_unlearning(DIGITS, {1: [0]})
     (metric,) = metrics = accuracy_matrix_metrics()
     strategy = amnesiac(train_epochs=1, evaluator=quiet(metrics))
@@ -107,6 +105,4 @@ def test_the_table_has_a_row_per_evaluation_and_leaves_out_what_is_gone():
     table = metric.table()
     assert table.columns == ("after", "task 0", "task 1")
     assert table.rows == (("task 0", metric.rows[0][0], None), ("task 1, unlearned 0", None, metric.rows[1][1]))
-    picture = results["Figure/AccuracyMatrix"]
-    assert picture.table == table
-    assert (picture.image.dtype, picture.image.shape[0]) == (torch.uint8, 3)
+    assert results["Figure/AccuracyMatrix"].table == table

@@ -1,6 +1,5 @@
-"""Values that the metrics emit, against computation by hand: units masked (AmnesiacHAT), weights (WSN), none (EWC)."""
+"""Values of the metrics against a computation by hand, for AmnesiacHAT, WSN and EWC."""
 
-import inspect
 from itertools import combinations
 
 import numpy as np
@@ -72,7 +71,7 @@ def features(model, x, mask):
 
 
 def values(results, name, tasks):
-    """A metric's value per task; their mean must be the value without a task."""
+    """Return a metric's value of each task, and check that their mean is the value of all tasks."""
     by_task = {task: results[f"{name}{END}/Task{task:03d}"] for task in tasks}
     assert results[f"{name}{END}"] == pytest.approx(np.mean([*by_task.values()]))
     return by_task
@@ -81,7 +80,7 @@ def values(results, name, tasks):
 REMAINING = (1, 3, 4)
 
 
-def test_distances(finished):
+def test_distances_equal_those_of_the_models_features(finished):
     _, strategy, references, witness, results = finished
     reference, other = references.reference(REMAINING), references.reference(REMAINING, "order")
     for name, distance in (
@@ -100,7 +99,7 @@ def test_distances(finished):
         assert results[f"{name}_own_ratio_order{END}"] == pytest.approx(ratio)
 
 
-def test_relapse_and_membership(finished):
+def test_relapse_and_membership_equal_a_computation_by_hand(finished):
     _, strategy, references, witness, results = finished
     for suffix, model in (("", strategy.model), ("_reference", references.reference(REMAINING))):
         relapse, membership = (values(results, f"{name}{suffix}", (0, 2)) for name in ("Relapse", "Membership"))
@@ -119,7 +118,7 @@ def test_relapse_and_membership(finished):
     assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 2
 
 
-def test_few_shots_are_the_same_samples_for_the_model_and_for_the_reference(finished):
+def test_few_shots_are_the_same_samples_for_model_and_reference(finished):
     _, strategy, references, witness, results = finished
     for suffix, model in (("", strategy.model), ("_reference", references.reference(REMAINING))):
         for task, got in values(results, f"FewShot4{suffix}", (0, 2)).items():
@@ -132,8 +131,8 @@ def test_few_shots_are_the_same_samples_for_the_model_and_for_the_reference(fini
     assert results[f"FewShot4_tasks{END}"] == 2
 
 
-def test_accuracy_differences(finished):
-    _, _, references, _, results = finished
+def test_accuracy_differences_equal_a_computation_by_hand(finished):
+    _, strategy, references, _, results = finished
     full, reference = references.full(5), references.reference(REMAINING)
     controls = values(results, "AccuracyDifference_control", REMAINING)
     gained = values(results, "AccuracyDifference_reference", REMAINING)
@@ -145,10 +144,16 @@ def test_accuracy_differences(finished):
             right = [(m(test_x, task).argmax(1) == test_y).double().mean().item() for m in (full, reference)]
         assert controls[task] == pytest.approx((refitted == test_y).double().mean().item() - right[0], abs=1e-12)
         assert gained[task] == pytest.approx(right[1] - right[0], abs=1e-12)
+    metric = next(m for m in strategy.evaluator.metrics if str(m) == "AccuracyDifference")
+    assert set(metric.accuracies) == {"main", "full", "heads", "reference"}
+    for who, name in (("main", ""), ("heads", "_control"), ("reference", "_reference")):
+        for task, got in values(results, f"AccuracyDifference{name}", REMAINING).items():
+            assert got == metric.differences[who][task]
+            assert got == pytest.approx(metric.accuracies[who][task] - metric.accuracies["full"][task])
 
 
 @pytest.mark.parametrize("samples", [2, 10_000])
-def test_the_control_s_head_is_fitted_to_so_many_samples_evenly_spread(samples):
+def test_the_head_of_the_control_is_fitted_to_evenly_spaced_samples(samples):
     references = evaluation.References(make_ewc, BENCHMARK)
     metric = AccuracyDifference(references, ["heads"], samples=samples)
     strategy = learn(make_ewc(evaluator=quiet(metric)), DIGITS.train_stream[:1])
@@ -159,21 +164,9 @@ def test_the_control_s_head_is_fitted_to_so_many_samples_evenly_spread(samples):
         weight, bias = fit_head(full.features(x[chosen], 0).double(), y[chosen], 2)
         right = (full.features(test_x, 0).double() @ weight.T + bias).argmax(1) == test_y
     assert metric.accuracies["heads"][0] == pytest.approx(right.double().mean().item())
-    with pytest.raises(ValueError, match="samples must be an int of at least 1, got 0"):
-        AccuracyDifference(references, samples=0)
 
 
-def test_the_metric_keeps_the_accuracies_of_all_four(finished):
-    _, strategy, _, _, results = finished
-    metric = next(m for m in strategy.evaluator.metrics if str(m) == "AccuracyDifference")
-    assert set(metric.accuracies) == {"main", "full", "heads", "reference"}
-    for who, name in (("main", ""), ("heads", "_control"), ("reference", "_reference")):
-        for task, got in values(results, f"AccuracyDifference{name}", REMAINING).items():
-            assert got == metric.differences[who][task]
-            assert got == pytest.approx(metric.accuracies[who][task] - metric.accuracies["full"][task])
-
-
-def test_capacity_before_and_returned(finished):
+def test_capacity_rises_by_the_returned_capacity(finished):
     kind, strategy, _, witness, _ = finished
     history = strategy.evaluator.get_all_metrics()
     if kind == "ewc":
@@ -186,7 +179,7 @@ def test_capacity_before_and_returned(finished):
     assert all(0 < gain < 1 for gain in returned)
 
 
-def test_overlap_and_owners(finished):
+def test_overlap_and_owners_equal_a_count_over_the_masks(finished):
     kind, strategy, _, _, _ = finished
     model, history = strategy.model, strategy.evaluator.get_all_metrics()
     if kind == "ewc":
@@ -197,7 +190,6 @@ def test_overlap_and_owners(finished):
     assert history["MaskOverlap"][1][-1] == pytest.approx(expected)
     pictures = history["Figure/Overlap"][1]
     assert len(history["MaskOverlap"][1]) == len(pictures) == 5 + 2 - 2  # not with one task alone
-    assert pictures[-1].image.shape[0] == 3
     for layer in model.graph.layers:
         use = torch.stack([model.by_layer(mask)[layer].long() for mask in masks.values()])
         count, got = use.sum(0), owners_by_layer(model)[layer]
@@ -209,7 +201,7 @@ def test_overlap_and_owners(finished):
             assert history[f"Owners/{layer}/{name}"][1][-1] == got[owner]
 
 
-def test_what_a_task_of_wsn_owns_alone_is_what_its_unlearning_frees():
+def test_unlearning_a_task_of_wsn_frees_the_weights_that_only_this_task_uses():
     strategy = learn(make_wsn(), DIGITS.train_stream[:3])
     before = owners_by_layer(strategy.model)
     alone = sum(before[n]["1"] * t.size for n, t in strategy.model.graph.layers.items())
@@ -222,7 +214,7 @@ def test_what_a_task_of_wsn_owns_alone_is_what_its_unlearning_frees():
     assert freed == pytest.approx(alone)
 
 
-def test_cost_is_told_once_per_unlearning(finished):
+def test_cost_is_emitted_once_per_unlearning(finished):
     _, strategy, references, _, _ = finished
     records, history = find_plugin(strategy, UnlearningPlugin).records, strategy.evaluator.get_all_metrics()
     unlearn, retrain, faster = (
@@ -233,7 +225,7 @@ def test_cost_is_told_once_per_unlearning(finished):
     assert faster == [pytest.approx(b / a) for a, b in zip(unlearn, retrain, strict=True)]
 
 
-def test_where_every_task_went_all_is_free():
+def test_all_units_are_free_after_all_tasks_are_unlearned():
     benchmark = with_unlearning(DIGITS, {1: [0, 1]})
     strategy = make_hat(evaluator=quiet(*all_metrics(evaluation.References(make_hat, benchmark), benchmark)))
     for experience in benchmark.train_stream[:2]:
@@ -246,7 +238,7 @@ def test_where_every_task_went_all_is_free():
     assert history["CapacityReturned"][1] == [1 - history["CapacityBefore"][1][0]]
 
 
-def test_before_an_unlearning_there_is_nothing_to_say_of_one():
+def test_before_the_first_unlearning_no_metric_of_unlearned_tasks_is_emitted():
     references = evaluation.References(make_ewc, BENCHMARK)
     strategy = learn(make_ewc(evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:1])
     names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
@@ -256,12 +248,12 @@ def test_before_an_unlearning_there_is_nothing_to_say_of_one():
 
 
 @pytest.mark.parametrize("kind", ["hat", "ewc"])
-def test_without_kept_probes_only_what_needs_none_is_measured(kind):
+def test_without_probes_only_metrics_without_probes_are_measured(kind):
     references = evaluation.References(MAKERS[kind], BENCHMARK)
     strategy = learn(MAKERS[kind](evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:2])
     find_plugin(strategy, UnlearningPlugin).unlearn(strategy, [0])
     results = strategy.eval(TEST[1:2])
-    plain = int(kind == "ewc")  # a backbone without masks is seen without a probe
+    plain = int(kind == "ewc")  # a backbone without masks needs no probe
     assert results[f"Relapse_tasks{END}"] == results[f"CKA_own_tasks{END}"] == plain
     assert (f"Relapse{END}" in results) == (f"CKA_own{END}" in results) == bool(plain)
     assert results[f"Membership_tasks{END}"] == 0
@@ -269,7 +261,7 @@ def test_without_kept_probes_only_what_needs_none_is_measured(kind):
     assert f"Membership_reference{END}" not in results
 
 
-def test_remaining_masks_show_a_task_of_which_nothing_was_kept():
+def test_relapse_through_remaining_masks_needs_no_probe():
     (metric,) = relapse_metrics(BENCHMARK, probe="remaining")
     strategy = learn(make_hat(evaluator=quiet(metric)), DIGITS.train_stream[:2])
     strategy.unlearn([0])
@@ -283,7 +275,7 @@ def test_remaining_masks_show_a_task_of_which_nothing_was_kept():
     assert not any("_reference" in name for name in strategy.evaluator.get_last_metrics())
 
 
-def test_a_task_of_one_class_and_one_of_one_sample():
+def test_tasks_of_one_class_or_of_one_sample_are_measured():
     torch.manual_seed(1)
     x, y = torch.rand(41, 1, 8, 8), torch.tensor([0] * 20 + [1, 2] * 10 + [3])
     benchmark = with_unlearning(task_benchmark((x, y), (x, y), task_classes=[[0], [3], [1, 2]]), {2: [0, 1]})
@@ -297,15 +289,14 @@ def test_a_task_of_one_class_and_one_of_one_sample():
     assert values(results, "CKA_own", (0, 1))[1] in (0.0, 1.0)  # one sample: constant features
 
 
-@pytest.mark.parametrize("samples", [1, 7, 10_000])
-def test_few_samples_are_evenly_spread(samples):
+@pytest.mark.parametrize("samples", [1, 7])
+def test_membership_of_few_samples_takes_them_evenly_spaced(samples):
     strategy = learn(make_ewc(evaluator=quiet(*membership_metrics(BENCHMARK, samples=samples))), TRAIN[:2])
     probe = strategy.evaluator.metrics[0].probes[0]
     results = strategy.eval(TEST[1:2])
     (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
-    if samples < len(y):
-        chosen = [round(i * (len(y) - 1) / max(1, samples - 1) - 0.499999) for i in range(samples)]
-        x, y = x[chosen], y[chosen]
+    chosen = [round(i * (len(y) - 1) / max(1, samples - 1) - 0.499999) for i in range(samples)]
+    x, y = x[chosen], y[chosen]
     with torch.no_grad():
         losses = [
             nn.functional.cross_entropy(probe.head(features(strategy.model, a, None)), b, reduction="none")
@@ -326,32 +317,7 @@ def test_a_network_that_diverged_is_left_out_with_a_warning():
     assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 0
 
 
-def test_what_cannot_be_measured_with_is_refused_at_once():
-    references = evaluation.References(make_ewc, BENCHMARK)
-    for helper in (relapse_metrics, few_shot_metrics, membership_metrics):
-        with pytest.raises(TypeError, match=rf"the first argument is the benchmark: {helper.__name__}\(benchmark"):
-            helper(references)
-        with pytest.raises(TypeError, match="references must be an object of References, got 3"):
-            helper(BENCHMARK, 3)
-        (number,) = {"samples", "shots"} & set(inspect.signature(helper).parameters)
-        with pytest.raises(ValueError, match=f"{number} must be an int of at least 1, got 0"):
-            helper(BENCHMARK, **{number: 0})
-    for helper in (distance_metrics, cost_metrics):
-        with pytest.raises(TypeError, match="references must be an object of References"):
-            helper(BENCHMARK)
-    with pytest.raises(ValueError, match="distances must be one of 'euclidean', 'cosine', 'cka', got 'jsd'"):
-        distance_metrics(references, distances=["jsd"])
-    with pytest.raises(ValueError, match="probe must be one of 'own', 'remaining', 'none', got 'all'"):
-        relapse_metrics(BENCHMARK, probe="all")
-    with pytest.raises(ValueError, match="scope must be one of 'unlearned', 'remaining', 'all', got 'none'"):
-        distance_metrics(references, scope="none")
-    with pytest.raises(ValueError, match=r"seed must be an int, got 0\.5"):
-        few_shot_metrics(BENCHMARK, seed=0.5)
-    with pytest.raises(ValueError, match="controls must be one of 'heads', 'reference', got 'full'"):
-        evaluation.accuracy_difference_metrics(references, controls=["full"])
-
-
-def test_heads_fitted_otherwise_have_names_of_their_own():
+def test_metrics_with_other_probes_or_shots_have_their_own_names():
     (few,) = few_shot_metrics(DIGITS)
     (more,) = few_shot_metrics(DIGITS, probe="none", shots=20)
     (probe,) = relapse_metrics(DIGITS, probe="remaining")

@@ -1,4 +1,4 @@
-"""References: bits of training from scratch, whatever was shared or interrupted, and what is refused."""
+"""Reference models have the bits of a training from scratch, also after shared or interrupted trainings."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, References, Seeding
 from avalanche_amnesia.evaluation import ReferencesError
 
 
-def test_a_maker_that_does_not_seed_itself_is_refused():
+def test_a_maker_without_a_seed_is_refused():
     def unseeded(**options):
         model = MaskedModel(MLP(64, hidden=(8,), features=4))
         return AmnesiacHAT(model=model, optimizer=SGD(model.parameters(), lr=0.1), **options)
@@ -46,7 +46,7 @@ def test_wrong_lists_of_tasks_are_refused(references):
 def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
     shared = References(maker, BENCHMARK)
     state = torch.get_rng_state()
-    for path in ([], [1], [1, 3], [1, 3, 0], [1, 2], [1, 2, 3], [1, 3]):
+    for path in ([], [1, 3], [1, 3, 0], [1, 2]):
         alone = References(maker, BENCHMARK).reference(path)
         assert hashes(shared.reference(path)) == hashes(alone), path
         assert shared.reference(path) is shared.reference(path)
@@ -61,7 +61,7 @@ def test_the_reference_is_the_run_that_never_had_the_request(references):
     assert hashes(references.reference([1, 3])) == hashes(plain.model)
 
 
-def test_variants_differ_in_what_they_say(references):
+def test_variants_differ_in_order_or_initial_values(references):
     same, order, seed = (references.reference([1], variant) for variant in ("same", "order", "seed"))
     initial = [hashes(references.reference([], variant)) for variant in ("same", "order", "seed")]
     assert initial[0] == initial[1] != initial[2]

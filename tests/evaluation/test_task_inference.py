@@ -1,4 +1,4 @@
-"""Predictions without task labels, against computation by hand, before and after requests."""
+"""Predictions without task labels against a computation sample by sample."""
 
 import math
 from functools import partial
@@ -28,7 +28,7 @@ def trained(request):
 
 
 def by_hand(model, x, tasks, rule):
-    """Task and class of each sample, one after another."""
+    """Return task, class and certainty of each sample."""
     answers = []
     with torch.no_grad():
         logits = {task: model.eval()(x, task).double() for task in tasks}
@@ -45,7 +45,7 @@ def by_hand(model, x, tasks, rule):
 
 
 @pytest.mark.parametrize("rule", ["entropy", "confidence"])
-def test_the_most_certain_head_is_believed(trained, rule):
+def test_a_sample_is_assigned_to_the_most_certain_head(trained, rule):
     x = torch.cat([task_data(experience)[0][:25] for experience in TEST])
     trained.model.train()
     predicted = trained.predict(x, rule=rule)
@@ -56,14 +56,14 @@ def test_the_most_certain_head_is_believed(trained, rule):
     assert len(set(tasks)) > 1
 
 
-def test_a_known_task_is_read(trained):
+def test_a_given_task_is_used(trained):
     x, _ = task_data(TEST[2])
     predicted = trained.predict(x, task=2)
     assert predicted.tasks.tolist() == [2] * len(x)
     assert torch.equal(predicted.classes, trained.model.eval()(x, 2).argmax(1))
 
 
-def test_inputs_of_several_names():
+def test_batches_with_several_named_inputs_are_predicted():
     class Scaled(nn.Module):
         features = 8
 
@@ -86,22 +86,23 @@ def test_inputs_of_several_names():
         strategy.predict({"ids": batch["ids"]})
 
 
-@pytest.mark.parametrize(
-    ("x", "kind", "text"),
-    [
+def test_inputs_that_are_no_batch_of_the_network_are_refused(trained):
+    for x, kind, words in (
         (torch.rand(3, 5), ValueError, r"a batch of 3: the model can't run on its samples of shape \(5,\)"),
         (torch.rand(64), ValueError, r"a batch of 64: the backbone returns \(\d+,\)|samples of shape \(\)"),
         (TEST[0], TypeError, r"x must be a batch .*; got TaskExperience"),
         ({"x": [1.0]}, TypeError, r"x must be a batch .*; got dict of \['list'\]"),
-    ],
-    ids=["other shape", "one sample", "experience", "lists"],
-)
-def test_what_is_no_batch_of_the_network(trained, x, kind, text):
-    with pytest.raises(kind, match=text):
-        trained.predict(x)
+    ):
+        with pytest.raises(kind, match=words):
+            trained.predict(x)
+    with pytest.raises(TypeError, match="give a MultiHeadModel, not Linear"):
+        TaskInference(nn.Linear(2, 2))
+    for call in (lambda: TaskInference(MultiHeadModel(wide()), "loudest"), lambda: task_inference_metrics("loudest")):
+        with pytest.raises(ValueError, match="rule"):
+            call()
 
 
-def test_metrics_beside_the_accuracy_with_the_label(trained):
+def test_metrics_of_task_inference_equal_a_count_by_hand(trained):
     measured = trained.eval(TEST)
     shares = []
     for experience in TEST:
@@ -117,7 +118,7 @@ def test_metrics_beside_the_accuracy_with_the_label(trained):
     assert stream == pytest.approx(sum(shares) / len(shares))
 
 
-def test_no_sample_is_given_to_an_unlearned_task():
+def test_no_sample_is_assigned_to_an_unlearned_task():
     strategy = make(evaluator=quiet(*task_inference_metrics()))
     strategy.train(BENCHMARK.train_stream)
     x, _ = task_data(TEST[0])
@@ -126,12 +127,3 @@ def test_no_sample_is_given_to_an_unlearned_task():
     strategy.unlearn([1, 3])
     with pytest.raises(ValueError, match="has no task"):
         strategy.predict(x)
-
-
-def test_wrong_arguments():
-    with pytest.raises(TypeError, match="give a MultiHeadModel, not Linear"):
-        TaskInference(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="rule"):
-        TaskInference(MultiHeadModel(wide()), "loudest")
-    with pytest.raises(ValueError, match="rule"):
-        task_inference_metrics("loudest")

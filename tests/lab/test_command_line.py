@@ -1,4 +1,4 @@
-"""Commands import no more than they need: the host takes seconds, and so does torch."""
+"""Commands import only the packages that they need."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def test_help_imports_nothing_slow(tmp_path):
     assert done.stdout.endswith("imported: set()\n")
 
 
-def test_wrong_files_are_told_without_torch_and_right_ones_read_without_the_host(tmp_path):
+def test_wrong_files_are_refused_without_importing_torch(tmp_path):
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     (tmp_path / "experiment.yaml").write_text("name: x\nmethods: {A: {kind: HAT}}\n")
     told = in_a_process(WRONG, tmp_path).stderr.splitlines()

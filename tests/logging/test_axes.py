@@ -1,4 +1,4 @@
-"""Axes of the metrics and the counters in the rows, callback by callback."""
+"""Axis of each metric, and the counters in the rows after each callback."""
 
 import importlib
 from collections.abc import Sequence
@@ -19,63 +19,50 @@ from avalanche_amnesia.contrib import metrics as contrib_metrics
 from avalanche_amnesia.logging.axes import axis_of
 from avalanche_amnesia.logging.names import EVENT
 
+EPOCH, EXP = "Loss_Epoch/train_phase/train_stream/Task000", "Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000"
+AXIS_OF = [
+    *((EPOCH, callback, "iteration") for callback in ("after_training_epoch", None)),
+    *((EXP, callback, "task") for callback in ("after_eval_exp", None)),
+    ("Mystery", "after_eval", "task"),
+    ("Mystery", "after_training", "iteration"),
+    ("Mystery", None, "iteration"),
+    ("Mystery", "before_unlearning", "event"),
+    ("Top1_Acc_Exp/eval_phase/test_stream", "after_unlearning", "event"),
+    ("Capacity/train_phase/layer0", "after_training_exp", "iteration"),
+]
 
-@pytest.mark.parametrize(
-    ("name", "callback", "axis"),
-    [
-        ("Loss_Epoch/train_phase/train_stream/Task000", "after_training_epoch", "iteration"),
-        ("Loss_Epoch/train_phase/train_stream/Task000", None, "iteration"),
-        ("Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000", "after_eval_exp", "task"),
-        ("Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp000", None, "task"),
-        ("Mystery", "after_eval", "task"),
-        ("Mystery", "after_training", "iteration"),
-        ("Mystery", None, "iteration"),
-        ("Mystery", "before_unlearning", "event"),
-        ("Top1_Acc_Exp/eval_phase/test_stream", "after_unlearning", "event"),
-        ("JSD_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "task"),
-        ("AccuracyDifference_Exp/eval_phase/test_stream/Exp000", "after_eval_exp", "task"),
-        ("Capacity/train_phase/layer0", "after_training_exp", "iteration"),
-        ("Unlearning/seconds", "after_unlearning", "event"),
-    ],
-)
-def test_axis_of(name: str, callback: str | None, axis: str) -> None:
-    assert axis_of(name, callback) == axis
+
+def test_the_axis_follows_from_the_name_and_the_callback() -> None:
+    assert [(name, callback, axis_of(name, callback)) for name, callback, _ in AXIS_OF] == AXIS_OF
 
 
 class OwnAxis:
-    """A metric that knows what it is drawn over."""
+    """A metric that states its axis."""
 
     def __init__(self, axis: str) -> None:
         self.axis = axis
 
 
-@pytest.mark.parametrize("axis", ["iteration", "task", "event"])
-@pytest.mark.parametrize("callback", [None, "after_eval", "after_training_exp", "after_unlearning"])
-def test_a_metric_knows_its_axis(axis: str, callback: str | None) -> None:
-    assert axis_of("Mystery/eval_phase/test_stream", callback, OwnAxis(axis)) == axis
-
-
-def test_an_axis_that_there_is_none_of_is_refused() -> None:
+def test_the_axis_that_a_metric_states_takes_precedence() -> None:
+    for axis in ("iteration", "task", "event"):
+        for callback in (None, "after_eval", "after_training_exp", "after_unlearning"):
+            assert axis_of("Mystery/eval_phase/test_stream", callback, OwnAxis(axis)) == axis
     with pytest.raises(ValueError, match=r"OwnAxis.axis='epoch' is unknown; allowed are iteration, task, event"):
         axis_of("Mystery", None, OwnAxis("epoch"))
 
 
-def test_the_metrics_of_unlearning_go_over_events() -> None:
-    places = [
-        (room.__name__, file.name) for room in (evaluation, contrib_metrics) for file in iter_modules(room.__path__)
-    ]
-    files = [importlib.import_module(f"{room}.{file}") for room, file in places]
-    metrics = {kind for file in files for kind in vars(file).values() if isinstance(kind, type)}
-    metrics = {
-        kind for kind in metrics if issubclass(kind, PluginMetric) and kind.__module__.startswith("avalanche_amnesia.")
-    }
-    metrics = {kind for kind in metrics if not kind.__module__.endswith(".bases")}
+def test_all_metrics_of_this_package_state_the_axis_of_events() -> None:
+    rooms = (evaluation, contrib_metrics)
+    names = [f"{room.__name__}.{file.name}" for room in rooms for file in iter_modules(room.__path__)]
+    kinds = {kind for name in names for kind in vars(importlib.import_module(name)).values() if isinstance(kind, type)}
+    metrics = {kind for kind in kinds if issubclass(kind, PluginMetric) and not kind.__module__.endswith(".bases")}
+    metrics = {kind for kind in metrics if kind.__module__.startswith("avalanche_amnesia.")}
     assert {kind for kind in metrics if kind.axis != EVENT} == set()
     assert len(metrics) > 9
 
 
 class FakeStrategy:
-    """The clock of a strategy and the order in which its plugins are called."""
+    """A strategy's clock, and its callbacks in their order."""
 
     def __init__(self, logger: Any) -> None:
         self.logger = logger
@@ -111,7 +98,7 @@ class FakeStrategy:
 
 
 def written(recorder: Recorder) -> list[tuple[str, int, int, int]]:
-    """(name, iteration, task, event) of every value."""
+    """Return (name, iteration, task, event) of every value."""
     return [
         (name, row["iteration"], row["task"], row["event"])
         for row in recorder.read().rows
@@ -120,7 +107,7 @@ def written(recorder: Recorder) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def test_a_task_counts_in_the_values_of_its_end(recorder: Recorder) -> None:
+def test_the_counter_of_tasks_rises_at_the_end_of_a_task(recorder: Recorder) -> None:
     strategy = FakeStrategy(recorder.logger)
     strategy.emit("after_eval", "eval_phase/acc")
     strategy.train_task()
@@ -145,7 +132,7 @@ def test_a_task_counts_in_the_values_of_its_end(recorder: Recorder) -> None:
     ]
 
 
-def test_unlearning_in_the_middle_of_a_task_comes_before_its_end(recorder: Recorder) -> None:
+def test_an_unlearning_during_a_task_is_counted_before_the_end_of_the_task(recorder: Recorder) -> None:
     strategy = FakeStrategy(recorder.logger)
     for callback in ("before_training_exp", "before_training_epoch", "after_training_epoch"):
         strategy.emit(callback)
@@ -155,7 +142,7 @@ def test_unlearning_in_the_middle_of_a_task_comes_before_its_end(recorder: Recor
     assert [entry[2:] for entry in written(recorder)] == [(-1, 0), (-1, 1), (0, 2)]
 
 
-def test_a_resumed_strategy_goes_on_counting(recorder: Recorder) -> None:
+def test_a_resumed_strategy_continues_the_counters(recorder: Recorder) -> None:
     strategy = FakeStrategy(recorder.logger)
     strategy.clock.train_exp_counter = 3
     strategy.emit("after_eval", "eval_phase/acc")
@@ -165,7 +152,7 @@ def test_a_resumed_strategy_goes_on_counting(recorder: Recorder) -> None:
     assert places == [(2, 3), (3, 4)]
 
 
-def test_the_axis_of_tasks_carries_labels_also_of_one_learned_again(recorder: Recorder) -> None:
+def test_the_axis_of_tasks_has_their_labels_also_if_a_task_is_learned_twice(recorder: Recorder) -> None:
     strategy = FakeStrategy(recorder.logger)
     for label in (3, 0, 2, 0):
         strategy.train_label(label)
@@ -175,7 +162,7 @@ def test_the_axis_of_tasks_carries_labels_also_of_one_learned_again(recorder: Re
     assert places == [(3, 2), (0, 4), (2, 6), (0, 8)]
 
 
-def test_an_experience_without_a_label_of_its_own_goes_by_its_number(recorder: Recorder) -> None:
+def test_an_experience_without_its_own_label_has_its_number(recorder: Recorder) -> None:
     strategy = FakeStrategy(recorder.logger)
     stream = [SimpleNamespace(task_labels=[0]) for _ in range(3)]  # a stream without task labels: all are 0
     strategy.train_label(0, origin_stream=stream, current_experience=2)
@@ -185,7 +172,7 @@ def test_an_experience_without_a_label_of_its_own_goes_by_its_number(recorder: R
     assert [task for name, _, task, _ in written(recorder) if name == "train_phase/exp"] == [2, 1, 7, 3]
 
 
-def test_a_task_that_was_given_up_has_not_ended(recorder: Recorder) -> None:
+def test_an_aborted_training_does_not_count_as_a_task(recorder: Recorder) -> None:
     benchmark = with_unlearning(DIGITS, {})
     strategy = amnesiac(evaluator=EvaluationPlugin(evaluation.capacity_metrics(), loggers=[recorder.logger]))
     strategy.train(benchmark.train_stream[3])
@@ -198,49 +185,20 @@ def test_a_task_that_was_given_up_has_not_ended(recorder: Recorder) -> None:
     assert [entry[2:] for entry in written(recorder) if entry[0] == "Capacity"] == [(3, 1), (3, 2)]
 
 
-def test_metrics_are_drawn_over_their_axis(recorder: Recorder) -> None:
-    strategy = FakeStrategy(recorder.logger)
-    strategy.train_task()
-    strategy.emit("after_eval", "Acc/eval_phase/test_stream", "JSD_Exp/eval_phase/test_stream")
-    strategy.unlearn()
-    assert recorder.read().metrics == {
-        "iteration": None,
-        "task": None,
-        "event": None,
-        "train_phase/mb": "iteration",
-        "train_phase/epoch": "iteration",
-        "train_phase/exp": "iteration",
-        "Acc/eval_phase/test_stream": "task",
-        "JSD_Exp/eval_phase/test_stream": "event",
-        "residue": "event",
-        "Events": "event",
-    }
-
-
-def test_one_row_per_callback_and_no_value_lost(recorder: Recorder) -> None:
+def test_each_callback_makes_one_row_and_no_value_is_lost(recorder: Recorder) -> None:
     logger, strategy = recorder.logger, FakeStrategy(recorder.logger)
-    values = [
-        MetricValue(None, "a", 1.0, 5),
-        MetricValue(None, "b", 2.0, 5),
-        MetricValue(None, "a", 3.0, 5),
-        MetricValue(None, "a", 4.0, 5),
-        MetricValue(None, "b", 5.0, 5),
-    ]
-    logger.log_metrics(values)
-    logger.after_eval(strategy, values)
-    logger.log_metrics(values[:1])  # the same iteration again
-    logger.after_eval(strategy, values[:1])
+    values = [MetricValue(None, name, value, 5) for value, name in enumerate("abaab", start=1)]
+    for emitted in (values, values[:1]):  # twice in the same iteration
+        logger.log_metrics(emitted)
+        logger.after_eval(strategy, emitted)
     rows = [{name: row[name] for name in ("a", "b") if name in row} for row in recorder.read().rows]
     assert rows == [{"a": 1, "b": 2}, {"a": 3, "b": 5}, {"a": 4}, {"a": 1}]
 
 
-def test_values_without_a_strategy_lie_at_their_own_iteration(recorder: Recorder) -> None:
+def test_values_without_a_strategy_have_their_own_iteration(recorder: Recorder) -> None:
     FakeStrategy(recorder.logger).train_task()
     recorder.log("x", 1.0, iteration=17)
     recorder.logger.log_metrics([MetricValue(None, "y", 1.0, 18), MetricValue(None, "y", 2.0, 19)])
-    assert written(recorder)[-3:] == [("x", 17, 0, 1), ("y", 18, 0, 1), ("y", 19, 0, 1)]
-
-
-def test_an_axis_is_no_metric(recorder: Recorder) -> None:
     with pytest.raises(ValueError, match="'event' is an axis"):
         recorder.log("event", 1.0)
+    assert written(recorder)[-3:] == [("x", 17, 0, 1), ("y", 18, 0, 1), ("y", 19, 0, 1)]

@@ -1,4 +1,4 @@
-"""Table of events: which values belong to which event."""
+"""Table of events and the values of each event."""
 
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.logging.event_table import EventTable
@@ -9,15 +9,11 @@ def by_column(table: EventTable) -> list[dict]:
     return [dict(zip(made.columns, row, strict=True)) for row in made.rows]
 
 
-def test_values_before_the_first_event_belong_to_none():
+def test_a_value_belongs_to_the_event_before_it_and_the_last_value_counts():
     table = EventTable()
     table.take("Capacity", 1.0, "event")
     assert not table.changed
     assert table.table().rows == ()
-
-
-def test_values_belong_to_the_event_before_them_and_the_last_one_counts():
-    table = EventTable()
     table.trained(1, 3, (3,))
     table.take("Capacity", 0.9, "event")
     table.take("Capacity", 0.8, "event")
@@ -28,7 +24,7 @@ def test_values_belong_to_the_event_before_them_and_the_last_one_counts():
     assert (second["Capacity"], second["JSD_own"]) == (None, 0.1)
 
 
-def test_accuracy_is_the_mean_over_tasks_that_remain_whoever_is_evaluated():
+def test_accuracy_is_the_mean_over_the_remaining_tasks():
     table = EventTable()
     table.unlearned(1, 2, None)
     table.trained(2, 2, (0, 2))
@@ -39,36 +35,20 @@ def test_accuracy_is_the_mean_over_tasks_that_remain_whoever_is_evaluated():
     assert [row["accuracy"] for row in by_column(table)] == [None, 0.75]
 
 
-def test_what_is_of_one_task_or_layer_or_no_event_has_no_column():
+def test_values_of_one_task_of_one_layer_or_of_another_axis_have_no_column():
     table = EventTable()
     table.trained(1, 0, None)
-    for name, axis in {
-        "JSD_own/eval_phase/test_stream/Task000": "event",
-        "MaskUse/layers.1": "event",
-        "Loss": "iteration",
-    }.items():
+    for name, axis in (("JSD_own/eval_phase/test_stream/Task000", "event"), ("MaskUse/l.1", "event"), ("Loss", "task")):
         table.take(name, 0.5, axis)
-    assert by_column(table) == [
-        dict.fromkeys(("unlearned", "remaining", "affected", "claim", "accuracy"))
-        | {"event": 1, "what": "trained", "task": 0}
-    ]
+    empty = dict.fromkeys(("unlearned", "remaining", "affected", "claim", "accuracy"))
+    assert by_column(table) == [empty | {"event": 1, "what": "trained", "task": 0}]
     assert not table.changed
 
 
-def test_samples_that_went_are_told_in_words():
+def test_unlearned_samples_are_described_in_words():
     nothing = dict.fromkeys(("removed", "affected", "compensated", "purges", "unpurged"), ())
-    plan = UnlearningPlan(
-        tasks=(),
-        event="after task 3",
-        entries={},
-        shared={},
-        claim="exact",
-        trajectory_bytes=0,
-        task=1,
-        samples=("a", "b"),
-        classes=(0,),
-        **nothing,
-    )
+    request = {"tasks": (), "event": "after task 3", "task": 1, "samples": ("a", "b"), "classes": (0,)}
+    plan = UnlearningPlan(**request, **nothing, entries={}, shared={}, claim="exact", trajectory_bytes=0)
     table = EventTable()
     table.unlearned(4, 3, UnlearningRecord(plan, (), (), (0, 1, 2, 3), 4, 80, 0.1))
     (row,) = by_column(table)

@@ -1,6 +1,5 @@
-"""A run says what it is: settings, name, part in its group; its summary and its records are true at the end."""
+"""Settings, name, summary and records of the W&B run of a strategy."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -28,17 +27,19 @@ def run_in(folder: Path, **options):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("run")
-
-
-@pytest.fixture
-def run(folder):
-    if not run_folders(folder):
+    folder = tmp_path_factory.mktemp("run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WANDB_MODE", raising=False)
         run_in(folder, group="two seeds", config={"note": "mine", "seed": "kept"})
-    return read_offline_run(run_folders(folder)[0])
+    return folder
 
 
-def test_its_name_and_settings_are_the_strategy_s(run):
+@pytest.fixture(scope="module")
+def run(folder):
+    return read_offline_run(*run_folders(folder))
+
+
+def test_a_run_has_the_name_and_settings_of_its_strategy(run):
     assert run.name == "AmnesiacHAT, seed 7"
     assert run.group == "two seeds"
     assert run.config["method"] == "AmnesiacHAT"
@@ -53,12 +54,9 @@ def test_its_name_and_settings_are_the_strategy_s(run):
     assert run.config.keys() == parts
 
 
-def test_its_summary_has_the_records_as_text(run):
+def test_the_summary_has_the_record_and_no_accuracy_of_the_unlearned_task(run):
     (text,) = [text for name, text in run.summary.items() if name.startswith("Record/event")]
     assert text.startswith("Unlearned task 0 (after task 1)")
-
-
-def test_its_summary_holds_no_accuracy_of_a_task_that_was_unlearned(run):
     name = "Top1_Acc_Exp/eval_phase/test_stream/Task{0:03d}/Exp{0:03d}"
     assert name.format(0) not in run.summary
     assert set(run.summary[name.format(1)]) == {"min", "max", "last"}
@@ -66,10 +64,9 @@ def test_its_summary_holds_no_accuracy_of_a_task_that_was_unlearned(run):
     assert name.format(0) in {key for row in run.rows for key in row}  # its history stays
 
 
-def test_each_record_is_an_artefact(run, folder):
+def test_each_record_is_an_artefact(folder):
     kinds = []
-    file = next(run_folders(folder)[0].glob("*.wandb"))
-    for data in records(file, file.read_bytes()):
+    for data in records(next(run_folders(folder)[0].glob("*.wandb")).read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "artifact" and record.artifact.type != "run_table":
@@ -79,11 +76,10 @@ def test_each_record_is_an_artefact(run, folder):
     assert told.startswith("Unlearned task 0 (after task 1)")
     (entry,) = manifest.contents
     assert entry.path == "record.json"
-    saved = json.loads(Path(entry.local_path).read_text())
-    assert UnlearningRecord.from_json(json.dumps(saved)).tasks == (0,)
+    assert UnlearningRecord.from_json(Path(entry.local_path).read_text()).tasks == (0,)
 
 
-def test_a_name_and_a_job_type_that_are_given_stay(tmp_path):
+def test_a_given_name_and_job_type_are_kept(tmp_path):
     run_in(tmp_path, name="mine", job_type="reference")
     (found,) = run_folders(tmp_path)
     assert read_offline_run(found).name == "mine"

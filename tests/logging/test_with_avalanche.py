@@ -1,4 +1,4 @@
-"""A real Avalanche strategy with its own loggers beside ours."""
+"""A stock Avalanche strategy with Avalanche's loggers and this package's."""
 
 from collections import Counter
 from itertools import pairwise
@@ -7,50 +7,24 @@ from typing import Any
 
 import pytest
 import torch
-from avalanche.benchmarks import nc_benchmark
 from avalanche.evaluation.metric_results import AlternativeValues, MetricValue
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import InteractiveLogger, TensorboardLogger, TextLogger
-from avalanche.models import MultiHeadClassifier, MultiTaskModule
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from avalanche.training.utils import trigger_plugins
 from PIL import Image
-from sklearn.datasets import load_digits
 from support.logged_runs import LoggedRun
-from support.strategies import NoMetric
+from support.strategies import DIGITS, NoMetric
 from support.wandb_files import read_offline_run, run_folders
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 
+from avalanche_amnesia import MLP, MultiHeadModel
 from avalanche_amnesia.logging import WandBLogger
 
 
-class Digits(Dataset):
-    def __init__(self, part: slice) -> None:
-        data = load_digits()
-        self.images = torch.tensor(data.data[part], dtype=torch.float32) / 16
-        self.targets = data.target[part].tolist()
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], self.targets[index]
-
-
-class MultiHeadMLP(MultiTaskModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Linear(64, 16), nn.ReLU())
-        self.classifier = MultiHeadClassifier(16, 5)
-
-    def forward(self, x: Tensor, task_labels: Tensor) -> Tensor:
-        return self.classifier(self.features(x), task_labels)
-
-
 class UnlearnAfterTask(SupervisedPlugin):
-    """Fires the events of an unlearning when so many tasks have ended, behind the loggers, as UnlearningPlugin does."""
+    """Fires the events of an unlearning after the loggers, as UnlearningPlugin does."""
 
     def __init__(self, trained: int) -> None:
         super().__init__()
@@ -63,7 +37,7 @@ class UnlearnAfterTask(SupervisedPlugin):
 
 
 class EventMetrics(NoMetric):
-    """A picture at every task end and the same value before and after an unlearning."""
+    """A picture at every task end, and one value before and after an unlearning."""
 
     axis = "event"
 
@@ -73,7 +47,7 @@ class EventMetrics(NoMetric):
         return MetricValue(self, "Mask/layer0", value, strategy.clock.train_iterations)
 
     def before_unlearning(self, strategy: Any) -> MetricValue:
-        return MetricValue(self, "weight norm", strategy.model.features[0].weight.norm(), 0)
+        return MetricValue(self, "weight norm", strategy.model.head(0).weight.norm(), 0)
 
     after_unlearning = before_unlearning
 
@@ -82,16 +56,8 @@ class Finished:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.results: list[dict[str, Any]] = []
-        benchmark = nc_benchmark(
-            Digits(slice(0, 600)),
-            Digits(slice(600, 900)),
-            n_experiences=2,
-            task_labels=True,
-            shuffle=False,
-            class_ids_from_zero_in_each_exp=True,
-        )
         torch.manual_seed(0)
-        model = MultiHeadMLP()
+        model = MultiHeadModel(MLP(64, hidden=(16,), features=16))
         with WandBLogger(dir=folder, mode="offline") as logger, (folder / "log.txt").open("w") as text:
             evaluator = EvaluationPlugin(
                 accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
@@ -110,9 +76,9 @@ class Finished:
                 evaluator=evaluator,
             )
             strategy.plugins.append(UnlearnAfterTask(2))
-            for experience in benchmark.train_stream:
+            for experience in DIGITS.train_stream[:2]:
                 strategy.train(experience)
-                self.results.append(strategy.eval(benchmark.test_stream))
+                self.results.append(strategy.eval(DIGITS.test_stream[:2]))
             trigger_plugins(strategy, "before_unlearning")  # on the user's request
             trigger_plugins(strategy, "after_unlearning")
             self.all_metrics = evaluator.get_all_metrics()
@@ -128,7 +94,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(tmp_path_factory.mktemp("finished"))
 
 
-def test_the_last_logged_accuracy_is_what_eval_returned(finished: Finished) -> None:
+def test_the_last_logged_accuracy_is_the_result_of_eval(finished: Finished) -> None:
     names = [name for name in finished.results[-1] if "eval_phase" in name and "Acc" in name]
     assert len(names) >= 3
     for name in names:
@@ -136,7 +102,7 @@ def test_the_last_logged_accuracy_is_what_eval_returned(finished: Finished) -> N
         assert finished.run.summary[name]["last"] == finished.results[-1][name]
 
 
-def test_every_value_that_avalanche_collected_is_in_a_row(finished: Finished) -> None:
+def test_every_value_collected_by_avalanche_is_in_a_row(finished: Finished) -> None:
     logged = Counter(name for row in finished.run.rows for name in row)
     assert len(finished.all_metrics) > 10
     for name, (_, values) in finished.all_metrics.items():
@@ -145,7 +111,7 @@ def test_every_value_that_avalanche_collected_is_in_a_row(finished: Finished) ->
             assert [row[name] for row in finished.rows_with(name)] == values
 
 
-def test_every_row_has_the_axes_and_they_only_grow(finished: Finished) -> None:
+def test_the_axes_of_the_rows_never_decrease(finished: Finished) -> None:
     axes = [(row["iteration"], row["task"], row["event"]) for row in finished.run.rows]
     for before, after in pairwise(axes):
         assert all(a <= b for a, b in zip(before, after, strict=True))
@@ -162,18 +128,12 @@ def test_each_metric_has_its_axis(finished: Finished) -> None:
         assert finished.run.metrics[name] == expected
 
 
-def test_evaluations_lie_at_the_task_trained_last(finished: Finished) -> None:
+def test_evaluations_and_unlearnings_have_the_counters_of_their_moment(finished: Finished) -> None:
     name = next(n for n in finished.all_metrics if n.startswith("Top1_Acc_Stream/eval_phase/test_stream"))
     assert [row["task"] for row in finished.rows_with(name)] == [0, 1]
-
-
-def test_an_unlearning_has_a_before_and_an_after(finished: Finished) -> None:
     rows = finished.rows_with("weight norm")
     assert [(row["task"], row["event"]) for row in rows] == [(1, 2), (1, 3), (1, 3), (1, 4)]
     assert [row["event"] for row in finished.rows_with("Mask/layer0")] == [1, 2]
-
-
-def test_pictures_of_metrics_are_files(finished: Finished) -> None:
     (folder,) = run_folders(finished.folder)
     for row in finished.rows_with("Mask/layer0"):
         with Image.open(folder / "files" / row["Mask/layer0"]["path"]) as picture:

@@ -1,4 +1,4 @@
-"""What a user's plugin keeps: saved as it is, by its own ``state()``, by a conversion, or refused by name."""
+"""State of user plugins: saved from plain attributes, by ``state()``, by a conversion, or refused by name."""
 
 from collections import defaultdict
 from typing import Any
@@ -37,7 +37,7 @@ def saved(tmp_path, *plugins: Any) -> Any:
     return save_state(strategy, tmp_path / "state")
 
 
-def test_plain_attributes_are_saved_and_keep_their_kind(tmp_path):
+def test_plain_attributes_are_saved_with_their_types(tmp_path):
     trained, loaded = Counting(), Counting()
     state = saved(tmp_path, trained)
     load_state(strategy_of(loaded), state)
@@ -47,34 +47,31 @@ def test_plain_attributes_are_saved_and_keep_their_kind(tmp_path):
     assert torch.equal(loaded.mean, trained.mean)
 
 
-@pytest.mark.parametrize(
-    ("other", "text"),
-    [({"rate": 0.2}, r"Counting.rate=0.5 \(here 0.2\)"), ({"schedule": min}, r"schedule='max' \(here 'min'\)")],
-    ids=["number", "function"],
-)
-def test_settings_are_compared(other, text, tmp_path):
+def test_loading_into_a_plugin_with_other_settings_is_refused(tmp_path):
     state = saved(tmp_path, Counting())
-    with pytest.raises(StateError, match=text):
-        load_state(strategy_of(Counting(**other)), state)
+    for other, text in (
+        ({"rate": 0.2}, r"Counting.rate=0.5 \(here 0.2\)"),
+        ({"schedule": min}, r"schedule='max' \(here 'min'\)"),
+    ):
+        with pytest.raises(StateError, match=text):
+            load_state(strategy_of(Counting(**other)), state)
 
 
 class Keeping(SupervisedPlugin):
-    """Something that no state holds."""
+    """Attributes that no state can hold."""
 
     def __init__(self, thing: Any) -> None:
         super().__init__()
         self.kept, self.more = {1: [thing]}, thing
 
 
-@pytest.mark.parametrize(
-    ("thing", "kind"),
-    [(nn.Linear(1, 1), "Linear"), (lambda: 1, "function"), (iter([1]), "list_iterator"), (object(), "object")],
-)
-def test_what_can_t_be_saved_is_named_with_the_way_out_before_anything_is_written(thing, kind, tmp_path):
-    text = rf"Keeping\.kept\[1\]\[0\] is a {kind}, Keeping\.more is a {kind}.*Give Keeping a state\(\)"
-    with pytest.raises(StateError, match=text):
-        saved(tmp_path, Keeping(thing))
-    assert not (tmp_path / "state").exists()
+def test_attributes_that_no_state_can_hold_are_named_before_anything_is_written(tmp_path):
+    things = {"Linear": nn.Linear(1, 1), "function": lambda: 1, "list_iterator": iter([1]), "object": object()}
+    for kind, thing in things.items():
+        text = rf"Keeping\.kept\[1\]\[0\] is a {kind}, Keeping\.more is a {kind}.*Give Keeping a state\(\)"
+        with pytest.raises(StateError, match=text):
+            saved(tmp_path, Keeping(thing))
+        assert not (tmp_path / "state").exists()
 
 
 class Teaching(SupervisedPlugin):
@@ -96,45 +93,41 @@ class Teaching(SupervisedPlugin):
             self.teacher.load_state_dict(state)
 
 
-def test_a_plugin_may_say_itself_what_its_state_is(tmp_path):
+def test_a_plugin_saves_itself_by_its_own_state_method(tmp_path):
     trained, loaded = Teaching(), Teaching()
     load_state(strategy_of(loaded), saved(tmp_path, trained))
     assert torch.equal(loaded.teacher.weight, trained.teacher.weight)
 
 
-class Looking(SupervisedPlugin):
-    """Looks at the strategy once a state was loaded."""
-
-    def after_loading(self, strategy: Any) -> None:
-        self.tasks = strategy.model.tasks
-
-
 @pytest.mark.filterwarnings("error:.*incompatible callbacks")
-def test_plugins_hear_of_a_loaded_state_once_all_of_it_is_there(tmp_path):
+def test_after_loading_is_called_once_the_whole_state_is_loaded(tmp_path):
+    class Looking(SupervisedPlugin):
+        def after_loading(self, strategy: Any) -> None:
+            self.tasks = strategy.model.tasks
+
     plugin = Looking()
     load_state(strategy_of(plugin), saved(tmp_path, Looking()))
     assert plugin.tasks == (0,)
 
 
-class Wrong(Teaching):
-    def state(self) -> Any:
-        return {"teacher": self}
+def test_values_returned_by_a_state_method_are_checked(tmp_path):
+    class Wrong(Teaching):
+        def state(self) -> Any:
+            return {"teacher": self}
 
-
-def test_what_it_says_is_checked_too(tmp_path):
     with pytest.raises(StateError, match=r"Wrong\.state\(\)\.teacher is a Wrong"):
         saved(tmp_path, Wrong())
 
 
 class Foreign(SupervisedPlugin):
-    """Somebody else's plugin."""
+    """A plugin from another library."""
 
     def __init__(self) -> None:
         super().__init__()
         self.memory, self.loader = nn.Linear(1, 1), iter([1])
 
 
-def test_somebody_else_s_plugin_is_registered(tmp_path):
+def test_a_plugin_of_another_library_is_saved_by_registered_conversions(tmp_path):
     def give(state: Any, held: Any, strategy: Any) -> Any:
         new = nn.Linear(1, 1)
         new.load_state_dict(state)
@@ -148,10 +141,10 @@ def test_somebody_else_s_plugin_is_registered(tmp_path):
     assert loaded.loader is loader
 
 
-@pytest.mark.parametrize("name", ["rate", "schedule", "__class__", "__dict__", "after_training_iteration"])
-def test_a_file_sets_no_setting_and_no_method(name):
+def test_a_state_file_cannot_overwrite_settings_or_methods():
     plugin = Counting()
     before = dict(vars(plugin))
-    with pytest.raises(StateError, match=f"invalid value in state at {name}"):
-        load_state_of(plugin, {**state_of(plugin), name: 1}, None)
-    assert vars(plugin) == before
+    for name in ("rate", "schedule", "__class__", "__dict__", "after_training_iteration"):
+        with pytest.raises(StateError, match=f"invalid value in state at {name}"):
+            load_state_of(plugin, {**state_of(plugin), name: 1}, None)
+        assert vars(plugin) == before

@@ -1,4 +1,4 @@
-"""A strategy that was saved and loaded goes on as if nothing had happened, to the bit."""
+"""A saved and loaded strategy continues with the same bits as the original."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,7 @@ from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, 
 
 
 def ours(kind: Any, **options: Any) -> Callable[[], Any]:
-    """Maker of a strategy of this package, anew at each call."""
+    """Return a function that makes a new strategy of this package."""
     return partial(make, kind, **{"train_epochs": 1, **options})
 
 
@@ -88,17 +88,17 @@ STRATEGIES = {
 
 
 def go_on(strategy: Any, first: int, last: int = 4) -> None:
-    """Train tasks, and unlearn one behind the third and one behind the fourth."""
+    """Train tasks, and unlearn one after the third and one after the fourth."""
     unlearning = find_plugin(strategy, UnlearningPlugin)
     for task in range(first, last):
         strategy.train(DIGITS.train_stream[task])
-        for gone in {2: [0], 3: [2]}.get(task, ()):
+        for requested in {2: [0], 3: [2]}.get(task, ()):
             if unlearning is not None:
-                unlearning.unlearn(strategy, [gone])
+                unlearning.unlearn(strategy, [requested])
 
 
 def outcome(strategy: Any) -> dict[str, Any]:
-    """All that the rest of a run depends on, comparable."""
+    """Return everything that affects the rest of a run, as comparable values."""
     result: dict[str, Any] = {"model": bits(strategy.model)}
     unlearning, recorder = find_plugin(strategy, UnlearningPlugin), find_plugin(strategy, TrajectoryPlugin)
     if unlearning is not None:
@@ -110,14 +110,14 @@ def outcome(strategy: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", STRATEGIES)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_it_goes_on_bit_for_bit(name, tmp_path):
+def test_a_loaded_strategy_continues_bit_for_bit(name, tmp_path):
     whole = STRATEGIES[name]()
     go_on(whole, 0, 3)
     save_state(whole, tmp_path / "state")
     go_on(whole, 3)
     for used in (False, True):
         loaded = STRATEGIES[name]()
-        if used:  # what it has learned since it was built does not matter
+        if used:  # a strategy that has learned other tasks loads the same state
             loaded.train(DIGITS.train_stream[4])
             loaded.train(DIGITS.train_stream[3])
         load_state(loaded, tmp_path / "state")
@@ -125,20 +125,19 @@ def test_it_goes_on_bit_for_bit(name, tmp_path):
         assert outcome(loaded) == outcome(whole)
 
 
-def test_by_method_and_class_method(tmp_path):
+def test_the_methods_save_and_load_work_with_a_new_model(tmp_path):
     strategy = STRATEGIES["AmnesiacHAT"]()
     go_on(strategy, 0, 2)
     assert strategy.save(tmp_path / "state") == tmp_path / "state"
-    torch.manual_seed(1)  # what the new model begins with does not matter
+    torch.manual_seed(1)  # the new model's initial values do not matter
     model = MaskedModel(mlp())
     optimizer = OPTIMIZERS["adam"](model.parameters())
     loaded = AmnesiacHAT.load(tmp_path / "state", model=model, optimizer=optimizer, **SHORT)
     assert outcome(loaded) == outcome(strategy)
-    accuracies = [s.eval(DIGITS.test_stream[:2]) for s in (strategy, loaded)]
-    assert accuracies[0] == accuracies[1]
+    assert strategy.eval(DIGITS.test_stream[:2]) == loaded.eval(DIGITS.test_stream[:2])
 
 
-def test_metrics_leave_benchmark_and_references_to_the_script(tmp_path):
+def test_saved_metrics_contain_no_samples_and_no_references(tmp_path):
     benchmark = with_unlearning(DIGITS, {1: [0]})
 
     references = References(lambda **options: amnesiac(**SHORT, **options), benchmark)
@@ -168,7 +167,7 @@ def test_metrics_leave_benchmark_and_references_to_the_script(tmp_path):
     assert {name: again[name] for name in compared} == {name: results[name] for name in compared}
 
 
-def test_the_same_state_is_the_same_files(tmp_path):
+def test_equal_states_are_equal_files(tmp_path):
     for folder in ("one", "two"):
         strategy = STRATEGIES["backup"]()
         go_on(strategy, 0, 2)
@@ -177,7 +176,7 @@ def test_the_same_state_is_the_same_files(tmp_path):
     assert one == two
 
 
-def test_a_task_that_was_unlearned_leaves_no_trace_in_the_state_and_a_save_writes_what_changed(tmp_path):
+def test_a_save_replaces_changed_files_and_deletes_those_of_an_unlearned_task(tmp_path):
     strategy = STRATEGIES["AmnesiacHAT"]()
     go_on(strategy, 0, 1)
     strategy.save(tmp_path / "state")
@@ -185,16 +184,16 @@ def test_a_task_that_was_unlearned_leaves_no_trace_in_the_state_and_a_save_write
     go_on(strategy, 1, 2)
     strategy.save(tmp_path / "state")
     before = {file.name for file in (tmp_path / "state").iterdir()}
-    assert len(first - before) == 1  # what tasks share
-    assert len(before - first) == 4  # and the task's own, its log, its prepared heads
+    assert len(first - before) == 1  # shared by all tasks
+    assert len(before - first) == 4  # shared, the task's own, its log, its prepared heads
     strategy.unlearn([1])
     strategy.save(tmp_path / "state")
     after = {file.name for file in (tmp_path / "state").iterdir()}
-    assert before - after  # the files that held it are gone
-    assert before & after - {"state.json"}  # the log of the task before it is shared
+    assert before - after  # the task's files are deleted
+    assert before & after - {"state.json"}  # the log of task 0 is kept
 
 
-def test_the_logs_of_a_state_go_into_the_directory_of_the_strategy_that_loads_it(tmp_path):
+def test_loaded_logs_are_written_to_the_directory_of_the_new_strategy(tmp_path):
     make = ours(AmnesiacHAT)
     strategy = make()
     go_on(strategy, 0, 2)
@@ -207,7 +206,7 @@ def test_the_logs_of_a_state_go_into_the_directory_of_the_strategy_that_loads_it
     assert len(list((tmp_path / "logs").glob("task_*"))) == 2
 
 
-def test_a_training_that_was_interrupted_is_saved_as_it_began(tmp_path, monkeypatch):
+def test_an_interrupted_training_is_saved_as_before_the_training(tmp_path, monkeypatch):
     make = STRATEGIES["AmnesiacHAT"]
     whole = make()
     go_on(whole, 0, 1)
@@ -226,60 +225,67 @@ def test_a_training_that_was_interrupted_is_saved_as_it_began(tmp_path, monkeypa
     assert outcome(loaded)["model"] == outcome(uninterrupted)["model"]
 
 
-def test_not_from_inside_a_training(tmp_path, monkeypatch):
-    strategy, whole = STRATEGIES["AmnesiacHAT"](), AmnesiacHAT.optimizer_step
-    refused = []
-
-    def saving(one):
-        if not refused:
-            with pytest.raises(RequestError, match="task 0 is in training") as error:
-                one.save(tmp_path / "state")
-            refused.append(error)
-        whole(one)
-
-    monkeypatch.setattr(AmnesiacHAT, "optimizer_step", saving)
-    go_on(strategy, 0, 1)
-    assert refused
-    assert not (tmp_path / "state").exists()
+def test_a_strategy_in_training_is_not_saved(tmp_path):
+    saving = Hears(after_training_iteration=lambda made: save_state(made, tmp_path / "state"))
+    recording = [SeedingPlugin(0), TrajectoryPlugin()]
+    for strategy in (brief(plugins=[saving]), make(Naive, optimizer="sgd", plugins=[*recording, saving])):
+        with pytest.raises(RequestError, match="task 0 is in training"):
+            strategy.train(DIGITS.train_stream[0])
+        assert not (tmp_path / "state").exists()
 
 
-@pytest.mark.parametrize(
-    ("other", "told"),
-    [
-        (ours(AmnesiacHAT, train_epochs=2), "train_epochs=1 .here 2."),
-        (ours(AmnesiacHAT, optimizer="adamw"), "optimizer='Adam' .here 'AdamW'."),
-        (ours(AmnesiacHAT, seed=1), "seed=0 .here 1."),
-        (ours(AmnesiacHAT, masks=replace(PRICED, sparsity_weight=0.1)), "sparsity_weight"),
-        (ours(AmnesiacHAT, compensation="none"), "other plugins: this strategy lacks .*CounterfactualPlugin; build"),
-        (ours(AmnesiacHAT, net=ConvNet), "another model"),
-        (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
-        (ours(AmnesiacHAT, hidden=(20,)), "has shape .24"),
-    ],
-    ids=["epochs", "optimizer", "seed", "sparsity", "plugins", "network", "strategy", "widths"],
-)
-def test_another_strategy_is_refused_by_name(other, told, tmp_path):
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Folder of the state of an AmnesiacHAT that has learned a task."""
     strategy = STRATEGIES["AmnesiacHAT"]()
     go_on(strategy, 0, 1)
-    strategy.save(tmp_path / "state")
-    with pytest.raises(StateError, match=told):
-        load_state(other(), tmp_path / "state")
+    return strategy.save(tmp_path_factory.mktemp("saved") / "state")
 
 
-def test_what_can_t_be_saved_is_named(tmp_path):
-    strategy = learn(stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1), DIGITS.train_stream[:1])
+def of_two_groups():
+    model = MaskedModel(mlp())
+    parameters = list(model.parameters())
+    groups = [{"params": parameters[:1]}, {"params": parameters[1:]}]
+    return AmnesiacHAT(model=model, optimizer=torch.optim.Adam(groups, lr=1e-2), **SHORT)
+
+
+REFUSED = [
+    (ours(AmnesiacHAT, train_epochs=2), "train_epochs=1 .here 2."),
+    (ours(AmnesiacHAT, optimizer="adamw"), "optimizer='Adam' .here 'AdamW'."),
+    (ours(AmnesiacHAT, seed=1), "seed=0 .here 1."),
+    (ours(AmnesiacHAT, masks=replace(PRICED, sparsity_weight=0.1)), "sparsity_weight"),
+    (ours(AmnesiacHAT, compensation="none"), "other plugins: this strategy lacks .*CounterfactualPlugin; build"),
+    (ours(AmnesiacHAT, net=ConvNet), "another model"),
+    (ours(HAT), "state of a .*AmnesiacHAT, not of a .*HAT"),
+    (ours(AmnesiacHAT, hidden=(20,)), "has shape .24"),
+    (of_two_groups, "1 parameter groups, and this one has 2"),
+]
+
+
+def test_a_strategy_of_other_parts_is_refused_by_name_and_unchanged(saved):
+    for other, words in REFUSED:
+        strategy = other()
+        before = bits(strategy.model)
+        with pytest.raises(StateError, match=words):
+            load_state(strategy, saved)
+        assert bits(strategy.model) == before
+
+
+def test_a_plugin_that_cannot_be_saved_is_named(tmp_path):
+    strategy = learn(stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1), DIGITS, 1)
     with pytest.raises(StateError, match=r"AGEMPlugin\.buffer_dliter is a generator"):
         save_state(strategy, tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
 
-def test_replayed_samples_that_are_made_anew_at_every_call_are_refused(tmp_path):
+def test_replayed_samples_of_a_lazy_data_set_are_refused(tmp_path):
     samples = torch.utils.data.TensorDataset(torch.rand(40, 64), torch.arange(40) % 2)
-    strategy = learn(stock(Replay, mem_size=10, epochs=1), task_benchmark(samples, samples, [[0, 1]]).train_stream[:1])
+    strategy = learn(stock(Replay, mem_size=10, epochs=1), task_benchmark(samples, samples, [[0, 1]]), 1)
     with pytest.raises(StateError, match="samples of LazyTask"):
         save_state(strategy, tmp_path / "state")
 
 
-def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
+def test_replayed_samples_are_saved_after_they_were_read(tmp_path):
     strategy = learn(stock(Replay, mem_size=10, epochs=1), DIGITS.train_stream[:1])
     held = next(plugin for plugin in strategy.plugins if hasattr(plugin, "storage_policy")).storage_policy.buffer
     assert len(held[0]) == 3  # asks its data for transforms of a group that has none
@@ -289,48 +295,18 @@ def test_replayed_samples_that_were_looked_at_are_saved(tmp_path):
     assert bits(other.model) == bits(strategy.model)
 
 
-def test_not_from_inside_a_training_of_a_stock_strategy_that_only_records(tmp_path):
-    saving = Hears(after_training_iteration=lambda made: save_state(made, tmp_path / "state"))
-    strategy = make(Naive, optimizer="sgd", plugins=[SeedingPlugin(0), TrajectoryPlugin(), saving])
-    with pytest.raises(RequestError, match="task 0 is in training"):
-        strategy.train(DIGITS.train_stream[0])
-    assert not (tmp_path / "state").exists()
-
-
-def test_an_optimizer_of_other_groups_is_refused_before_anything_changes(tmp_path):
-    def strategy_of(*groups):
-        torch.manual_seed(0)
-        model = MaskedModel(mlp())
-        parameters = list(model.parameters())
-        split = [{"params": parameters[:1]}, {"params": parameters[1:]}] if groups else parameters
-        return AmnesiacHAT(model=model, optimizer=torch.optim.Adam(split, lr=1e-2), **SHORT)
-
-    strategy = strategy_of()
-    go_on(strategy, 0, 1)
-    strategy.save(tmp_path / "state")
-    other = strategy_of("two")
-    before = bits(other.model)
-    with pytest.raises(StateError, match="1 parameter groups, and this one has 2"):
-        load_state(other, tmp_path / "state")
-    assert bits(other.model) == before
-
-
-@pytest.mark.parametrize("part", ["model", "plugins", "optimizer", "host"])
-def test_a_state_that_somebody_has_changed_and_sealed_again_is_refused(part, tmp_path):
-    make = STRATEGIES["AmnesiacHAT"]
-    strategy = make()
-    go_on(strategy, 0, 1)
-    strategy.save(tmp_path / "state")
-    body, tensors = read_state(tmp_path / "state")
-    changed = {"plugins": [[name, {"object": 1}] for name, _ in body["plugins"]], "host": {"seed": {"tensor": 1}}}
-    body[part] = changed.get(part, {})
-    write_state(tmp_path / "state", body, tensors)
-    with pytest.raises(StateError, match="holds what no state"):
-        load_state(make(), tmp_path / "state")
+def test_a_changed_state_with_a_new_checksum_is_refused(saved, tmp_path):
+    for part in ("model", "plugins", "optimizer", "host"):
+        body, tensors = read_state(saved)
+        changed = {"plugins": [[name, {"object": 1}] for name, _ in body["plugins"]], "host": {"seed": {"tensor": 1}}}
+        body[part] = changed.get(part, {})
+        write_state(tmp_path / part, body, tensors)
+        with pytest.raises(StateError, match="holds what no state"):
+            load_state(STRATEGIES["AmnesiacHAT"](), tmp_path / part)
 
 
 class Averaging(nn.Module):
-    """A criterion with a memory of its own."""
+    """A criterion with state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -344,14 +320,9 @@ class Averaging(nn.Module):
         return loss
 
 
-def test_what_the_criterion_remembers_is_saved(tmp_path):
-    def fresh():
-        return brief(criterion=Averaging(), evaluator=quiet)
-
-    strategy = fresh()
+def test_the_state_of_the_criterion_is_saved(tmp_path):
+    strategy, loaded = (brief(criterion=Averaging(), evaluator=quiet) for _ in range(2))
     go_on(strategy, 0, 1)
-    strategy.save(tmp_path / "state")
-    loaded = fresh()
-    load_state(loaded, tmp_path / "state")
+    load_state(loaded, strategy.save(tmp_path / "state"))
     assert loaded._criterion.calls == strategy._criterion.calls > 0
     assert torch.equal(loaded._criterion.mean, strategy._criterion.mean)

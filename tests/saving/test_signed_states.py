@@ -1,7 +1,6 @@
-"""A signed state: loaded with its signer's key, and refused if anybody else wrote it."""
+"""A signed state is loaded with its signer's key, and refused if another program changed it."""
 
 import json
-import shutil
 from functools import partial
 
 import pytest
@@ -34,17 +33,15 @@ def signed(learned, tmp_path):
     return learned.save(tmp_path / "signed", key=KEY)
 
 
-@pytest.mark.parametrize(
-    "key", [KEY.public_key(), KEY.public_key().public_bytes_raw(), PEM, None], ids=["key", "raw", "PEM", "none"]
-)
-def test_it_is_loaded_with_its_signers_key_or_with_none(key, learned, signed):
-    strategy = built()
-    load_state(strategy, signed, key)
-    assert bits(strategy.model) == bits(learned.model)
+def test_a_signed_state_is_loaded_with_the_signers_key_in_any_form_or_without_a_key(learned, signed):
+    for key in (KEY.public_key(), KEY.public_key().public_bytes_raw(), PEM, None):
+        strategy = built()
+        load_state(strategy, signed, key)
+        assert bits(strategy.model) == bits(learned.model)
 
 
 def resealed(state, change, keep_signature=True):
-    """Change a state's content as somebody does who has no key."""
+    """Change a state's content and its checksum, without the key."""
     found = json.loads((state / STATE).read_text())
     change(found["content"])
     further = {"signature": found["signature"]} if keep_signature else {}
@@ -71,10 +68,7 @@ def with_signature(state, signature):
 
 
 FORGED = {
-    "unsigned": (
-        lambda state: resealed(state, lambda content: None, keep_signature=False),
-        "it is not signed: sign it",
-    ),
+    "unsigned": (lambda state: resealed(state, lambda c: None, keep_signature=False), "it is not signed: sign it"),
     "another seed": (lambda state: resealed(state, lambda c: c["body"]["host"].update(seed=7)), "does not hold"),
     "another weight": (with_another_weight, "does not hold"),
     "no signature": (lambda state: with_signature(state, None), "it is not signed"),
@@ -85,39 +79,36 @@ FORGED = {
 
 
 @pytest.mark.parametrize("kind", FORGED)
-def test_what_the_signer_did_not_write_is_refused_and_nothing_changed(kind, signed):
+def test_a_forged_state_is_refused_and_changes_nothing(kind, signed):
     forge, told = FORGED[kind]
     forge(signed)
     strategy = built()
     with unchanged(lambda: comparable_state(strategy)), pytest.raises(StateError, match=told):
         load_state(strategy, signed, KEY.public_key())
-    strategy.train(DIGITS.train_stream[1])  # which a strategy whose loading did not finish refuses
+    strategy.train(DIGITS.train_stream[1])  # a strategy with an unfinished loading refuses this
 
 
-def test_another_signers_and_an_unsigned_state_are_refused(learned, tmp_path):
+def test_a_state_without_signature_or_with_another_key_is_refused(learned, tmp_path):
     for key, told in ((OTHER, "another key signed it"), (None, "it is not signed")):
         learned.save(tmp_path / "state", key=key)
         with pytest.raises(StateError, match=told):
             load_state(built(), tmp_path / "state", KEY.public_key())
 
 
-@pytest.mark.parametrize("key", ["key.pem", b"short", KEY.public_key()], ids=["text", "short", "public"])
-def test_what_is_no_private_key_is_refused_before_anything_is_written(key, learned, tmp_path):
-    with pytest.raises(SigningError, match="private key"):
-        learned.save(tmp_path / "state", key=key)
+def test_wrong_kinds_of_keys_are_refused_before_anything_is_written_or_read(learned, tmp_path):
+    for key in ("key.pem", b"short", KEY.public_key()):
+        with pytest.raises(SigningError, match="private key"):
+            learned.save(tmp_path / "state", key=key)
     assert not (tmp_path / "state").exists()
+    for key in ("key.pem", b"short", KEY):
+        with pytest.raises(SigningError, match="public key"):
+            load_state(built(), tmp_path / "none", key)
 
 
-@pytest.mark.parametrize("key", ["key.pem", b"short", KEY], ids=["text", "short", "private"])
-def test_what_is_no_public_key_is_refused_before_anything_is_read(key, tmp_path):
-    with pytest.raises(SigningError, match="public key"):
-        load_state(built(), tmp_path / "none", key)
-
-
-def test_damage_is_told_as_damage(signed, tmp_path):
-    shutil.copytree(signed, tmp_path / "damaged")
+def test_a_damaged_signed_state_is_reported_as_damaged(signed):
     text = (signed / STATE).read_text()
-    (tmp_path / "damaged" / STATE).write_text(text.replace('"seed": 0', '"seed": 1'))
-    assert text != (tmp_path / "damaged" / STATE).read_text()
+    changed = text.replace('"seed": 0', '"seed": 1')
+    assert text != changed
+    (signed / STATE).write_text(changed)
     with pytest.raises(StateError, match="its checksum does not fit"):
-        load_state(built(), tmp_path / "damaged", KEY.public_key())
+        load_state(built(), signed, KEY.public_key())

@@ -1,4 +1,4 @@
-"""Files of a state: whole or not at all, and refused by name where they are not what they should be."""
+"""Files of a state: written completely or not at all, and refused if they are damaged."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def same_parts(one, two) -> bool:
     )
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_a_written_state_is_read_back(tmp_path):
     write_state(tmp_path / "s", {"a": [1, 0.1, None]}, PARTS)
     body, parts = read_state(tmp_path / "s")
     assert body == {"a": [1, 0.1, None]}
@@ -49,7 +49,7 @@ def write_often(path, number):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks of directories there")
-def test_of_several_writers_at_a_time_one_has_written_the_whole_state(tmp_path):
+def test_concurrent_writers_never_mix_their_states(tmp_path):
     path = tmp_path / "s"
     write_often(path, 1)
     writers, seen = [forked(write_often, path, number) for number in (1, 2)], 0
@@ -64,7 +64,7 @@ def test_of_several_writers_at_a_time_one_has_written_the_whole_state(tmp_path):
 
 
 @pytest.mark.parametrize("failing", range(16))
-def test_interrupted_at_any_operation_it_is_the_old_state_or_the_new_one(failing, tmp_path, monkeypatch):
+def test_a_write_interrupted_at_any_operation_leaves_the_old_state_or_the_new_one(failing, tmp_path, monkeypatch):
     write_state(tmp_path / "s", {"a": 1}, PARTS)
     new = {"state": Part({"w": torch.zeros(3)}), "log1": PARTS["log1"], "log2": Part({"v": torch.rand(3)}, "{}")}
     done = [0]
@@ -90,12 +90,12 @@ def test_interrupted_at_any_operation_it_is_the_old_state_or_the_new_one(failing
     body, tensors = read_state(tmp_path / "s")
     assert body["a"] in (1, 2) if interrupted else body["a"] == 2
     assert same_parts(tensors, PARTS if body["a"] == 1 else new)
-    write_state(tmp_path / "s", {"a": 3}, new)  # whatever was left is in nobody's way, and goes
+    write_state(tmp_path / "s", {"a": 3}, new)  # leftovers of the interruption do not matter, and are removed
     assert same_parts(read_state(tmp_path / "s")[1], new)
     assert len(list((tmp_path / "s").iterdir())) == 4
 
 
-def test_a_directory_with_other_files_is_left_alone(tmp_path):
+def test_a_directory_with_other_files_is_refused_and_unchanged(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StateError, match=r"thesis\.tex.* no part of a state"):
         write_state(tmp_path, {}, PARTS)
@@ -104,56 +104,41 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path):
         write_state(tmp_path / "thesis.tex", {}, PARTS)
 
 
-def damaged(kind: str, folder: Path) -> None:
-    state = folder / "state.json"
-    blob = next(folder.glob("*.safetensors"))
-    content = json.loads(state.read_text())
-    if kind == "no state":
-        state.unlink()
-    elif kind == "truncated":
-        state.write_bytes(state.read_bytes()[:-20])
-    elif kind == "changed":
-        state.write_text(state.read_text().replace('"a": 1', '"a": 2'))
-    elif kind == "foreign":
-        state.write_text('{"epoch": 3}')
-    elif kind == "a list":
-        state.write_text("[1, 2]")
-    elif kind == "older":
-        state.write_text(json.dumps({**content, "version": 2}))
-    elif kind == "tensors cut":
-        blob.write_bytes(blob.read_bytes()[:-1])
-    elif kind == "tensors changed":
-        blob.write_bytes(blob.read_bytes()[:-1] + b"\7")
-    else:
-        blob.unlink()
+def edit(name, change):
+    """Return a function that changes the bytes of a file in a state's folder."""
+
+    def apply(folder):
+        file = next(folder.glob(name))
+        file.write_bytes(change(file.read_bytes()))
+
+    return apply
 
 
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [
-        ("no state", "state.json is missing"),
-        ("truncated", "cut short"),
-        ("changed", "checksum does not fit"),
-        ("foreign", "something else wrote it"),
-        ("a list", "something else wrote it"),
-        ("older", "version 2, and this package reads version 3"),
-        ("tensors cut", "is damaged"),
-        ("tensors changed", "is damaged"),
-        ("tensors gone", "lacks a part"),
-    ],
-)
-def test_what_is_no_state_is_refused(kind, told, tmp_path):
-    write_state(tmp_path / "s", {"a": 1}, PARTS)
-    damaged(kind, tmp_path / "s")
-    with pytest.raises(StateError, match=told):
-        read_state(tmp_path / "s")
+STATE, BLOB = "state.json", "*.safetensors"
+DAMAGES = [
+    (lambda folder: (folder / STATE).unlink(), "state.json is missing"),
+    (edit(STATE, lambda content: content[:-20]), "cut short"),
+    (edit(STATE, lambda content: content.replace(b'"a": 1', b'"a": 2')), "checksum does not fit"),
+    (edit(STATE, lambda content: b'{"epoch": 3}'), "something else wrote it"),
+    (edit(STATE, lambda content: b"[1, 2]"), "something else wrote it"),
+    (edit(STATE, lambda content: json.dumps({**json.loads(content), "version": 2}).encode()), "version 2, and .* 3"),
+    (edit(BLOB, lambda content: content[:-1]), "is damaged"),
+    (edit(BLOB, lambda content: content[:-1] + b"\7"), "is damaged"),
+    (lambda folder: next(folder.glob(BLOB)).unlink(), "lacks a part"),
+]
 
 
-# Values ------------------------------------------------------------------------------------------------------------
+def test_damaged_files_are_refused_with_the_kind_of_damage(tmp_path):
+    for number, (damage, words) in enumerate(DAMAGES):
+        folder = tmp_path / str(number)
+        write_state(folder, {"a": 1}, PARTS)
+        damage(folder)
+        with pytest.raises(StateError, match=words):
+            read_state(folder)
 
 
 class Foreign:
-    """An object, which no state holds."""
+    """An object that no state can hold."""
 
 
 def through(value):
@@ -162,19 +147,15 @@ def through(value):
     return decode(json.loads(json.dumps(code, allow_nan=False)), tensors)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_values_come_back_with_their_types():
+    for value in (
         *(None, True, 3, 0.1, -0.0, float("inf"), "text", b"\0\xff", (1, [2, (3,)]), {1, 2}, frozenset({(1, 2)})),
         *({1: "a", (2, "b"): [None]}, {"a": {}, "b": [()]}, {"$tuple": [1]}, {"1": 1, 1: 2}),
         *(torch.float16, torch.device("cpu"), np.float32(0.1), np.int64(7)),
-    ],
-    ids=repr,
-)
-def test_values_come_back(value):
-    found = through(value)
-    assert found == value
-    assert type(found) is type(value)
+    ):
+        found = through(value)
+        assert repr(found) == repr(value) or found == value
+        assert type(found) is type(value)
 
 
 def test_nan_tensors_arrays_and_generators_come_back():
@@ -189,19 +170,14 @@ def test_nan_tensors_arrays_and_generators_come_back():
     assert torch.equal(torch.rand(2, generator=through(generator)), torch.rand(2, generator=generator))
 
 
-@pytest.mark.parametrize(
-    "thing",
-    [
-        *(Foreign(), Foreign, max, nn.Linear(1, 1), nn.Parameter(torch.ones(1)), deque([1])),
-        *(np.longdouble(1), np.ones(2, np.longdouble)),
-    ],
-)
-def test_nothing_else_is_encoded(thing):
-    with pytest.raises(StateError, match=r"a\.b\[0\] is a "):
-        encode({"a": {"b": [thing]}})
+def test_objects_of_other_types_are_refused_with_their_place():
+    others = (Foreign(), Foreign, max, nn.Linear(1, 1), nn.Parameter(torch.ones(1)), deque([1]))
+    for thing in (*others, np.longdouble(1), np.ones(2, np.longdouble)):
+        with pytest.raises(StateError, match=r"a\.b\[0\] is a "):
+            encode({"a": {"b": [thing]}})
 
 
-def test_a_value_apart_is_a_part_that_does_not_say_where_it_lies():
+def test_the_part_of_an_apart_value_does_not_depend_on_its_place():
     log, other = {"x": torch.ones(2), "n": 3}, torch.zeros(2)
     parts = [encode(value)[1] for value in ({"logs": {3: Apart(log)}, "o": other}, {"more": [Apart(log)]})]
     (one,), (two,) = ([part for place, part in found.items() if place != "state"] for found in parts)
@@ -211,7 +187,7 @@ def test_a_value_apart_is_a_part_that_does_not_say_where_it_lies():
 
 
 class Kept:
-    """An object that never changes, of which a value is made."""
+    """An immutable object from which a value is made."""
 
     def __init__(self, number: float) -> None:
         self.number, self.asked = number, 0
@@ -221,33 +197,33 @@ class Kept:
         return {"x": torch.full((2,), self.number)}
 
 
-def test_what_is_made_of_the_same_objects_is_encoded_once_and_what_is_not_is_encoded_again():
+def test_a_value_made_from_the_same_objects_is_encoded_only_once():
     one, two = Kept(1.0), Kept(2.0)
     for _ in range(2):
         assert through([Apart(one.state, (one,)), Apart(two.state, (one, two))])[1]["x"].tolist() == [2, 2]
     assert (one.asked, two.asked) == (1, 1)
-    for number in range(50):  # another object may get the identity of one that is gone
+    for number in range(50):  # a new object may get the identity of a deleted one
         assert through(Apart(Kept(number).state, (Kept(number), two)))["x"].tolist() == [number, number]
         three = Kept(number)
         assert through(Apart(three.state, (three,)))["x"].tolist() == [number, number]
         del three
     before = len(_PARTS)
     del one
-    assert len(_PARTS) == before - 2  # nothing is kept of an object that is gone
+    assert len(_PARTS) == before - 2  # deleted objects leave the cache
     with pytest.raises(StateError, match=r"a\[0\]\.b is a Foreign"):
         encode({"a": [Apart({"b": Foreign()})]})
     with pytest.raises(StateError, match=r"a\.b lies apart in a part"):
         encode({"a": Apart({"b": Apart(1)})})
 
 
-def test_dicts_that_are_joined_are_one_in_their_order():
+def test_joined_dicts_are_one_dict_in_their_order():
     value = Joined([{"b": torch.ones(1), "a": 2}, Apart({"c": torch.zeros(1)}), {}])
     found = through({"all": value})["all"]
     assert list(found) == ["b", "a", "c"]
     assert (found["b"].item(), found["a"], found["c"].item()) == (1, 2, 0)
 
 
-def test_parts_that_stay_the_same_are_not_written_again_unless_they_are_damaged(tmp_path, monkeypatch):
+def test_unchanged_parts_are_written_again_only_if_they_are_damaged(tmp_path, monkeypatch):
     folder, written = tmp_path / "s", []
     original = Path.write_bytes
 
@@ -273,24 +249,14 @@ def test_parts_that_stay_the_same_are_not_written_again_unless_they_are_damaged(
     assert same_parts(read_state(folder)[1], changed)
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
+def test_invalid_codes_are_refused_with_their_place_and_never_call_a_name():
+    for code in (
         *({"$eval": "1"}, {"$dtype": "load"}, {"$dtype": "float7"}, {"$bytes": 3}, {"$tuple": 3}, {"$dict": [[1]]}),
-        *(
-            {"$tensor": ["w", "cpu"]},
-            {"$part": "log1"},
-            {"$joined": [[1]]},
-            {"$device": "moon"},
-            {"$dict": [[[], 1]]},
-            {"$generator": ["cpu"]},
-        ),
-    ],
-    ids=str,
-)
-def test_what_is_no_code_is_refused_with_its_place_and_no_name_is_ever_called(code):
-    with pytest.raises(StateError, match=r"invalid value in state at plugins\[1\]\.heads"):
-        decode({"plugins": [1, {"heads": code}]}, {})
+        *({"$tensor": ["w", "cpu"]}, {"$part": "log1"}, {"$joined": [[1]]}, {"$device": "moon"}),
+        *({"$dict": [[[], 1]]}, {"$generator": ["cpu"]}),
+    ):
+        with pytest.raises(StateError, match=r"invalid value in state at plugins\[1\]\.heads"):
+            decode({"plugins": [1, {"heads": code}]}, {})
 
 
 @dataclass(frozen=True)
@@ -300,7 +266,7 @@ class Point:
     names: frozenset[str]
 
 
-def test_what_a_plugin_reads_back_is_checked_by_name_and_type():
+def test_fields_of_a_loaded_object_are_checked_by_name_and_type():
     point = Point(1, None, frozenset("a"))
     assert made(Point, dict(vars(point))) == point
     for changed, place in (({"x": "1"}, "at x"), ({"names": {"a"}}, "at names"), ({"y": 1}, "where .'x'")):

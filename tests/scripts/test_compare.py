@@ -1,4 +1,4 @@
-"""experiments/compare.py as a user calls it."""
+"""The script experiments/compare.py, called from the command line."""
 
 import csv
 
@@ -10,7 +10,7 @@ from experiments import compare
 
 @pytest.fixture
 def called(monkeypatch, tmp_path):
-    """Calls the script with these words; what it wrote into its table."""
+    """Return a function that calls the script and returns the rows of its table."""
 
     def called(*words):
         monkeypatch.setattr("sys.argv", ["compare.py", "--tasks", "2", *words, "--out", str(tmp_path)])
@@ -21,7 +21,7 @@ def called(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_compares_methods_over_seeds(called, tmp_path, capsys):
+def test_methods_are_compared_over_seeds(called, tmp_path, capsys):
     methods = ("hat", "amnesiac_hat", "ewc")
     budget = ("--epochs", "2", "--n-train", "500", "--n-test", "200")
     rows = called("--methods", *methods, "--seeds", "0", "1", *budget, "--requests", '{"1": [0]}')
@@ -33,12 +33,9 @@ def test_compares_methods_over_seeds(called, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_method_that_does_nothing_is_farther_from_the_retrained_model(called):
-    """Beside itself: a distance means nothing between networks whose masks were learned in other ways."""
-    told = called(
-        "--methods", "amnesiac_hat", "--controls", "--seeds", "0", "--epochs", "5", "--requests", '{"1": [0]}'
-    )
-    rows = {row["method"]: row for row in told}
+def test_controls_without_unlearning_are_farther_from_the_retrained_model(called):
+    requests = ("--epochs", "5", "--requests", '{"1": [0]}')
+    rows = {row["method"]: row for row in called("--methods", "amnesiac_hat", "--controls", "--seeds", "0", *requests)}
     for control in ("amnesiac_hat+nothing", "amnesiac_hat+head"):
         for measure in ("jsd_own", "unlearned"):
             assert float(rows[control][measure]) > float(rows["amnesiac_hat"][measure])

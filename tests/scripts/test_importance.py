@@ -1,4 +1,4 @@
-"""Importance of units that is measured when a task ends: its measures, what AdaHAT makes of it, and its life."""
+"""Importance of units, measured at the end of a task: measures, use by AdaHAT, saving and unlearning."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def trained():
     return {measure: each.model for measure, each in made.items()}
 
 
-def test_the_input_gradient_is_that_of_the_loss_at_a_units_weights(trained):
+def test_the_input_gradient_equals_autograds_gradient_of_the_loss(trained):
     model, (x, y) = trained[input_gradient].eval(), SAMPLES
     found = model.by_layer(input_gradient(model, 0, x[:64], y[:64]))
     names = [name for name in model.graph.factors if name.endswith("weight")]
@@ -42,17 +42,17 @@ def test_the_input_gradient_is_that_of_the_loss_at_a_units_weights(trained):
         assert torch.allclose(grad.abs().sum(1), of_layer, atol=1e-6)
 
 
-def test_the_output_contribution_is_what_the_features_lose_where_a_feature_is_closed(trained):
+def test_the_output_contribution_equals_the_loss_of_a_closed_feature(trained):
     model, (x, y) = trained[output_contribution].eval(), SAMPLES
     found = output_contribution(model, 0, x.repeat(200, 1, 1, 1), y.repeat(200))
     assert bool((found[~model.binary_mask(0)] == 0).all())
     last = list(model.by_layer(found).values())[-1]
-    expected = 200 * model.features(x, 0).square().sum(0)  # what a feature adds is itself
+    expected = 200 * model.features(x, 0).square().sum(0)  # a feature contributes itself
     assert torch.allclose(last.square(), expected, rtol=0.15)
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_what_is_kept_lies_between_0_and_1_in_the_mask_and_is_the_importance_of_weights(trained, measure):
+def test_importance_is_0_outside_the_mask_and_at_most_1_inside(trained, measure):
     model = trained[measure]
     for task in (0, 1):
         kept, mask = model.importance(task), model.binary_mask(task)
@@ -65,7 +65,7 @@ def test_what_is_kept_lies_between_0_and_1_in_the_mask_and_is_the_importance_of_
     assert torch.equal(use.importance[weight], torch.minimum(second[:, None], first[None]))
 
 
-def test_a_convolution_and_a_norm_have_importances_too():
+def test_convolutions_and_norms_have_importances():
     model = MaskedModel(SmallConvNet(), input_shape=(3, 32, 32))
     x, y = torch.randn(20, 3, 32, 32), torch.arange(20) % 2
     model.add_head(0, 2)
@@ -76,7 +76,7 @@ def test_a_convolution_and_a_norm_have_importances_too():
         assert bool((measure(model, 0, x, y) > 0)[model.binary_mask(0)].float().mean() > 0.5)
 
 
-def test_it_goes_with_its_task_and_is_saved(tmp_path):
+def test_importance_is_saved_and_removed_with_its_task(tmp_path):
     made = strategy(input_gradient)
     made.train(STREAM[:2])
     made.save(tmp_path / "state")
@@ -91,25 +91,19 @@ def test_it_goes_with_its_task_and_is_saved(tmp_path):
     assert "_importances.2" in made.model.state_dict()
 
 
-def test_a_layer_of_which_the_measure_says_nothing_counts_as_by_its_mask():
+def test_a_measure_of_zeros_counts_like_the_mask():
     made = learn(strategy(lambda model, *_: torch.zeros(model.n_units)), STREAM[:1])
     assert torch.equal(made.model.importance(0), made.model.binary_mask(0).float())
 
 
-@pytest.mark.parametrize(
-    "importance",
-    [lambda *_: torch.ones(3), lambda model, *_: -torch.ones(model.n_units), lambda model, *_: float("nan")],
-    ids=["too few", "negative", "no number"],
-)
-def test_a_measure_that_is_none_undoes_the_training(importance):
-    made = strategy(importance)
-    before = bits(made.model)
-    with pytest.raises(ValueError, match="importance= must return a finite number of at least 0 for each of the 56"):
-        made.train(STREAM[0])
-    made.abort_training()
-    assert bits(made.model) == before
-
-
-def test_names_of_importances_that_are_none_are_refused():
+def test_wrong_measures_are_refused_and_the_training_is_undone():
+    wrong = (lambda *_: torch.ones(3), lambda model, *_: -torch.ones(model.n_units), lambda model, *_: float("nan"))
+    for importance in wrong:
+        made = strategy(importance)
+        before = bits(made.model)
+        with pytest.raises(ValueError, match="must return a finite number of at least 0 for each of the 56"):
+            made.train(STREAM[0])
+        made.abort_training()
+        assert bits(made.model) == before
     with pytest.raises(ValueError, match="importance must be one of"):
         AdaHATRule(importance="max")

@@ -1,4 +1,4 @@
-"""Likelihood-ratio attack: what it reads of known distributions, and of models that unlearned, or did not."""
+"""Likelihood-ratio attack on known distributions and on models with and without unlearning."""
 
 import math
 from functools import partial
@@ -22,15 +22,15 @@ def drawn(shift, runs=8, samples=300, seed=0):
     return tuple(of_samples + torch.randn(runs, samples, generator=draw) + by for by in (shift, 0.0))
 
 
-def test_it_tells_two_normal_distributions_apart_as_well_as_can_be():
+def test_the_attack_separates_two_normal_distributions_optimally():
     found = likelihood_ratio_attack(*drawn(1.0, runs=60))
     assert found.auc == pytest.approx(0.5 + math.erf(0.5) / 2, abs=0.02)  # Φ(1/√2)
-    assert 0.03 < found.tpr < 0.1  # Φ(1 − 2.33) = .092, less what 59 runs don't know of the means
+    assert 0.03 < found.tpr < 0.1  # Φ(1 − 2.33) = .092, minus the error of means of 59 runs
     assert found.auc_interval[0] < found.auc < found.auc_interval[1]
     assert found.auc_interval[1] - found.auc_interval[0] < 0.1
 
 
-def test_it_finds_nothing_between_equals_and_exactly_nothing_between_the_same():
+def test_the_attack_finds_nothing_between_equal_distributions():
     found = likelihood_ratio_attack(*drawn(0.0))
     assert found.auc_interval[0] < 0.5 < found.auc_interval[1]
     assert found.tpr < 0.03
@@ -39,24 +39,11 @@ def test_it_finds_nothing_between_equals_and_exactly_nothing_between_the_same():
     assert (same.auc, same.auc_interval, same.tpr, same.tpr_interval) == (0.5, (0.5, 0.5), 0.0, (0.0, 0.0))
 
 
-def test_samples_of_unlike_difficulty_are_calibrated_by_themselves():
+def test_samples_of_different_difficulty_are_calibrated_separately():
     draw = torch.Generator().manual_seed(1)
-    hard = 20 * torch.randn(1, 300, generator=draw)  # a single threshold would read nothing but this
+    hard = 20 * torch.randn(1, 300, generator=draw)  # a single threshold would see only this
     with_task, never = (hard + torch.randn(8, 300, generator=draw) + by for by in (2.0, 0.0))
     assert likelihood_ratio_attack(with_task, never).auc > 0.85
-
-
-@pytest.mark.parametrize(
-    ("suspected", "never", "words"),
-    [
-        (torch.zeros(2, 5), torch.zeros(2, 5), "at least 3"),
-        (torch.zeros(3, 5), torch.zeros(3, 4), r"got \(3, 5\) and \(3, 4\)"),
-        (torch.full((3, 5), math.inf), torch.zeros(3, 5), "must be finite"),
-    ],
-)
-def test_what_can_not_be_attacked_is_refused(suspected, never, words):
-    with pytest.raises(ValueError, match=words):
-        likelihood_ratio_attack(suspected, never)
 
 
 def seeded(seed, **options):
@@ -76,7 +63,7 @@ def test_margins_are_log_odds_of_the_true_class():
     assert torch.allclose(found, torch.log(p / (1 - p)), atol=1e-3)
 
 
-def test_of_an_exact_unlearning_it_finds_exactly_nothing():
+def test_the_attack_finds_nothing_after_an_exact_unlearning():
     for options in ({}, {"samples": range(0, 150, 3)}):
         found = likelihood_ratio_audit(disjoint, STREAM, 1, [0, 1, 2], **options)
         assert found.untouched.auc > 0.6  # it could have been found
@@ -85,7 +72,7 @@ def test_of_an_exact_unlearning_it_finds_exactly_nothing():
     assert found.unlearned.samples == 50
 
 
-def test_it_finds_a_task_that_nobody_unlearned():
+def test_the_attack_finds_a_task_that_was_not_unlearned():
     found = likelihood_ratio_audit(shared, STREAM, 1, range(4), most=100)
     assert found.untouched.auc > 0.9
     assert found.untouched.auc_interval[0] > found.retrained.auc_interval[1]
@@ -93,13 +80,19 @@ def test_it_finds_a_task_that_nobody_unlearned():
     assert (found.unlearned.runs, found.unlearned.samples) == (4, 100)
 
 
-def test_a_task_or_seeds_that_do_not_do_are_refused_before_anything_is_trained():
-    for task, seeds in ((7, range(3)), (1, [0, 0, 1])):
-        with pytest.raises(ValueError, match=r"task must be one of \[0, 1, 2\], and seeds at least three different"):
-            likelihood_ratio_audit(None, STREAM, task, seeds)
+PARTS = "samples must be positions in the 150 training samples of task 1, from 0"
+TASKS = r"task must be one of \[0, 1, 2\], and seeds at least three different"
+REFUSED = [
+    (lambda: likelihood_ratio_attack(torch.zeros(2, 5), torch.zeros(2, 5)), "at least 3"),
+    (lambda: likelihood_ratio_attack(torch.zeros(3, 5), torch.zeros(3, 4)), r"got \(3, 5\) and \(3, 4\)"),
+    (lambda: likelihood_ratio_attack(torch.full((3, 5), math.inf), torch.zeros(3, 5)), "must be finite"),
+    (lambda: likelihood_ratio_audit(None, STREAM, 7, range(3)), TASKS),
+    (lambda: likelihood_ratio_audit(None, STREAM, 1, [0, 0, 1]), TASKS),
+    *((lambda s=s: likelihood_ratio_audit(None, STREAM, 1, range(3), samples=s), PARTS) for s in ([], [0, 150], [-1])),
+]
 
 
-@pytest.mark.parametrize("samples", [[], [0, 150], [-1]])
-def test_positions_that_a_task_does_not_have_are_refused_before_anything_is_trained(samples):
-    with pytest.raises(ValueError, match="samples must be positions in the 150 training samples of task 1, from 0"):
-        likelihood_ratio_audit(None, STREAM, 1, range(3), samples=samples)
+def test_wrong_arguments_are_refused_before_anything_is_trained():
+    for call, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            call()

@@ -1,4 +1,4 @@
-"""experiments/piggyback.py: a mask method in one file has all that the package promises."""
+"""experiments/piggyback.py: a mask method in one file keeps the promises of the package."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class StubbornSGD(torch.optim.SGD):
-    """Moves every parameter at every step, with or without a gradient."""
+    """An optimizer that changes every parameter at every step, also without a gradient."""
 
     def step(self, closure=None):
         for group in self.param_groups:
@@ -28,7 +28,7 @@ class StubbornSGD(torch.optim.SGD):
 
 
 class Watch(SupervisedPlugin):
-    """Compares the backbone with its first state behind every step."""
+    """Compares the backbone with its first state after every step."""
 
     def after_training_iteration(self, strategy, **kwargs):
         assert same_state(state(strategy.model.backbone), self.first)
@@ -41,7 +41,7 @@ def piggyback(optimizer=OPTIMIZERS["adam decay"], **options):
     return Piggyback(model=model, optimizer=optimizer(model.parameters()), **options)
 
 
-def test_learns_by_masks_alone():
+def test_piggyback_learns_only_by_masks():
     strategy, benchmark = piggyback(train_epochs=4), split(600)
     before = state(strategy.model.backbone)
     learn(strategy, benchmark.train_stream)
@@ -49,10 +49,10 @@ def test_learns_by_masks_alone():
         assert (out.argmax(1) == benchmark.test_stream[task].tensors[1]).float().mean() > 0.85
         assert 0.1 < strategy.model.binary_mask(task).float().mean() < 0.9
     assert same_state(state(strategy.model.backbone), before)
-    assert network_capacity(strategy) == 0  # there is nothing that a next task could train
+    assert network_capacity(strategy) == 0  # no weights are left to train
 
 
-def test_gradients_pass_straight_through_the_threshold():
+def test_gradients_pass_through_the_threshold():
     model = PiggybackModel(MLP(6, hidden=(5,), features=4))
     model.add_head(0, 3)
     model.start_task(0, torch.randn(model.n_weights))
@@ -66,7 +66,7 @@ def test_gradients_pass_straight_through_the_threshold():
     loss = nn.functional.cross_entropy(model.head(0)(torch.func.functional_call(model.backbone, masked, (x,))), y)
     loss.backward()
     assert torch.allclose(model.scores.grad, scores.grad, rtol=1e-5, atol=1e-7)
-    assert ((scores.grad != 0) & (scores < 0)).any()  # where WSN's would have the other sign
+    assert ((scores.grad != 0) & (scores < 0)).any()  # WSN's gradient has the other sign here
     assert all(parameter.grad is None for parameter in model.backbone.parameters())
 
 
@@ -82,7 +82,7 @@ def test_earlier_tasks_keep_their_bits(optimizer):
         kept = now
 
 
-def test_unlearning_is_exact_whichever_task_goes():
+def test_unlearning_a_task_is_exact():
     benchmark = split()
     strategy = learn(piggyback(), benchmark.train_stream[:3])
     record = strategy.unlearn([1])
@@ -95,7 +95,7 @@ def test_unlearning_is_exact_whichever_task_goes():
     assert same_state(state(strategy.model), state(reference.model))
 
 
-def test_a_request_in_the_middle_of_a_training_is_exact():
+def test_a_request_during_a_training_is_exact():
     request = UnlearningRequest((0,), at=2, when="iteration", iteration=4)
     benchmark = with_unlearning(split(), requests=[request])
     strategy = learn(piggyback(), benchmark.train_stream[:3])
@@ -105,7 +105,7 @@ def test_a_request_in_the_middle_of_a_training_is_exact():
     assert same_state(state(strategy.model), state(reference.model))
 
 
-def test_a_backbone_that_tasks_would_share_is_refused():
+def test_a_backbone_with_state_shared_by_tasks_is_refused():
     class Counting(nn.Module):
         features = 8
 
@@ -124,7 +124,7 @@ def test_a_backbone_that_tasks_would_share_is_refused():
     assert model.tasks == ()
 
 
-def test_the_page_shows_the_file():
+def test_the_documentation_shows_the_classes_of_the_file():
     page, script = (ROOT / "docs" / "extend.md").read_text(), (ROOT / "experiments" / "piggyback.py").read_text()
     shown = [part for part in script.split("\n\n\n") if part.startswith("class ")]
     assert len(shown) == 5

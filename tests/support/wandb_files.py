@@ -1,4 +1,4 @@
-"""A logger on an offline run, and what W&B wrote to disk: a reader of its offline runs.
+"""A logger with an offline run, and a reader of W&B's offline runs.
 
 A file `run-<id>.wandb` below `wandb/offline-run-*` is a LevelDB log. A header of 7 bytes (":W&B", 0xBEE1 as u16,
 version as u8) is followed by blocks of 32 KiB (the header counts into the first) that hold chunks: crc32 of type and
@@ -13,80 +13,36 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from wandb.proto import wandb_internal_pb2
+
 from avalanche_amnesia.logging import WandBLogger
 from support.logged_runs import LoggedRun
 
 _HEADER = struct.Struct("<4sHB")
 _CHUNK = struct.Struct("<IHB")
 _BLOCK = 32 * 1024
-_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
-
-
-class OfflineRunError(ValueError):
-    """The file is not a readable W&B offline run."""
+_FULL, _LAST = 1, 4
 
 
 def read_offline_run(path: str | Path) -> LoggedRun:
-    """Read all that an offline run has logged; of a killed run what is whole, with `complete=False`.
+    """Return the content of an offline run; for a killed run, its whole records.
 
     Args:
-        path: the file `run-<id>.wandb`, or the folder `offline-run-*` that holds it.
-
-    Raises:
-        FileNotFoundError: nothing is at `path`.
-        OfflineRunError: the folder holds no or several runs, or the file is of another kind or corrupt.
+        path: the file `run-<id>.wandb`, or its folder `offline-run-*`.
     """
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    from wandb.proto import wandb_internal_pb2
-
-    file = _run_file(Path(path))
-    run = LoggedRun()
-    for data in records(file, file.read_bytes()):
+    run, path = LoggedRun(), Path(path)
+    (file,) = [path] if path.is_file() else path.glob("run-*.wandb")
+    for data in records(file.read_bytes()):
         record = wandb_internal_pb2.Record()
-        try:
-            record.ParseFromString(data)
-        except DecodeError as error:
-            raise OfflineRunError(f"{file} holds a record that is no W&B record: {error}") from error
+        record.ParseFromString(data)
         _apply(record, run)
-    if not run.id:
-        raise OfflineRunError(f"{file} says nothing about its run: W&B was stopped before it had written a record")
     return run
 
 
-def _run_file(path: Path) -> Path:
-    if not path.exists():
-        raise FileNotFoundError(f"no offline run at {path}: pass a run-<id>.wandb file or its offline-run-* folder")
-    if path.is_file():
-        return path
-    files = sorted(path.glob("run-*.wandb"))
-    if len(files) != 1:
-        raise OfflineRunError(
-            f"{path} holds {len(files)} run-*.wandb files, not one: pass one offline-run-* folder or one file"
-        )
-    return files[0]
-
-
-def records(file: Path, data: bytes) -> Iterator[bytes]:
-    """Payload of every whole record."""
-    if len(data) < _HEADER.size or _HEADER.unpack_from(data)[:2] != (b":W&B", 0xBEE1):
-        raise OfflineRunError(
-            f"{file} ({len(data)} bytes) does not begin like a W&B run: pass the run-<id>.wandb file of an offline run"
-        )
-    parts: list[bytes] | None = None
-    for kind, payload in _chunks(file, data, _HEADER.size):
-        if (kind in (_FULL, _FIRST)) != (parts is None):
-            raise OfflineRunError(f"{file} is corrupt: the parts of a record are out of order")
-        if kind == _FULL:
-            yield payload
-            continue
-        parts = [*(parts or []), payload]
-        if kind == _LAST:
-            yield b"".join(parts)
-            parts = None
-
-
-def _chunks(file: Path, data: bytes, position: int) -> Iterator[tuple[int, bytes]]:
-    """(type, payload) of every whole chunk of `data`, which begins at the start of a block."""
+def records(data: bytes) -> Iterator[bytes]:
+    """Yield the payload of every whole record."""
+    assert _HEADER.unpack_from(data)[:2] == (b":W&B", 0xBEE1)
+    position, parts = _HEADER.size, b""
     while True:
         left = _BLOCK - position % _BLOCK
         if left < _CHUNK.size:
@@ -96,15 +52,15 @@ def _chunks(file: Path, data: bytes, position: int) -> Iterator[tuple[int, bytes
             return
         crc, length, kind = _CHUNK.unpack_from(data, position)
         end = position + _CHUNK.size + length
-        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or _CHUNK.size + length > left:
-            raise OfflineRunError(f"{file} is corrupt at byte {position}: no chunk of a W&B run starts there")
         if end > len(data):
-            return  # the tail that a killed writer leaves
+            return  # the end of a killed writer's file
         checked = data[position + _CHUNK.size - 1 : end]
-        if zlib.crc32(checked) != crc:
-            raise OfflineRunError(f"{file} is corrupt at byte {position}: the checksum does not fit the content")
-        yield kind, checked[1:]
+        assert zlib.crc32(checked) == crc, f"{position}: the checksum does not fit the content"
+        parts += checked[1:]
         position = end
+        if kind in (_FULL, _LAST):
+            yield parts
+            parts = b""
 
 
 def _apply(record: Any, run: LoggedRun) -> None:

@@ -1,4 +1,4 @@
-"""The memory of all that replays samples by task, and DER++'s loss on it."""
+"""Memory of replayed samples by task, and the loss of DER++."""
 
 from dataclasses import replace
 
@@ -23,14 +23,14 @@ def filled(seed=0, tasks=(0, 1, 2), **options):
     return model, memory
 
 
-def test_what_is_held_of_a_task_depends_on_no_other():
+def test_the_samples_of_a_task_do_not_depend_on_other_tasks():
     (_, every), (_, alone), (_, other_seed) = filled(), filled(tasks=(1,)), filled(seed=1)
     assert torch.equal(every.samples[1].x, alone.samples[1].x)
     assert not torch.equal(every.samples[1].x, other_seed.samples[1].x)
     (_, shrunk) = filled(size=30)
     assert [len(samples) for samples in shrunk.samples.values()] == [10, 10, 10]
     assert torch.equal(shrunk.samples[0].x, every.samples[0].x[:10])
-    assert shrunk.samples[0].x.untyped_storage().nbytes() == 10 * 64 * 4  # nothing of what was dropped is held
+    assert shrunk.samples[0].x.untyped_storage().nbytes() == 10 * 64 * 4  # dropped samples are not kept
 
 
 def test_the_loss_is_the_mean_over_samples_of_several_tasks():
@@ -52,7 +52,7 @@ def test_the_loss_is_the_mean_over_samples_of_several_tasks():
     assert {task: len(samples) for task, samples in memory.draw((1, 2), 1000).items()} == {1: 20, 2: 20}
 
 
-def test_where_a_sample_has_no_logits_its_label_gets_their_weight():
+def test_without_logits_the_label_of_a_sample_gets_their_weight():
     model, memory = filled(tasks=(0,))
     held = memory.samples[0]
     logits = held.logits + 1.0
@@ -67,7 +67,7 @@ def test_where_a_sample_has_no_logits_its_label_gets_their_weight():
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
 
 
-def test_logits_may_be_renewed_of_what_the_model_has_right_alone():
+def test_logits_can_be_renewed_only_for_correct_predictions():
     model, memory = filled(tasks=(0,))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -82,7 +82,7 @@ def test_logits_may_be_renewed_of_what_the_model_has_right_alone():
     assert bool(memory.samples[0].has_logits.all())
 
 
-def test_forgotten_samples_come_back_only_with_a_failure():
+def test_forgotten_samples_are_restored_only_after_a_failure():
     model, memory = filled()
     held = memory.samples
     with Transaction() as change:
@@ -94,7 +94,7 @@ def test_forgotten_samples_come_back_only_with_a_failure():
     assert list(memory.samples) == [1]
 
 
-@pytest.mark.parametrize("options", [{"memory_per_task": 0}, {"memory_per_task": 2.5}, {"size": 0}])
-def test_a_size_that_is_not_allowed_is_named(options):
-    with pytest.raises(ValueError, match=f"{next(iter(options))} must be an int of at least 1"):
-        TaskMemory(**{"memory_per_task": 5, "seed": 0, **options})
+def test_wrong_sizes_are_refused():
+    for options in ({"memory_per_task": 0}, {"memory_per_task": 2.5}, {"size": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(options))} must be an int of at least 1"):
+            TaskMemory(**{"memory_per_task": 5, "seed": 0, **options})

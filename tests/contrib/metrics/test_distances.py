@@ -1,14 +1,18 @@
-"""Distances of features against scipy and naive loops, and overlap of masks."""
+"""Distances of features, overlap of masks, paired tests and pictures of masks against scipy and loops."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from scipy.spatial.distance import cosine
 
-from avalanche_amnesia.contrib.metrics import mask_overlap
+from avalanche_amnesia.contrib.metrics import mask_overlap, paired_test
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
+from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, layer_masks, masks_figure
 
 
 @st.composite
@@ -18,9 +22,9 @@ def pairs(draw):
     return [torch.tensor(draw(entries)).reshape(n, d) for _ in range(2)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(pairs())
-def test_euclidean_and_cosine_equal_the_naive_loop(pair):
+def test_euclidean_and_cosine_distances_equal_a_loop(pair):
     a, b = pair
     x, y = a.double().numpy(), b.double().numpy()
     np.testing.assert_allclose(
@@ -35,14 +39,14 @@ def test_euclidean_and_cosine_equal_the_naive_loop(pair):
 
 
 def naive_cka(a, b):
-    """HSIC with linear kernels, centred by the centring matrix: another road to the same number."""
+    """Return the centred HSIC with linear kernels."""
     n = len(a)
     centre = np.eye(n) - 1 / n
     k, m = centre @ a @ a.T @ centre, centre @ b @ b.T @ centre
     return (k * m).sum() / np.sqrt((k * k).sum() * (m * m).sum())
 
 
-def test_cka_equals_hsic_and_does_not_see_rotation_scale_and_shift():
+def test_cka_equals_hsic_and_ignores_rotation_scale_and_shift():
     generator = np.random.default_rng(0)
     a, b = generator.normal(size=(40, 6)), generator.normal(size=(40, 6))
     ours = cka_distance(torch.tensor(a), torch.tensor(b)).item()
@@ -54,20 +58,82 @@ def test_cka_equals_hsic_and_does_not_see_rotation_scale_and_shift():
 
 
 @pytest.mark.parametrize("function", [euclidean_distance, cosine_distance, cka_distance])
-@pytest.mark.parametrize("shapes", [((2, 3), (2, 4)), ((3,), (3,)), ((1, 3), (2, 3))])
-def test_shapes_that_do_not_fit_are_refused(function, shapes):
-    with pytest.raises(ValueError, match=r"one shape \(n, features\), got"):
-        function(torch.zeros(shapes[0]), torch.zeros(shapes[1]))
-
-
-@pytest.mark.parametrize("function", [euclidean_distance, cosine_distance, cka_distance])
-def test_equal_features_are_at_distance_0_to_the_last_bit_and_almost_equal_ones_not_below(function):
+def test_equal_features_have_distance_0_exactly_and_similar_ones_none_below_0(function):
     x = torch.randn(500, 7, generator=torch.Generator().manual_seed(0))
     assert not function(x, x.clone()).any()
     assert (function(x, x * 3 if function is cka_distance else x * (1 + 1e-7)) >= 0).all()
 
 
-def test_overlap():
+def test_mask_overlap_is_the_jaccard_index():
     a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
     assert mask_overlap(a, b) == pytest.approx(1 / 3)
     assert mask_overlap(a & False, b & False) == 0
+
+
+@pytest.mark.parametrize("n", [2, 14])
+def test_a_paired_test_equals_that_of_scipy(n):
+    generator = np.random.default_rng(n)
+    a, b = generator.random(n), generator.random(n) + 0.1
+    test, theirs = paired_test(a.tolist(), b.tolist(), confidence=0.9), stats.ttest_rel(a, b)
+    assert (test.n, test.mean_difference) == (n, pytest.approx((a - b).mean()))
+    assert test.p_value == pytest.approx(theirs.pvalue)
+    assert test.interval == pytest.approx(tuple(theirs.confidence_interval(0.9)))
+
+
+def test_equal_differences_have_no_interval_despite_rounding():
+    test = paired_test([0.8, 0.9, 0.3], [0.7, 0.8, 0.2])
+    assert test.mean_difference == pytest.approx(0.1)
+    assert test.interval is test.p_value is None
+    assert paired_test([0.5], [0.4]).interval is None
+
+
+def test_rows_of_a_picture_are_the_masks_in_their_order():
+    masks = {4: {"a": torch.tensor([0.0, 0.5, 1.0])}, 1: {"a": torch.tensor([1.0, 0.0, 0.25])}}
+    (shown,) = layer_masks(masks)
+    assert shown.layer == "a"
+    assert np.array_equal(shown.rows, np.array([[0, 128, 255], [255, 0, 64]], dtype=np.uint8))
+    assert (shown.units, shown.used) == (3, (0.5, pytest.approx(1.25 / 3)))
+    assert shown.shared == pytest.approx(1 / 3)
+    wide = torch.zeros(4096, requires_grad=True)
+    with torch.no_grad():
+        wide[::2] = 1
+    (shown,) = layer_masks({0: {"a": wide}, 1: {"a": torch.ones(4096)}})
+    assert shown.rows.shape == (2, 1024)  # a wide layer shows means
+    assert (shown.rows[0] == 128).all()
+    assert (shown.rows[1] == 255).all()
+
+
+def test_a_figure_of_masks_has_a_panel_for_each_layer_up_to_a_limit():
+    names = [shown.layer for shown in layer_masks({0: {f"layer{i}": torch.ones(2) for i in range(100)}})]
+    assert len(names) == MAX_LAYERS
+    assert (names[0], names[-1]) == ("layer0", "layer99")
+    figure = masks_figure({3: {"a": torch.ones(4), "b": torch.ones(2)}, 0: {"a": torch.zeros(4), "b": torch.ones(2)}})
+    panels = [ax for ax in figure.axes if ax.images]
+    assert len(panels) == 2
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["task 3: 100%", "task 0: 0%"]
+    assert masks_figure({}).axes == []
+
+
+def masks_of(*masks):
+    return layer_masks({task: {"a": mask} for task, mask in enumerate(masks)})
+
+
+REFUSED = [
+    (lambda: euclidean_distance(torch.zeros(2, 3), torch.zeros(2, 4)), r"one shape \(n, features\), got"),
+    (lambda: cosine_distance(torch.zeros(3), torch.zeros(3)), r"one shape \(n, features\), got"),
+    (lambda: cka_distance(torch.zeros(1, 3), torch.zeros(2, 3)), r"one shape \(n, features\), got"),
+    (lambda: paired_test([], []), "finite numbers"),
+    (lambda: paired_test([1.0], [1.0, 2.0]), r"got \[1.0\] and \[1.0, 2.0\]"),
+    (lambda: paired_test([math.nan], [1.0]), "finite numbers"),
+    (lambda: paired_test([1.0], [2.0], confidence=95), r"in \(0, 1\), got 95"),
+    (lambda: masks_of(torch.ones(2), torch.ones(3)), r"task 1 has shape \(3,\)"),
+    (lambda: masks_of(torch.ones(2, 2)), r"task 0 has shape \(2, 2\)"),
+    (lambda: masks_of(torch.ones(2), torch.tensor([0.0, 6.0])), r"task 1 has values outside \[0, 1\]"),
+    (lambda: masks_of(torch.tensor([torch.nan])), "outside"),
+]
+
+
+def test_values_that_do_not_fit_are_refused():
+    for call, words in REFUSED:
+        with pytest.raises(ValueError, match=words):
+            call()

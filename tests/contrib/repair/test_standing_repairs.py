@@ -1,4 +1,4 @@
-"""Repairs that stand: what later tasks, requests and records find of them; nothing outlives the next request."""
+"""Repairs and later tasks, requests and records: the next request removes every repair."""
 
 from itertools import permutations
 
@@ -19,10 +19,10 @@ from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
 
 
 @pytest.mark.parametrize("compensation", ["none", "counterfactual"])
-def test_the_next_request_finds_nothing_of_a_repair(monkeypatch, compensation):
+def test_the_next_request_starts_from_values_without_the_repair(monkeypatch, compensation):
     plain, ours = trained(compensation=compensation), trained("joint", compensation=compensation)
-    for gone in ([1], [2], [0]):
-        plain.unlearn(gone)
+    for request in ([1], [2], [0]):
+        plain.unlearn(request)
         found, repair = [], RepairPlugin.repair
 
         def look(self, model, *args, repair=repair, found=found):
@@ -31,7 +31,7 @@ def test_the_next_request_finds_nothing_of_a_repair(monkeypatch, compensation):
 
         with monkeypatch.context() as patch:
             patch.setattr(RepairPlugin, "repair", look)
-            record = ours.unlearn(gone)
+            record = ours.unlearn(request)
         assert found == [bits(plain.model)]
         assert record.repair.steps == 50
         assert bits(ours.model) != bits(plain.model)
@@ -47,12 +47,12 @@ def test_a_second_request_that_touches_no_repaired_task_repeats_the_repair_bit_f
     assert bits(strategy.model) == first
 
 
-def test_all_tasks_gone_leave_the_initial_bits():
+def test_unlearning_all_tasks_restores_the_initial_bits():
     initial = initial_values(amnesiac().model)
     for order in ([[0], [2], [1], [3]], [[1], [0, 3], [2]], [[2], [0, 1, 3]]):
         strategy = trained("joint")
-        for gone in order:
-            strategy.unlearn(gone)
+        for request in order:
+            strategy.unlearn(request)
             assert stray(strategy.model, initial) == []
             assert sorted(plugin_of(strategy).memory.samples) == list(trajectory(strategy).tasks)
         assert trajectory(strategy).logs == {}
@@ -61,7 +61,7 @@ def test_all_tasks_gone_leave_the_initial_bits():
 
 @pytest.mark.parametrize("adjustment", ["hat", "adahat"])
 @pytest.mark.parametrize("compensation", ["none", "counterfactual"])
-def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustment, compensation):
+def test_a_request_during_a_task_repairs_the_values_before_the_task(adjustment, compensation):
     benchmark = with_unlearning(PERMUTED, [UnlearningRequest((0,), 3, "iteration", 20)])
     options = {"train_epochs": 3, "adjustment": adjustment, "compensation": compensation}
     strategy, plain = (amnesiac(repair=repair, **options) for repair in (RepairPlugin, None))
@@ -70,7 +70,7 @@ def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustme
     (record,) = unlearning_plugin(strategy).records
     assert record.plan.repaired == (1, 2)
     assert not {name for name in trajectory(strategy).logs[3] if name.startswith("heads.")}
-    strategy.unlearn([3])  # takes the repair out, and brings no older head back
+    strategy.unlearn([3])  # removes the repair and restores no older head
     plain.unlearn([3])
     stored = trajectory(strategy).remove((), values(strategy.model))
     without = values(strategy.model) | dict(stored.values)
@@ -80,7 +80,7 @@ def test_a_request_in_the_middle_of_a_task_repairs_the_values_before_it(adjustme
     assert all(torch.equal(p, initial[name]) for name, p in strategy.model.backbone.named_parameters())
 
 
-def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
+def test_an_interrupted_training_keeps_a_repair_made_during_it():
     class Stops(RepairPlugin):
         def before_update(self, strategy, **kwargs):
             if unlearning_plugin(strategy).records:
@@ -96,7 +96,7 @@ def test_an_interrupted_training_keeps_the_repair_made_in_its_middle():
     assert bits(strategy.model) == bits(between.model)
 
 
-def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_the_ledger():
+def test_a_repair_is_kept_if_a_recorded_task_is_aborted():
     fails = FailsAtEvent(error=MemoryError)
     strategy = learn(amnesiac(train_epochs=2, repair=RepairPlugin(), plugins=[fails]), PERMUTED.train_stream[:3])
     strategy.unlearn([0])
@@ -109,7 +109,7 @@ def test_a_repair_stands_when_a_task_is_given_up_that_was_recorded_and_not_in_th
     assert trajectory(strategy).logs == logs
 
 
-def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
+def test_a_task_trained_after_a_repair_has_a_head_for_the_model_without_it():
     strategy = learn(amnesiac(train_epochs=4, repair=RepairPlugin()), PERMUTED.train_stream[:3])
     strategy.unlearn([0])
     strategy.mark_permanent([1])
@@ -118,7 +118,7 @@ def test_a_task_learned_on_a_repair_has_a_head_for_the_model_without_it():
     assert 3 in strategy.plan_unlearning([2]).compensated
 
 
-def test_anchors_of_tasks_trained_on_a_repair_lose_it_too():
+def test_ewc_anchors_of_tasks_trained_after_a_repair_lose_the_repair():
     strategy = amnesiac(train_epochs=2, compensation="none", repair=RepairPlugin(), plugins=[EWCPlugin(0.1)])
     learn(strategy, PERMUTED.train_stream[:3])
     assert strategy.unlearn([0]).plan.repaired == (1, 2)
@@ -135,15 +135,15 @@ def test_anchors_of_tasks_trained_on_a_repair_lose_it_too():
         torch.testing.assert_close(anchor[name].data, without_repair[name], atol=1e-6, rtol=0)
 
 
-def test_no_marked_part_of_a_forgotten_update_comes_back():
-    """Updates are powers of two: a value tells which tasks, and how much of a repair, are in it."""
-    for gone in permutations(range(4), 3):
+def test_no_part_of_an_unlearned_update_returns():
+    """Updates are powers of two: each value shows its tasks and repairs."""
+    for order in permutations(range(4), 3):
         store, value = Trajectory(), torch.zeros(3)
         for task in range(4):
             before, value = value, value + torch.tensor([2.0**task, 2.0**task, 0.0 if task % 2 else 2.0**task])
             store.record(task, {"w": before}, {"w": value})
         left = set(range(4))
-        for round_, task in enumerate(gone):
+        for round_, task in enumerate(order):
             removal = store.remove([task], {"w": value})
             store.apply(removal)
             value = removal.values.get("w", value)
@@ -161,12 +161,12 @@ def test_no_marked_part_of_a_forgotten_update_comes_back():
     [({}, 0.0), ({"dtype": torch.int8}, 0.0), ({}, 0.3)],
     ids=["lossless", "int8", "threshold"],
 )
-def test_a_repair_is_taken_out_bit_for_bit_whatever_the_tasks_logs_are_like(tmp_path, options, threshold):
+def test_a_repair_is_removed_bit_for_bit_with_any_kind_of_log(tmp_path, options, threshold):
     generator = torch.Generator().manual_seed(0)
     store, value = Trajectory(path=tmp_path, **options), torch.randn(6, 5, generator=generator)
     for task in range(2):
         after = value + torch.randn(6, 5, generator=generator)
-        after = torch.where((after - value).abs() < threshold, value, after)  # as PrunedTrajectoryPlugin returns them
+        after = torch.where((after - value).abs() < threshold, value, after)  # like PrunedTrajectoryPlugin
         value = store.record(task, {"w": value}, {"w": after}).get("w", after)
     repaired = value.clone()
     repaired[::2] += torch.randn(3, 5, generator=generator)
@@ -187,8 +187,8 @@ def test_a_repair_is_taken_out_bit_for_bit_whatever_the_tasks_logs_are_like(tmp_
         ).all()
 
 
-def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
-    """Again powers of two; on disk."""
+def test_a_repair_is_removed_with_the_tasks_of_its_samples(tmp_path):
+    """Updates are powers of two; the log is on disk."""
     store, value = Trajectory(path=tmp_path / "logs"), torch.zeros(2)
     for task in range(4):
         before, value = value, value + torch.tensor([2.0**task, 0.0])
@@ -210,7 +210,7 @@ def test_a_repair_goes_with_the_tasks_whose_data_made_it(tmp_path):
         store.record(-5, {"w": value}, {"w": value + 1})
 
 
-def test_it_works_on_disk_with_coded_updates_and_merged_permanent_tasks(tmp_path):
+def test_repairs_work_with_int8_logs_on_disk_and_merged_permanent_tasks(tmp_path):
     recorder = TrajectoryPlugin(path=tmp_path, dtype=torch.int8, merge_permanent=True)
     strategy = learn(amnesiac(train_epochs=2, repair=RepairPlugin(), trajectory=recorder), PERMUTED, 2)
     strategy.unlearn([0])

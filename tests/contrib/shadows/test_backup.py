@@ -1,4 +1,4 @@
-"""Shadow copies: they stand in for a task that goes, never touch tasks before it, and keep nothing of it."""
+"""Shadow copies replace an unlearned task, never change earlier tasks and keep no part of it."""
 
 import copy
 from functools import cache, partial
@@ -50,7 +50,7 @@ def plain_once(adjustment):
 
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
-def test_affected_tasks_gain(adjustment):
+def test_shadow_copies_improve_affected_tasks(adjustment):
     plain, ours = (learned(3, compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", BackupPlugin))
     plain.unlearn([0])
     record = ours.unlearn([0])
@@ -58,9 +58,8 @@ def test_affected_tasks_gain(adjustment):
     assert sum(accuracy(ours, TEST[t]) for t in (1, 2)) > sum(accuracy(plain, TEST[t]) for t in (1, 2)) + 0.1
 
 
-@pytest.mark.parametrize("net", ["mlp", "conv"])
-@pytest.mark.parametrize("optimizer", ["adam", "momentum"])
-def test_the_main_training_does_not_notice_detached_shadows(net, optimizer):
+@pytest.mark.parametrize(("net", "optimizer"), [("mlp", "momentum"), ("conv", "adam")])
+def test_detached_shadows_do_not_change_the_main_training(net, optimizer):
     def dropped_out():
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Dropout(0.3), nn.Linear(24, 16), nn.ReLU())
 
@@ -78,7 +77,7 @@ def test_the_main_training_does_not_notice_detached_shadows(net, optimizer):
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("order", ["oldest", "newest"])
-def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, order):
+def test_entries_of_earlier_tasks_are_those_after_a_plain_deletion(adjustment, start, order):
     plain = copy.deepcopy(plain_once(adjustment))
     ours = copy.deepcopy(trained_once(adjustment, start=start, order=order))
     before = {task: entries_in_use(ours.model, task) for task in (0, 1)}
@@ -98,8 +97,8 @@ def test_what_tasks_before_own_is_what_plain_deletion_leaves(adjustment, start, 
 
 
 @pytest.mark.parametrize(("order", "adjustment"), [("oldest", "hat"), ("newest", "hat"), ("oldest", "adahat")])
-def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order, adjustment):
-    """With AdaHAT tasks in between moved them too: what these wrote is dropped, the shadow's values stand alone."""
+def test_overlapping_entries_come_from_the_first_or_last_task_of_the_order(order, adjustment):
+    """With AdaHAT, updates of tasks in between are dropped."""
     strategy = learned(4, compensation=BackupPlugin(order=order), adjustment=adjustment)
     plugin, kept_values = backups(strategy), values(strategy.model.backbone)
     initial = {
@@ -120,15 +119,15 @@ def test_overlapping_entries_are_the_newest_tasks_or_the_oldest_ones(order, adju
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("dtype", [None, torch.int8])
-@pytest.mark.parametrize("requests", [[[0], [1], [2], [3]], [[1], [3, 0], [2]], [[0, 1], [2, 3]], [[2], [0], [1, 3]]])
-def test_what_nobody_owns_is_its_initial_value_after_any_requests(adjustment, start, dtype, requests):
+@pytest.mark.parametrize("requests", [[[0], [1], [2], [3]], [[1], [3, 0], [2]], [[2], [0], [1, 3]]])
+def test_unused_entries_have_their_initial_values_after_any_requests(adjustment, start, dtype, requests):
     strategy = copy.deepcopy(trained_once(adjustment, dtype, start=start))
     assert_requests_leave_nothing_stray(strategy, initial_values(amnesiac().model), requests)
     assert not any(bool(entries.any()) for entries in owned(strategy.model).values())
     assert backups(strategy).kept == {}
 
 
-def test_unlearning_the_last_task_later_takes_out_what_its_shadow_put_in():
+def test_unlearning_the_last_task_removes_the_values_of_its_shadow():
     strategy = learned(2)
     before_last = learned(1)
     before_last.unlearn([0])
@@ -142,8 +141,8 @@ def test_unlearning_the_last_task_later_takes_out_what_its_shadow_put_in():
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 @pytest.mark.parametrize("start", STARTS)
-def test_a_shadow_sees_nothing_of_the_task_that_it_replaces(monkeypatch, adjustment, start):
-    """One step of a later task, with an earlier task's update as it is and with a marked one in its place."""
+def test_a_shadow_does_not_depend_on_the_task_that_it_replaces(monkeypatch, adjustment, start):
+    """Compare one step of a later task with and without a mark in an earlier task's update."""
     seen, logits = [], Shadow.logits
 
     def watched(self, x):
@@ -194,7 +193,7 @@ def test_the_coefficient_of_a_forgotten_update_is_zero(adjustment, start, reques
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others(start):
+def test_a_request_during_a_task_drops_one_shadow_and_keeps_the_rest(start):
     requests = [UnlearningRequest((1,), at=2, when="iteration", iteration=7), UnlearningRequest((0,), at=3)]
     benchmark = with_unlearning(PERMUTED, requests)
     strategy = amnesiac(compensation=BackupPlugin(start=start), adjustment="adahat", train_epochs=1)
@@ -208,7 +207,7 @@ def test_a_request_in_the_middle_of_a_task_drops_its_shadow_and_moves_the_others
     assert stray(strategy.model, initial) == []
 
 
-def test_shadows_of_tasks_that_became_permanent_are_dropped():
+def test_shadows_of_permanent_tasks_are_dropped():
     strategy = learned(4, unlearning=UnlearningPlugin(deadline=2), train_epochs=1)
     assert {task: set(of_task) for task, of_task in backups(strategy).kept.items()} == {
         0: set(),
@@ -220,7 +219,7 @@ def test_shadows_of_tasks_that_became_permanent_are_dropped():
     assert {task: set(of_task) for task, of_task in backups(strategy).kept.items()} == {0: set(), 1: set(), 3: set()}
 
 
-def test_a_permanent_tasks_merged_update_is_revised_too():
+def test_merged_updates_of_permanent_tasks_are_revised():
     for start in STARTS:
         recorder, stream = TrajectoryPlugin(merge_permanent=True), with_unlearning(PERMUTED, {}, permanent=[1])
         options = {"compensation": BackupPlugin(start=start), "adjustment": "adahat", "train_epochs": 1}
@@ -230,7 +229,7 @@ def test_a_permanent_tasks_merged_update_is_revised_too():
         assert stray(strategy.model, initial_values(amnesiac().model)) == []
 
 
-def test_norms_are_those_of_the_shadow_and_go_with_it():
+def test_norms_of_a_shadow_are_used_and_removed_with_their_task():
     plain, ours = (learned(2, stream=DIGITS, net=batch_normed, compensation=c) for c in ("none", BackupPlugin))
     state = backups(ours).kept[1][0].parts
     kept_before = bits(ours.model)
@@ -245,7 +244,7 @@ def test_norms_are_those_of_the_shadow_and_go_with_it():
     assert not any(name.startswith("own.1") for name in bits(ours.model))
 
 
-def test_an_error_in_the_middle_puts_shadows_and_norms_back(monkeypatch):
+def test_a_failed_unlearning_restores_shadows_and_norms(monkeypatch):
     strategy = learned(3, stream=DIGITS, net=batch_normed, train_epochs=1)
     plugin = backups(strategy)
     before, kept = fingerprint(strategy), plugin.kept
@@ -273,7 +272,7 @@ def test_an_interrupted_training_leaves_no_shadow(monkeypatch):
     assert bits(strategy.model) == bits(other.model)
 
 
-def test_a_task_that_is_learned_again_has_shadows_of_those_before_it():
+def test_a_relearned_task_has_shadows_of_earlier_tasks():
     strategy = learned(3, train_epochs=1)
     strategy.unlearn([0])
     strategy.train(PERMUTED.train_stream[0])
@@ -281,7 +280,7 @@ def test_a_task_that_is_learned_again_has_shadows_of_those_before_it():
     assert strategy.unlearn([1]).plan.compensated
 
 
-def test_values_and_surroundings_that_are_not_allowed_are_refused():
+def test_wrong_arguments_are_refused():
     for options in ({"start": "after"}, {"order": "random"}):
         with pytest.raises(ValueError, match="must be one of"):
             BackupPlugin(**options)
@@ -289,8 +288,8 @@ def test_values_and_surroundings_that_are_not_allowed_are_refused():
         stock(plugins=[BackupPlugin()]).train(DIGITS.train_stream[0])
 
 
-def test_a_tensor_that_the_shadow_alone_moved_is_revised():
-    """Plain SGD leaves a bias in front of BatchNorm where it was; rounding may move the shadow's."""
+def test_a_tensor_changed_only_by_the_shadow_is_revised():
+    """SGD does not change a bias before BatchNorm, but rounding may change the shadow's."""
     strategy = learned(2, stream=DIGITS, net=batch_normed)
     name = "backbone.0.bias"
     logs = dict(trajectory(strategy).logs)

@@ -1,6 +1,7 @@
-"""Sweeps on a Ray cluster of two nodes, and through submitit: workers are lost, the results are the same bytes."""
+"""Sweeps on Ray and submitit give the same bytes, also if workers are lost."""
 
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ CELLS = cells_of(TINY, seeds=[1])
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """Results of a sweep in this process, by run, and the keys of its store."""
+    """Results of a sweep in this process by run, and the keys of its store."""
     folder = tmp_path_factory.mktemp("alone")
     assert sweep(CELLS, AtOnce(), folder / "out", folder / "store") == {}
     return results(folder / "out"), keys(folder / "store")
@@ -50,7 +51,7 @@ def cluster(monkeypatch):
 
 
 def lose(cluster, store, lost, stop):
-    """Once states are written: kill the workers of one node, and then the node itself."""
+    """After the first states are written, kill the workers of one node, then remove the node."""
     import psutil
 
     while len(list((store / "nodes").glob("*"))) < 3 and not stop.is_set():
@@ -105,7 +106,7 @@ def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lost_submitit_job_is_begun_again_and_an_error_is_not(local, tmp_path):
+def test_a_lost_submitit_job_is_restarted_and_a_failed_one_is_not(local, tmp_path):
     told = []
     jobs = [Job("lost", ended, (str(tmp_path / "marks"), 1)), Job("wrong", int, ("x",))]
     failed = run_jobs(jobs, local, on_done=told.append)
@@ -114,21 +115,20 @@ def test_a_lost_submitit_job_is_begun_again_and_an_error_is_not(local, tmp_path)
     assert len(list((tmp_path / "marks").iterdir())) == 1
 
 
-def test_slurm_gives_whole_gpus(tmp_path):
+def test_slurm_refuses_shares_of_gpus_and_a_machine_without_slurm(tmp_path, monkeypatch):
     pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
     with pytest.raises(ValueError, match="whole GPUs"):
         SlurmExecutor(tmp_path, gpus=0.5, cluster="local")
-
-
-def test_a_machine_without_slurm_is_told_so_in_a_line(tmp_path, monkeypatch):
-    pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
     monkeypatch.setenv("PATH", "")
     with pytest.raises(FileNotFoundError, match=r"there is no Slurm here \(no srun\)"):
         SlurmExecutor(tmp_path)
 
 
-@pytest.mark.parametrize(("make", "extra"), [(RayExecutor, "ray"), (lambda: SlurmExecutor(Path("logs")), "slurm")])
-def test_an_absent_extra_is_named(make, extra, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, {"ray": "ray", "slurm": "submitit"}[extra], None)
-    with pytest.raises(ImportError, match=rf"avalanche-amnesia\[{extra}\]"):
-        make()
+def test_a_missing_extra_is_named(monkeypatch):
+    for module, extra, make in (
+        ("ray", "ray", RayExecutor),
+        ("submitit", "slurm", lambda: SlurmExecutor(Path("logs"))),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(ImportError, match=rf"avalanche-amnesia\[{extra}\]"):
+            make()

@@ -1,4 +1,4 @@
-"""Jobs: each when those are done that it needs, again where its worker was lost; the others go on where one fails."""
+"""Jobs start after their needs, restart after a lost worker, and continue if another job fails."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def job(name, *needs, function=named):
     return Job(name, function, (name,), frozenset(needs))
 
 
-def test_needs_come_first_and_everything_is_told():
+def test_needs_run_first_and_every_end_is_reported():
     executor, told = AtOnce(), []
     jobs = [job("c", "a", "b"), job("b", "a"), job("a"), job("d")]
     assert run_jobs(jobs, executor, on_done=told.append) == {}
@@ -36,17 +36,17 @@ def test_needs_come_first_and_everything_is_told():
     assert [(done.n_done, done.n_jobs) for done in told] == [(n, 4) for n in (1, 2, 3, 4)]
 
 
-def test_the_first_of_the_list_are_done_first_where_workers_are_few():
+def test_few_workers_take_jobs_in_the_order_of_the_list():
     jobs = [job("a"), job("b"), job("c", "a", "b"), job("d"), job("e", "d")]
     few, many = AtOnce(workers=1), AtOnce()
     assert run_jobs(jobs, few) == run_jobs(jobs, many) == {}
     assert [name for (name,) in few.calls] == ["a", "b", "c", "d", "e"]
-    assert [name for (name,) in many.calls][:3] == ["a", "b", "d"]  # all at once that need nothing
+    assert [name for (name,) in many.calls][:3] == ["a", "b", "d"]
     executor = AtOnce(["a"], workers=1)
     assert run_jobs([job("a", function=failing), *jobs[1:]], executor).keys() == {"a", "c"}
 
 
-def test_what_needs_a_failed_job_is_not_begun_and_the_rest_is():
+def test_jobs_that_need_a_failed_job_do_not_run_and_the_rest_does():
     executor = AtOnce()
     failed = run_jobs([job("a", function=failing), job("b", "a"), job("c", "b"), job("d")], executor)
     assert isinstance(failed["a"], ValueError)
@@ -56,31 +56,27 @@ def test_what_needs_a_failed_job_is_not_begun_and_the_rest_is():
     assert [name for (name,) in executor.calls] == ["a", "d"]
 
 
-@pytest.mark.parametrize(("losses", "begun", "fails"), [(2, 3, False), (3, 3, True)])
-def test_a_job_whose_worker_is_lost_is_begun_again_so_often(losses, begun, fails):
-    executor = AtOnce(["a"] * losses)
-    failed = run_jobs([job("a"), job("b", "a")], executor, retries=2)
-    assert executor.calls.count(("a",)) == begun
-    assert set(failed) == ({"a", "b"} if fails else set())
+def test_a_job_is_restarted_at_most_as_often_as_allowed_if_its_worker_is_lost():
+    for losses, fails in ((2, set()), (3, {"a", "b"})):
+        executor = AtOnce(["a"] * losses)
+        assert set(run_jobs([job("a"), job("b", "a")], executor, retries=2)) == fails
+        assert executor.calls.count(("a",)) == 3
 
 
-@pytest.mark.parametrize(
-    ("jobs", "message"),
-    [
+def test_impossible_jobs_are_refused_before_any_job_starts():
+    for jobs, words in (
         ([job("a"), job("a")], "distinct names"),
         ([job("a", "z")], r"a needs \['z'\], which is no job"),
         ([job("a", "b"), job("b", "a")], "waits for a itself"),
-    ],
-)
-def test_impossible_jobs_are_refused_before_any_begins(jobs, message):
-    executor = AtOnce()
-    with pytest.raises(ValueError, match=message):
-        run_jobs([job("x"), *jobs], executor)
-    assert executor.calls == []
+    ):
+        executor = AtOnce()
+        with pytest.raises(ValueError, match=words):
+            run_jobs([job("x"), *jobs], executor)
+        assert executor.calls == []
 
 
 def killed_once(mark):
-    """Ends its own process the first time."""
+    """Kill its own process at the first call."""
     if not Path(mark).exists():
         Path(mark).touch()
         os.kill(os.getpid(), signal.SIGKILL)
@@ -88,7 +84,7 @@ def killed_once(mark):
 
 
 @pytest.mark.slow
-def test_processes_compute_and_a_killed_one_is_replaced(tmp_path):
+def test_a_killed_process_is_replaced(tmp_path):
     executor, told = ProcessExecutor(1), []
     try:
         jobs = [Job("killed", killed_once, (str(tmp_path / "mark"),)), Job("after", time.sleep, (0,), {"killed"})]
@@ -98,7 +94,7 @@ def test_processes_compute_and_a_killed_one_is_replaced(tmp_path):
     assert told[0].result != os.getpid()
 
 
-def test_shares_of_gpus_are_checked(monkeypatch):
+def test_gpus_are_divided_among_workers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ValueError, match="no GPU"):
         ProcessExecutor(gpus=0.5)

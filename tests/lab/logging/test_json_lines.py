@@ -1,4 +1,4 @@
-"""Runs of JSON lines: the same as W&B's offline run, readable after a kill, continued after a pickle."""
+"""Runs of JSON lines: equal to W&B's offline run, readable after a kill, continued after a pickle."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def numbers(row: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if isinstance(value, int | float) and not name.startswith("_")}
 
 
-def test_it_says_what_w_and_b_s_offline_run_says(both: Any) -> None:
+def test_json_lines_have_the_content_of_wandbs_offline_run(both: Any) -> None:
     _, ours, theirs, _ = both
     for name in ("name", "project", "group", "job_type", "config", "metrics", "complete"):
         assert getattr(ours, name) == getattr(theirs, name), name
@@ -90,12 +90,10 @@ def test_records_and_pictures_are_files(both: Any) -> None:
     assert len(list((folder / "media").glob("*.png"))) == sum(
         isinstance(value, Image.Image) for row in run.rows for value in row.values()
     )
-    masks = [row["Figure/Masks"] for row in run.rows if "Figure/Masks" in row]
-    assert len(masks) == 4  # three tasks and an unlearning
-    assert {picture.width for picture in masks} == {805}  # 580 points at 100 dots per inch
+    assert sum("Figure/Masks" in row for row in run.rows) == 4  # three tasks and an unlearning
 
 
-def test_without_pictures_the_tables_behind_them_are_kept(tmp_path: Path) -> None:
+def test_without_pictures_their_tables_are_kept(tmp_path: Path) -> None:
     with JSONLogger(tmp_path / "run", pictures=False) as logger:
         train(logger)
     rows = read_json_run(tmp_path / "run").rows
@@ -104,7 +102,7 @@ def test_without_pictures_the_tables_behind_them_are_kept(tmp_path: Path) -> Non
     assert sum("Figure/AccuracyMatrix/table" in row for row in rows) == 3
 
 
-def test_a_task_that_is_not_evaluated_ends_a_moment_where_that_is_said(tmp_path: Path) -> None:
+def test_log_events_ends_a_moment_of_a_task_without_evaluation(tmp_path: Path) -> None:
     with JSONLogger(tmp_path / "run") as logger:
         evaluator = EvaluationPlugin(capacity_metrics(), loggers=[logger])
         strategy = amnesiac(train_epochs=1, evaluator=evaluator)
@@ -117,7 +115,7 @@ def test_a_task_that_is_not_evaluated_ends_a_moment_where_that_is_said(tmp_path:
     assert run.last.number("Capacity") == network_capacity(strategy)
 
 
-def test_values_of_every_kind(tmp_path: Path) -> None:
+def test_values_of_every_type_are_read_back(tmp_path: Path) -> None:
     table = Table(("a", "b"), ((1, None), ("x", 2.5)))
     values = {
         "float": 0.1,
@@ -144,7 +142,7 @@ def test_values_of_every_kind(tmp_path: Path) -> None:
         json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
-def test_a_killed_run_leaves_all_but_a_cut_line(tmp_path: Path) -> None:
+def test_a_killed_run_is_read_without_its_cut_line(tmp_path: Path) -> None:
     with JSONLogger(tmp_path / "run") as logger:
         for step in range(5):
             logger.log_single_metric("x", step, step)
@@ -158,7 +156,7 @@ def test_a_killed_run_leaves_all_but_a_cut_line(tmp_path: Path) -> None:
         assert [row["x"] for row in run.rows] == list(range(max(0, sum(end <= size for end in ends) - 2)))
 
 
-def test_a_pickled_logger_goes_on_behind_the_last_whole_line(tmp_path: Path) -> None:
+def test_a_pickled_logger_continues_after_the_last_whole_line(tmp_path: Path) -> None:
     logger = JSONLogger(tmp_path / "run")
     logger.log_single_metric("x", 1, 0)
     loaded = pickle.loads(pickle.dumps(logger))
@@ -179,7 +177,7 @@ def test_a_pickled_logger_goes_on_behind_the_last_whole_line(tmp_path: Path) -> 
     assert run.complete
 
 
-def test_a_strategy_that_was_loaded_describes_itself_in_its_new_run(tmp_path: Path) -> None:
+def test_a_loaded_strategy_describes_itself_in_its_new_run(tmp_path: Path) -> None:
     strategy = train(JSONLogger(tmp_path / "first"))
     strategy.save(tmp_path / "state")
     with JSONLogger(tmp_path / "second") as logger:
@@ -191,24 +189,25 @@ def test_a_strategy_that_was_loaded_describes_itself_in_its_new_run(tmp_path: Pa
     assert [(row["task"], row["event"]) for row in run.rows if "Capacity" in row] == [(2, 5)]  # 3 tasks, 2 unlearnings
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
+def test_damaged_runs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JSONRunError, match=f"holds no {RUN_FILE}"):
+        read_json_run(tmp_path)
+    with JSONLogger(tmp_path / "run") as logger:
+        logger.log_single_metric("x", 1, 0)
+    whole = (tmp_path / "run" / RUN_FILE).read_text()
+    for content, words in (
         ("", "no whole line"),
         ('{"kind": "row"}\n', "does not begin like"),
         ("[]\n", "line 1 of .* is broken"),
         ('{"kind": "run", "format": "avalanche-amnesia run", "version": 2}\n', "does not begin like"),
-    ],
-)
-def test_what_is_no_run_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    with pytest.raises(JSONRunError, match=f"holds no {RUN_FILE}"):
-        read_json_run(tmp_path)
-    (tmp_path / RUN_FILE).write_text(content)
-    with pytest.raises(JSONRunError, match=message):
-        read_json_run(tmp_path)
+        (whole.replace('"metric": "x"', '"metric: "x"'), "line 2 of"),
+    ):
+        (tmp_path / RUN_FILE).write_text(content)
+        with pytest.raises(JSONRunError, match=words):
+            read_json_run(tmp_path)
 
 
-def test_a_folder_holds_one_run(tmp_path: Path) -> None:
+def test_wrong_arguments_and_used_folders_are_refused(tmp_path: Path) -> None:
     JSONLogger(tmp_path / "run").finish()
     with pytest.raises(JSONRunError, match="not an empty folder"):
         JSONLogger(tmp_path / "run")
@@ -217,12 +216,3 @@ def test_a_folder_holds_one_run(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         JSONLogger(tmp_path / "other", config={"net": object()})
     assert not (tmp_path / "other").exists()
-
-
-def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
-    with JSONLogger(tmp_path / "run") as logger:
-        logger.log_single_metric("x", 1, 0)
-    file = tmp_path / "run" / RUN_FILE
-    file.write_text(file.read_text().replace('"metric": "x"', '"metric: "x"'))
-    with pytest.raises(JSONRunError, match="line 2 of"):
-        read_json_run(tmp_path / "run")

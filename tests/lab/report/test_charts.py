@@ -1,4 +1,4 @@
-"""Charts of the page: their numbers at their places and in words, the page's colours, nothing that grows with tasks."""
+"""Charts of the page: places, words and colours of their numbers."""
 
 import re
 from importlib import resources
@@ -22,7 +22,7 @@ def spread(value: float, apart: float = 0.0) -> Spread:
 
 
 def drawn(macro: str, chart: LineChart | Matrix, *more: Any) -> str:
-    """What the template makes of a chart."""
+    """Return the HTML of a chart."""
     return str(getattr(_environment().get_template("charts.jinja").module, macro)(chart, *more))
 
 
@@ -35,7 +35,7 @@ def lines(apart: float = 0.0) -> LineChart:
     return LineChart("EWC", "JSD", series, SHARE, scale, [3, 0, 2, 4], [1, 2])
 
 
-def test_lines_stand_at_their_numbers() -> None:
+def test_lines_are_drawn_at_their_numbers_and_listed_in_words() -> None:
     chart = lines()
     assert [chart.x(place) for place in range(4)] == [12.5, 37.5, 62.5, 87.5]
     assert [chart.y(value) for value in (0.0, 0.3, 1.0)] == [100, 70, 0]
@@ -50,13 +50,13 @@ def test_lines_stand_at_their_numbers() -> None:
     assert legend_of([chart]) == {"here": "this <model>", "order": "floor: order"}
 
 
-def test_bands_are_drawn_for_several_seeds_alone() -> None:
+def test_bands_are_drawn_only_for_several_seeds() -> None:
     chart = lines(apart=0.05)
     assert [chart.band(each) for each in chart.series] == ["37.5,65.0 62.5,75.0 62.5,85.0 37.5,75.0", ""]
     assert "30.0\xa0% (25.0 to 35.0\xa0%)" in chart.numbers[0]
 
 
-def test_a_scale_holds_all_numbers_and_begins_with_0() -> None:
+def test_a_scale_contains_all_numbers_and_starts_at_0() -> None:
     scale = scale_of(Axis("points", percent, "{:g}".format), lines(apart=0.05).series)
     assert scale.ticks[0] == (0, "0")
     assert scale.ticks[-1][0] == 100
@@ -64,7 +64,7 @@ def test_a_scale_holds_all_numbers_and_begins_with_0() -> None:
     assert [words for _, words in scale_of(SHARE, []).ticks] == ["0%", "25%", "50%", "75%", "100%"]
 
 
-def test_what_is_below_detection_lies_below_all_decades() -> None:
+def test_numbers_below_detection_are_drawn_below_all_decades() -> None:
     series = [Series("here", "x", [(0, spread(0.0)), (1, spread(3e-4)), (2, spread(1e-17))])]
     scale = scale_of(BITS, [*series, Series("order", "y", [(0, spread(0.02))])])
     assert [words for _, words in scale.ticks] == ["below", "0.0001", "0.001", "0.01", "0.1"]
@@ -74,24 +74,16 @@ def test_what_is_below_detection_lies_below_all_decades() -> None:
 
 
 def test_charts_of_many_tasks_stay_small() -> None:
-    large = Matrix("x", "y", range(200), range(200), [[Cell(0.5)] * 200] * 200, "")
-    told = drawn("matrix", large)
-    assert len(told) < 150_000
-    assert "every 5th" in told
-    assert ">50</td>" not in told  # no room for numbers
-    after = range(200)
-    series = [Series("here", "x", [(n, spread(0.5, 0.1)) for n in after])]
-    long = LineChart("x", "y", series, SHARE, scale_of(SHARE, series), after, [])
+    large = drawn("matrix", Matrix("x", "y", range(200), range(200), [[Cell(0.5)] * 200] * 200, ""))
+    assert len(large) < 150_000
+    assert ">50</td>" not in large  # no room for numbers
+    series = [Series("here", "x", [(n, spread(0.5, 0.1)) for n in range(200)])]
+    long = LineChart("x", "y", series, SHARE, scale_of(SHARE, series), range(200), [])
     assert len(long.places) <= 15
     assert len(drawn("lines", long, "x")) < 100_000
 
 
-def test_a_matrix_needs_a_name_for_every_row_and_column() -> None:
-    with pytest.raises(ValueError, match="names do not fit"):
-        Matrix("x", "y", [0], [0, 1], [[None]], "")
-
-
-def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
+def test_charts_have_the_colours_of_the_page_in_light_and_dark_mode() -> None:
     style = resources.files("avalanche_amnesia.lab.report").joinpath("templates/page.css").read_text()
     light, dark, paper = (dict(re.findall(r"--(\w+): (#\w{6});", part)) for part in style.split(":root {")[1:4])
     assert light == paper
@@ -99,10 +91,11 @@ def test_colours_are_those_of_the_page_in_light_and_dark() -> None:
     assert COLOURS.items() - {("page", COLOURS["page"])} <= light.items()
 
 
-def test_every_role_has_a_mark_of_its_own() -> None:
-    marks = dict(
-        re.findall(r'id="mark-(\w+)" (.*?)/>', str(_environment().get_template("charts.jinja").module.marks()))
-    )
+def test_every_role_has_its_own_mark_besides_its_colour() -> None:
+    drawn_marks = str(_environment().get_template("charts.jinja").module.marks())
+    marks = dict(re.findall(r'id="mark-(\w+)" (.*?)/>', drawn_marks))
     shapes = {re.sub(r' (fill|stroke)="var\(.*?\)"', "", shape) for shape in marks.values()}
     assert marks.keys() == ROLES.keys()
-    assert len(shapes) == len(marks)  # colour is never the only difference
+    assert len(shapes) == len(marks)
+    with pytest.raises(ValueError, match="names do not fit"):
+        Matrix("x", "y", [0], [0, 1], [[None]], "")

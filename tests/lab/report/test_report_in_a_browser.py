@@ -1,4 +1,4 @@
-"""The report in a real browser: no error, no request, names, contrast in both schemes, phone, paper, sorting, CSV."""
+"""The report in a browser: no errors, no requests, accessible names, contrast, paper, sorting and CSV."""
 
 import csv
 import io
@@ -12,16 +12,10 @@ from avalanche_amnesia.lab.report import report_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install the package chromium")
-QUIET = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 
 DIM_TEXT = """() => {
-  // Every text whose contrast to what lies behind it is below WCAG's 4.5 : 1.
+  // Every text with a contrast to its background below WCAG's 4.5 : 1.
   const parsed = (colour) => (colour.match(/[\\d.]+/g) ?? [0, 0, 0, 0]).map(Number);
   const luminance = (rgb) => {
     const linear = (c) => c <= .03928 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4;
@@ -81,7 +75,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, address):
-    """A function that opens the page; afterwards there was no error, and nothing but the file was asked for."""
+    """Return a function that opens the page; then check that it made no errors and no other requests."""
     contexts, errors, requests = [], [], []
 
     def open_page(width=1280, **options):
@@ -101,7 +95,7 @@ def opened(browser, address):
     assert set(requests) == {address}
 
 
-def test_charts_tables_and_buttons_have_names(opened):
+def test_charts_tables_and_buttons_have_accessible_names(opened):
     page = opened()
     charts = page.locator("figure [role=img]").all()
     assert len(charts) > 15
@@ -120,7 +114,7 @@ def test_charts_tables_and_buttons_have_names(opened):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_stands_out_from_what_lies_behind_it(opened, scheme):
+def test_every_text_has_enough_contrast(opened, scheme):
     page = opened(color_scheme=scheme)
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
     assert dark == (scheme == "dark")
@@ -129,65 +123,14 @@ def test_every_text_stands_out_from_what_lies_behind_it(opened, scheme):
     assert contrast["seen"] > 500
 
 
-@pytest.mark.parametrize("width", [320, 390, 800])
-def test_the_page_never_scrolls_sideways(opened, width):
-    page = opened(width)
-    page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_the_page_never_scrolls_sideways(opened):
+    for width in (320, 800):
+        page = opened(width)
+        page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_text_in_charts_stays_within_them(opened, width):
-    seen = opened(width).evaluate("""() => [...document.querySelectorAll("figure")].map((figure) => {
-      const frame = figure.getBoundingClientRect();
-      const texts = [...figure.querySelectorAll(".plot span, .matrix small")];
-      const own = (text) => text.closest("td")?.getBoundingClientRect() ?? frame;
-      return [texts.length, texts.filter((text) => {
-        const box = text.getBoundingClientRect(), around = own(text);
-        return box.left < around.left - 1 || box.right > around.right + 1 || box.bottom > around.bottom + 1;
-      }).map((text) => text.textContent)];
-    })""")
-    assert [outside for _, outside in seen if outside] == []
-    assert sum(n for n, _ in seen) > 200
-
-
-def test_no_text_in_charts_lies_on_another(opened):
-    overlapping = opened().evaluate("""() => [...document.querySelectorAll("figure [role=img]")].flatMap((svg) => {
-      const boxes = [...svg.querySelectorAll("span")].map((text) => [text.textContent, text.getBoundingClientRect()]);
-      return boxes.flatMap(([words, a], n) => boxes.slice(n + 1).filter(([, b]) =>
-        Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
-        && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 4  // boxes are a line high, letters less
-      ).map(([other]) => [svg.getAttribute("aria-label"), words, other]));
-    })""")
-    assert overlapping == []
-
-
-@pytest.mark.parametrize("strategies", [1, 2, 3])
-def test_charts_fill_their_rows_whatever_the_number_of_strategies(opened, strategies):
-    page = opened()
-    left = page.evaluate(
-        """(n) => [...document.querySelectorAll(".charts")].map((row) => {
-      [...row.children].slice(n).forEach((figure) => figure.remove());
-      return row.getBoundingClientRect().right - row.lastElementChild.getBoundingClientRect().right;
-    })""",
-        strategies,
-    )
-    assert len(left) > 6
-    assert max(left) < 2
-
-
-def test_the_first_screen_has_every_strategy_with_its_verdict(opened):
-    page = opened()
-    page.set_viewport_size({"width": 1280, "height": 800})
-    rows = page.locator(".overview tbody tr")
-    names = [rows.nth(n).locator("th").inner_text() for n in range(rows.count())]
-    assert names == ["AmnesiacHAT", "AmnesiacHAT pools", "EWC"]
-    assert "exact" in rows.nth(1).inner_text()
-    assert rows.nth(2).bounding_box()["y"] + rows.nth(2).bounding_box()["height"] < 800
-    assert page.get_by_role("img", name="AmnesiacHAT: old head 59").is_visible()
-
-
-def test_tables_are_sorted_by_a_click_on_a_column(opened):
+def test_tables_are_sorted_by_a_click_or_a_key_on_a_column(opened):
     page = opened()
     page.locator("#summary > details").evaluate("part => { part.open = true; }")
     table = page.locator("#summary-table")
@@ -202,19 +145,16 @@ def test_tables_are_sorted_by_a_click_on_a_column(opened):
     button.click()
     assert column() == ["EWC", "AmnesiacHAT", "AmnesiacHAT pools"]
     capacity = table.get_by_role("button", name="free capacity")
-    capacity.click()
-    assert column()[-1] == "EWC"  # it has none
-    capacity.click()
-    assert column()[-1] == "EWC"
-    capacity.focus()
-    page.keyboard.press("Enter")
-    assert table.locator("th[aria-sort=ascending]").text_content().strip() == "free capacity"
+    for _ in range(2):
+        capacity.focus()
+        page.keyboard.press("Enter")
+        assert column()[-1] == "EWC"  # it has no capacity
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_table_is_copied_as_csv_with_its_numbers_in_full(opened, allowed):
+def test_a_table_is_copied_as_csv_with_exact_numbers(opened, allowed):
     page = opened(permissions=["clipboard-read", "clipboard-write"])
-    if not allowed:  # as for a file in a browser that gives it no clipboard
+    if not allowed:  # like a browser without a clipboard for files
         page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }")
     page.locator("#difference > details").evaluate("part => { part.open = true; }")
     page.get_by_role("button", name="Copy as CSV: Accuracy difference").click()
@@ -231,20 +171,18 @@ def test_a_table_is_copied_as_csv_with_its_numbers_in_full(opened, allowed):
         assert float(row["AD, control"]) == event["accuracy_difference_control"]
 
 
-def test_paper_shows_everything_in_dark_ink(opened):
+def test_a_printed_page_shows_all_details_on_white(opened):
     page = opened(width=718, color_scheme="dark")
     page.emulate_media(media="print")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert not page.get_by_role("button", name="Copy as CSV").first.is_visible()
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0
-    assert page.locator("#accuracy-table-1").is_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 718
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not([open])").count() > 5
 
 
-def test_without_scripts_everything_can_be_read(opened):
+def test_the_page_is_readable_without_scripts(opened):
     page = opened(java_script_enabled=False)
     assert page.get_by_role("heading", name="What was forgotten, was it really").is_visible()
     assert page.get_by_role("img", name="AmnesiacHAT: free capacity").is_visible()

@@ -1,9 +1,7 @@
-"""Verdicts: from all tests together, with the power that tasks and seeds give, and in the same words everywhere."""
+"""Verdicts follow from all tests together and from the number of tasks and seeds."""
 
 from dataclasses import replace
 from pathlib import Path
-
-import pytest
 
 from avalanche_amnesia.audit.record import NOT_OBEYED
 from avalanche_amnesia.lab.report.measures import JSD, READINGS
@@ -13,17 +11,15 @@ from avalanche_amnesia.lab.report.verdicts import verdict_of, verdicts_as_text
 REMAINING = "JSD through the masks of remaining tasks"
 TESTS = {reading.check: reading for reading in (*READINGS, JSD)} | {REMAINING: replace(JSD, metric="JSD_remaining")}
 BESIDE = {"old head": 0.5, "relapse": 0.8, "few-shot relearning": 0.7, "membership inference": 0.5, "JSD": 0.02}
-"""Test → what the retrained model reads; of the JSD its order floor."""
+"""Test → value of the retrained model; for the JSD, the order floor."""
 CLOSE = (0.01, -0.01, 0.0, 0.02, -0.02, 0.01)
-"""Differences of six tasks that no tolerance is exceeded by."""
-
-
+"""Differences of six tasks within every tolerance."""
 EQUAL = {check: [-0.02 if check == "JSD" else 0.0] * 6 for check in BESIDE}
-"""No test differs from the retrained model, as under equal bits."""
+"""Differences of a model with the bits of the retrained model."""
 
 
 def run_of(seed=1, claim="approximate", beside=BESIDE, seed_floor=0.1, parts=(), n_tasks=6, **more):
-    """A run whose tasks read by so much more than on the retrained model, of each test; ``None``: not measured."""
+    """Return a run with these differences from the retrained model by test; ``None``: not measured."""
     differences = {check: [0.1 * d if check == "JSD" else d for d in CLOSE[:n_tasks]] for check in beside} | more
     numbers = {}
     for check, of in differences.items():
@@ -42,57 +38,55 @@ def run_of(seed=1, claim="approximate", beside=BESIDE, seed_floor=0.1, parts=(),
     return Run(Path("x"), "x", {}, seed, {}, [moment])
 
 
-@pytest.mark.parametrize(
-    ("changed", "verdict", "why"),
-    [
-        ({}, "no trace found", "all five"),
-        ({"claim": "exact", **EQUAL}, "exact", "by construction, and no test contradicts it"),
-        ({"claim": "exact", "beside": {}, "old head": None}, "exact", "by construction, and not tested"),
-        # equal bits read the same: nothing is within a tolerance
-        ({"claim": "exact", **EQUAL, "old head": [0.0, 0.0, 0.01]}, "undecided: a possible trace", "against its claim"),
-        (
-            {"claim": "exact", **EQUAL, "JSD": [-0.015] * 6},
-            "undecided: a possible trace",
-            "against its claim to be exact, by JSD",
-        ),
-        # a task without a reading, and a JSD through other masks
-        ({"old head": [0.0, 0.01, None, -0.01, 0.0, 0.01]}, "undecided: tests too weak", "by old head"),
-        ({"JSD": None}, "undecided: tests too weak", "by JSD"),
-        ({REMAINING: [0.2, 0.3, 0.2, 0.2, 0.2, 0.2]}, "trace found", "by JSD"),
-        ({REMAINING: [0.0] * 6}, "no trace found", "all five"),
-        # 68 % where the retrained model reads 50 %: with one task nobody can tell, with six that agree all can
-        ({"old head": [0.18]}, "undecided: a possible trace", "by old head"),
-        ({"old head": [0.18, 0.02, -0.05]}, "undecided: a possible trace", "by old head"),
-        ({"old head": [0.18, 0.17, 0.19]}, "trace found", "by old head"),
-        ({"old head": [0.45]}, "trace found", "by old head"),  # too far for any chance
-        ({"few-shot relearning": [0.06, 0.07, 0.06]}, "trace found", "by few-shot relearning"),
-        ({"few-shot relearning": [0.05, 0.0, 0.05]}, "undecided: tests too weak", "by few-shot relearning"),
-        ({"n_tasks": 2}, "undecided: tests too weak", "by old head"),  # two are too few
-        ({"few-shot relearning": [-0.2, 0.2, 0.0]}, "undecided: a possible trace", "by few-shot relearning"),
-        ({"few-shot relearning": [-0.2, 0.1, 0.0]}, "undecided: tests too weak", "by few-shot relearning"),
-        ({"relapse": None}, "undecided: tests too weak", "by relapse"),  # what was not measured says nothing
-        ({"relapse": [0.06, 0.06, 0.06], "old head": [0.45]}, "trace found", "by old head and relapse"),
-        ({"JSD": [0.03, 0.04, 0.03]}, "undecided: a possible trace", "by JSD"),  # within another seed's floor
-        ({"JSD": [0.2, 0.3, 0.2]}, "trace found", "by JSD"),
-        ({"JSD": [0.2, 0.3, 0.2], "seed_floor": None}, "undecided: a possible trace", "by JSD"),
-        ({"claim": "exact", "old head": [0.45]}, "trace found", "against its claim to be exact, by old head"),
-        ({"claim": "exact", **EQUAL, "relapse": None}, "exact", "by construction"),  # it rests on no test
-    ],
-)
-def test_a_verdict_comes_of_all_tests_together(changed, verdict, why):
-    found = verdict_of([run_of(**changed)])
-    assert str(found) == verdict
-    if why == "all five":
-        assert found.why == "old head, relapse, few-shot relearning, membership inference and JSD agree"
-    else:
-        assert found.why.startswith(why)
+WEAK, POSSIBLE = "undecided: tests too weak", "undecided: a possible trace"
+TRACE, NONE = "trace found", "no trace found"
+EXACT = {"claim": "exact", **EQUAL}
+VERDICTS = [
+    ({}, NONE, "all five"),
+    (EXACT, "exact", "by construction, and no test contradicts it"),
+    ({"claim": "exact", "beside": {}, "old head": None}, "exact", "by construction, and not tested"),
+    # an exact claim allows no difference: tolerances do not apply
+    (EXACT | {"old head": [0.0, 0.0, 0.01]}, POSSIBLE, "against its claim"),
+    (EXACT | {"JSD": [-0.015] * 6}, POSSIBLE, "against its claim to be exact, by JSD"),
+    ({"claim": "exact", "old head": [0.45]}, TRACE, "against its claim to be exact, by old head"),
+    (EXACT | {"relapse": None}, "exact", "by construction"),  # the claim depends on no test
+    # a task without a value, and a JSD through other masks
+    ({"old head": [0.0, 0.01, None, -0.01, 0.0, 0.01]}, WEAK, "by old head"),
+    ({"JSD": None}, WEAK, "by JSD"),
+    ({REMAINING: [0.2, 0.3, 0.2, 0.2, 0.2, 0.2]}, TRACE, "by JSD"),
+    ({REMAINING: [0.0] * 6}, NONE, "all five"),
+    # 68 % where the retrained model reads 50 %: one task is too few, three that agree are enough
+    ({"old head": [0.18]}, POSSIBLE, "by old head"),
+    ({"old head": [0.18, 0.02, -0.05]}, POSSIBLE, "by old head"),
+    ({"old head": [0.18, 0.17, 0.19]}, TRACE, "by old head"),
+    ({"old head": [0.45]}, TRACE, "by old head"),  # too large for chance
+    ({"few-shot relearning": [0.06, 0.07, 0.06]}, TRACE, "by few-shot relearning"),
+    ({"few-shot relearning": [0.05, 0.0, 0.05]}, WEAK, "by few-shot relearning"),
+    ({"n_tasks": 2}, WEAK, "by old head"),
+    ({"few-shot relearning": [-0.2, 0.2, 0.0]}, POSSIBLE, "by few-shot relearning"),
+    ({"few-shot relearning": [-0.2, 0.1, 0.0]}, WEAK, "by few-shot relearning"),
+    ({"relapse": None}, WEAK, "by relapse"),
+    ({"relapse": [0.06, 0.06, 0.06], "old head": [0.45]}, TRACE, "by old head and relapse"),
+    ({"JSD": [0.03, 0.04, 0.03]}, POSSIBLE, "by JSD"),  # within the floor of another seed
+    ({"JSD": [0.2, 0.3, 0.2]}, TRACE, "by JSD"),
+    ({"JSD": [0.2, 0.3, 0.2], "seed_floor": None}, POSSIBLE, "by JSD"),
+]
+
+
+def test_a_verdict_follows_from_all_tests_together():
+    for changed, verdict, why in VERDICTS:
+        found = verdict_of([run_of(**changed)])
+        assert str(found) == verdict, changed
+        if why == "all five":
+            why = "old head, relapse, few-shot relearning, membership inference and JSD agree"
+        assert found.why.startswith(why), changed
 
 
 def outcome_of(check, *runs):
     return next(outcome for outcome in verdict_of(runs).outcomes if outcome.reading.check == check)
 
 
-def test_seeds_give_the_power_that_tasks_do_not():
+def test_more_seeds_make_a_test_stronger():
     wide = [0.08, -0.04, 0.03]
     one = outcome_of("old head", run_of(n_tasks=3, **{"old head": wide}))
     assert (one.finding, one.why, one.pairs) == ("weak", "too few tasks and seeds", 3)
@@ -101,7 +95,7 @@ def test_seeds_give_the_power_that_tasks_do_not():
     assert many.at_most < 0.05 < one.at_most
 
 
-def test_one_seed_is_not_averaged_away():
+def test_a_trace_in_one_seed_is_not_averaged_away():
     tests = dict.fromkeys(["old head", "few-shot relearning"], [0.25] * 6)
     runs = [run_of(seed, **(tests if seed == 5 else {})) for seed in range(10)]
     found = verdict_of(runs)
@@ -110,7 +104,7 @@ def test_one_seed_is_not_averaged_away():
     assert outcome_of("old head", *(replace(run, seed=None) for run in runs)).why == "in the run"
 
 
-def test_what_is_exact_keeps_the_remaining_accuracy_too():
+def test_an_exact_claim_includes_the_accuracy_on_remaining_tasks():
     run = run_of(claim="exact", **EQUAL)
     run.last.numbers["Top1_Acc_Exp"], run.last.numbers["Accuracy_reference"] = {9: 0.6}, {9: 0.9}
     assert verdict_of([run]).why == "against its claim to be exact, by accuracy on remaining tasks"
@@ -118,7 +112,7 @@ def test_what_is_exact_keeps_the_remaining_accuracy_too():
     assert str(verdict_of([run])) == "exact"
 
 
-def test_a_control_and_a_stopped_run_are_called_so():
+def test_controls_and_stopped_runs_are_named():
     ignored = {"plan": {"claim": "approximate", "reasons": [NOT_OBEYED]}}
     control = verdict_of([replace(run_of(), records=[ignored])])
     assert (control.claim, control.why.split("; ")[1]) == ("", "obeys no request")
@@ -129,28 +123,28 @@ def test_a_control_and_a_stopped_run_are_called_so():
     assert verdicts_as_text([Entry("A", shorter)]) == "A  no trace found (seed 1 stopped after task 4)"
 
 
-def test_a_test_without_room_above_the_retrained_model_finds_nothing():
+def test_a_test_is_weak_if_the_retrained_model_is_near_the_maximum():
     full = outcome_of("relapse", run_of(beside=BESIDE | {"relapse": 0.96}))
     assert (full.finding, full.why) == ("weak", "the retrained model leaves no room above it")
 
 
-@pytest.mark.parametrize(
-    ("floor", "distance", "finding"),
-    [(1e-17, 1e-17, "clear"), (0.02, 1e-12, "clear"), (1e-17, 0.01, "possible"), (1e-17, 0.2, "trace")],
-)
-def test_a_distance_below_detection_is_none(floor, distance, finding):
-    run = run_of(beside=BESIDE | {"JSD": floor}, JSD=[distance - floor] * 6)
-    assert outcome_of("JSD", run).finding == finding
+def test_a_distance_below_detection_counts_as_0():
+    for floor, distance, finding in (
+        *((1e-17, 1e-17, "clear"), (0.02, 1e-12, "clear")),
+        *((1e-17, 0.01, "possible"), (1e-17, 0.2, "trace")),
+    ):
+        run = run_of(beside=BESIDE | {"JSD": floor}, JSD=[distance - floor] * 6)
+        assert outcome_of("JSD", run).finding == finding
 
 
-def test_forgotten_samples_have_tests_of_their_own():
+def test_unlearned_samples_have_their_own_tests():
     beside = {"forgotten samples": 0.9, "membership of forgotten samples": 0.5}
     found = verdict_of([run_of(beside=beside, parts=("3 samples of task 1",))])
     assert [outcome.reading.check for outcome in found.outcomes] == list(beside)
     assert str(found) == "no trace found"
 
 
-def test_without_a_request_there_is_nothing_to_judge():
+def test_without_a_request_nothing_is_unlearned():
     run = run_of()
     moment = Moment(0, (0,), (), (), None, {})
     again = [*run.moments, Moment(0, tuple(range(10)), (), (), "approximate", {})]
@@ -159,6 +153,6 @@ def test_without_a_request_there_is_nothing_to_judge():
         assert str(verdict_of([Run(run.folder, "x", {}, 1, {}, moments)])) == "nothing is unlearned"
 
 
-def test_verdicts_of_all_strategies_stand_below_each_other():
+def test_verdicts_as_text_have_a_line_for_each_strategy():
     told = verdicts_as_text([Entry("A", [run_of()]), Entry("Long name", [run_of(**{"old head": [0.45]})])])
     assert told == "A          no trace found\nLong name  trace found"

@@ -1,4 +1,4 @@
-"""Workers train references before they are asked for: the same bits, none twice, and nobody waits for a failed one."""
+"""Workers train references in advance: with the same bits, none twice, and without waiting for a failed worker."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def with_a_worker(maker):
 
 
 def begun(references):
-    """References whose workers have done their part of the benchmark."""
+    """Return references whose workers have finished."""
     jsd_metrics(references, noise_floor=["order"])
     accuracy_difference_metrics(references)
     with forked_interpreters():
@@ -45,18 +45,8 @@ def begun(references):
     return references
 
 
-def test_tasks_after_each():
-    assert list(tasks_after_each(BENCHMARK.train_stream)) == [
-        ((0,), (0,)),
-        ((0, 1), (1,)),
-        ((0, 1, 2), (1, 2)),
-        ((0, 1, 2, 3), (2, 3)),
-        ((0, 1, 2, 3, 4), (2, 3, 4)),
-    ]
-
-
 @pytest.mark.slow
-def test_what_metrics_ask_for_is_there_and_is_what_the_run_would_have_trained():
+def test_workers_train_the_references_of_the_metrics_with_the_same_bits():
     alone, references = References(brief, BENCHMARK), begun(with_a_worker(brief))
     assert references.workers.failure() is None
     paths = [remaining for trained, remaining in tasks_after_each(BENCHMARK.train_stream) if trained != remaining]
@@ -67,12 +57,12 @@ def test_what_metrics_ask_for_is_there_and_is_what_the_run_would_have_trained():
         assert state_hashes(models[0].state_dict()) == state_hashes(models[1].state_dict())
     assert (references.trainings, alone.trainings) == (0, 15)
     assert len(references.store.nodes()) == 15
-    assert references.reference([4], "seed") is not None  # which no metric announced
+    assert references.reference([4], "seed") is not None  # a reference that no metric needs
     assert references.trainings == 1
 
 
 @pytest.mark.slow
-def test_a_failed_worker_is_told_and_the_run_trains_by_itself():
+def test_after_a_failed_worker_the_run_trains_references_itself():
     references = begun(with_a_worker(make_here_alone))
     with pytest.warns(UserWarning, match="no data on this machine"):
         references.check(BENCHMARK.train_stream[1])
@@ -87,7 +77,7 @@ def test_workers_need_a_store_that_they_share_with_the_run():
         ReferenceWorkers(0)
 
 
-def test_where_states_can_t_be_saved_there_are_no_workers():
+def test_strategies_that_cannot_be_saved_have_no_workers():
     agem = partial(stock, AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     references = with_a_worker(agem)
     jsd_metrics(references)
@@ -96,7 +86,7 @@ def test_where_states_can_t_be_saved_there_are_no_workers():
     assert references.workers is None
 
 
-def test_a_pickled_store_is_the_same_directory_and_leaves_it_there(tmp_path):
+def test_a_pickled_store_has_the_same_directory_and_does_not_delete_it(tmp_path):
     store = RunStore()
     run = learn(store.run(brief()), DIGITS.train_stream[:1])
     copy = pickle.loads(pickle.dumps(store))
@@ -114,7 +104,7 @@ def test_loaded_references_start_no_workers():
 
 
 @pytest.mark.slow
-def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_workers(tmp_path):
+def test_scripts_without_a_main_guard_and_with_own_classes_have_workers(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
             """
@@ -164,7 +154,7 @@ def test_a_script_without_a_guard_and_with_classes_of_its_own_shares_with_its_wo
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_what_is_still_training_when_the_program_ends(tmp_path):
+def test_a_program_ends_without_waiting_for_its_workers(tmp_path):
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
             """

@@ -1,4 +1,4 @@
-"""Every state is computed once, whichever run asks for it, and is what it would have been without the store."""
+"""A store computes every state once, with the bits of a run without a store."""
 
 import argparse
 import functools
@@ -42,7 +42,7 @@ def through(run, tasks, unlearned=()):
     return run
 
 
-def test_what_is_there_is_not_computed_again(tmp_path):
+def test_stored_states_are_not_computed_again(tmp_path):
     plain = learn(brief(), DIGITS.train_stream[:3])
     record = plain.unlearn([1])
     first = through(RunStore(tmp_path).run(brief()), (0, 1, 2), [1])
@@ -54,7 +54,7 @@ def test_what_is_there_is_not_computed_again(tmp_path):
     assert through(RunStore(tmp_path).run(brief()), (0, 1, 3)).computed == 1
 
 
-def test_a_plain_strategy_goes_on_from_a_state_that_was_there(tmp_path):
+def test_a_plain_strategy_continues_from_a_stored_state(tmp_path):
     through(RunStore(tmp_path).run(brief()), (0, 1))
     run = through(RunStore(tmp_path).run(brief()), (0, 1))
     plain = learn(brief(), DIGITS.train_stream[:2])
@@ -63,9 +63,6 @@ def test_a_plain_strategy_goes_on_from_a_state_that_was_there(tmp_path):
         strategy.unlearn([0])
     assert run.computed == 0
     assert bits(run.strategy.model) == bits(plain.model)
-
-
-# Keys --------------------------------------------------------------------------------------------------------------
 
 
 class Wider(nn.Module):
@@ -84,33 +81,41 @@ class Louder(Wider):
         return self.inner(x) * self.scale * 2
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({}, {"train_epochs": 2}),
-        ({}, {"train_mb_size": 7}),
-        ({}, {"seed": 1}),
-        ({}, {"torch_seed": 1}),
-        ({}, {"optimizer": partial(Adam, lr=2e-2)}),
-        ({}, {"optimizer": partial(Adam, lr=1e-2, betas=(0.8, 0.999))}),
-        ({}, {"masks": replace(PRICED, sparsity_weight=0.1)}),
-        ({}, {"compensation": "none"}),
-        ({}, {"reset_optimizer": False}),
-        ({}, {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}),
-        ({}, {"criterion": lambda x, y: nn.functional.cross_entropy(x, y)}),
-        (
-            {"criterion": lambda x, y: nn.functional.cross_entropy(x, y)},
-            {"criterion": lambda x, y: 2 * nn.functional.cross_entropy(x, y)},
-        ),
-        ({}, {"plugins": [SeedingPlugin(3)]}),
-        ({"net": lambda: Wider(1.0)}, {"net": lambda: Wider(2.0)}),
-        ({"net": lambda: Wider(1.0)}, {"net": lambda: Louder(1.0)}),
-    ],
-)
-def test_any_changed_setting_changes_the_key(one, other, tmp_path):
-    store = RunStore(tmp_path)
-    assert store.run(brief(**one)).key == store.run(brief(**one)).key
-    assert store.run(brief(**one)).key != store.run(brief(**other)).key
+class Gain(SeedingPlugin):
+    rate = 1.0
+
+
+class MoreGain(SeedingPlugin):
+    rate = 2.0
+
+
+MoreGain.__qualname__ = MoreGain.__name__ = "Gain"
+
+
+@functools.cache
+def plain_key():
+    return RunStore().run(brief()).key
+
+
+def key_of(**options):
+    return RunStore().run(brief(**options)).key
+
+
+def test_any_changed_setting_changes_the_key():
+    assert key_of() == plain_key() == key_of(eval_mb_size=3)
+    changed = [
+        *({"train_epochs": 2}, {"train_mb_size": 7}, {"seed": 1}, {"torch_seed": 1}),
+        *({"optimizer": partial(Adam, lr=2e-2)}, {"optimizer": partial(Adam, lr=1e-2, betas=(0.8, 0.999))}),
+        *({"masks": replace(PRICED, sparsity_weight=0.1)}, {"compensation": "none"}, {"reset_optimizer": False}),
+        {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)},
+        {"criterion": lambda x, y: nn.functional.cross_entropy(x, y)},
+        {"criterion": lambda x, y: 2 * nn.functional.cross_entropy(x, y)},
+        *({"plugins": [SeedingPlugin(3)]}, {"plugins": [Gain(3)]}, {"plugins": [MoreGain(3)]}),
+        *({"net": lambda: Wider(1.0)}, {"net": lambda: Wider(2.0)}, {"net": lambda: Louder(1.0)}),
+    ]
+    keys = [key_of(**options) for options in changed]
+    assert len({plain_key(), *keys}) == len(keys) + 1
+    assert keys == [key_of(**options) for options in changed]
 
 
 def weighted(scale):
@@ -125,7 +130,7 @@ def defaulting(scale):
 
 
 def module_with(**content):
-    """A script's module, as it would be imported, with a loss that uses another function, a constant and a table."""
+    """Return a loss of a script's module that uses a function, a constant and a table of the module."""
     module = types.ModuleType("a_script")
     module.__dict__.update({"cross_entropy": nn.functional.cross_entropy, **content})
     source = "def loss(x, y):\n    return SCALE * part(cross_entropy(x, y)) * TABLE['a'] * settings.rate\n"
@@ -133,88 +138,49 @@ def module_with(**content):
     return module.loss
 
 
-class Gain(SeedingPlugin):
-    rate = 1.0
-
-
-class MoreGain(SeedingPlugin):
-    rate = 2.0
-
-
-MoreGain.__qualname__ = MoreGain.__name__ = "Gain"
 CONTENT = {"SCALE": 1.0, "part": lambda v: v, "TABLE": {"a": 1}, "settings": argparse.Namespace(rate=1)}
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
+def test_values_used_by_a_function_of_the_script_change_the_key():
+    changes = (
+        *({"SCALE": 2.0}, {"part": lambda v: v * 2}, {"TABLE": {"a": 2}}),
+        {"settings": argparse.Namespace(rate=2)},
+    )
+    pairs = [
         (weighted(1.0), weighted(2.0)),
         (weighted(torch.ones(())), weighted(torch.zeros(()))),
         (weighted(np.ones(1)), weighted(np.zeros(1))),
         (defaulting(1.0), defaulting(2.0)),
-        (functools.partial(weighted, 1.0)(), functools.partial(weighted, 3.0)()),
-        *(
-            (module_with(**CONTENT), module_with(**CONTENT | changed))
-            for changed in (
-                {"SCALE": 2.0},
-                {"part": lambda v: v * 2},
-                {"TABLE": {"a": 2}},
-                {"settings": argparse.Namespace(rate=2)},
-            )
-        ),
-    ],
-    ids=["closure", "tensor", "array", "default", "partial", "constant", "function", "table", "settings"],
-)
-def test_so_does_whatever_a_function_of_the_script_uses(one, other, tmp_path):
-    store = RunStore(tmp_path)
-    keys = [store.run(brief(criterion=criterion)).key for criterion in (one, one, other)]
-    assert keys[0] == keys[1] != keys[2]
+        *((module_with(**CONTENT), module_with(**CONTENT | changed)) for changed in changes),
+    ]
+    for one, other in pairs:
+        assert key_of(criterion=one) == key_of(criterion=one) != key_of(criterion=other)
 
 
-def test_so_does_an_attribute_of_a_plugin_s_class(tmp_path):
-    store = RunStore(tmp_path)
-    keys = [store.run(brief(plugins=[kind(3)])).key for kind in (Gain, Gain, MoreGain)]
-    assert keys[0] == keys[1] != keys[2]
-
-
-def test_what_only_evaluates_does_not(tmp_path):
-    store = RunStore(tmp_path)
-    assert store.run(brief(eval_mb_size=3)).key == store.run(brief(eval_mb_size=5)).key
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        SplitDigits(n_train=380, n_test=200),
-        SplitDigits(n_train=400, n_test=200, seed=1),
-        with_unlearning(DIGITS, permanent=[0]),
-        with_unlearning(DIGITS, deadline=2),
+def test_any_change_of_the_data_or_of_the_requests_changes_the_key(tmp_path):
+    run, keys = RunStore(tmp_path).run(brief()), []
+    for benchmark in (
+        *(DIGITS, with_unlearning(DIGITS)),
+        *(SplitDigits(n_train=380, n_test=200), SplitDigits(n_train=400, n_test=200, seed=1)),
+        *(with_unlearning(DIGITS, permanent=[0]), with_unlearning(DIGITS, deadline=2)),
         with_unlearning(DIGITS, {0: [0]}),
-    ],
-    ids=["fewer samples", "other classes", "permanent", "deadline", "a request"],
-)
-def test_so_does_any_change_of_the_data_and_of_the_requests(other, tmp_path):
-    run = RunStore(tmp_path).run(brief())
-    keys = set()
-    for benchmark in (DIGITS, with_unlearning(DIGITS), other):
+    ):
         run.restart()
         run.train(benchmark.train_stream[0])
-        keys.add(run.key)
-    assert len(keys) == 2
-
-
-# References --------------------------------------------------------------------------------------------------------
+        keys.append(run.key)
+    assert len(set(keys)) == len(keys) - 1
+    assert keys[0] == keys[1]
 
 
 def remaining_after(schedule):
-    """Remaining tasks, from 0, at each request of a schedule that counts from 1."""
-    gone: list[int] = []
+    """Yield the remaining tasks, from 0, at each request of a schedule that counts from 1."""
+    unlearned: list[int] = []
     for after, task in schedule.items():
-        gone.append(task - 1)
-        yield [task for task in range(after) if task not in gone]
+        unlearned.append(task - 1)
+        yield [task for task in range(after) if task not in unlearned]
 
 
-def test_the_published_schedule_s_references_cost_twelve_trainings():
+def test_references_of_the_published_schedule_need_twelve_trainings():
     x, y = torch.rand(400, 8), torch.arange(400) % 40
     stream = task_benchmark((x, y), (x, y), [[2 * t, 2 * t + 1] for t in range(20)])
 
@@ -226,7 +192,7 @@ def test_the_published_schedule_s_references_cost_twelve_trainings():
     assert references.trainings == 12
 
 
-def test_references_of_another_process_are_there(tmp_path):
+def test_references_of_another_run_are_not_trained_again(tmp_path):
     first = References(brief, DIGITS, store=RunStore(tmp_path))
     second = References(brief, DIGITS, store=RunStore(tmp_path))
     alone = References(brief, DIGITS)
@@ -236,19 +202,12 @@ def test_references_of_another_process_are_there(tmp_path):
         assert hashes[0] == hashes[1] == hashes[2]
     assert (first.trainings, second.trainings, alone.trainings) == (5, 0, 5)
     assert second.seconds([1, 2]) > 0
+    variants = [first.reference([0], variant) for variant in ("same", "order", "seed")]
+    assert len({json.dumps(bits(model)) for model in variants}) == 3
+    assert first.trainings == 7
 
 
-def test_another_order_and_another_seed_are_other_runs(tmp_path):
-    references = References(brief, DIGITS, store=RunStore(tmp_path))
-    models = [references.reference([0], variant) for variant in ("same", "order", "seed")]
-    assert len({json.dumps(bits(model)) for model in models}) == 3
-    assert references.trainings == 3
-
-
-# Bounds and damage -------------------------------------------------------------------------------------------------
-
-
-def test_a_bounded_store_forgets_what_was_not_used_for_longest_and_computes_it_again(tmp_path):
+def test_a_bounded_store_deletes_old_states_and_computes_them_again(tmp_path):
     unbounded = through(RunStore().run(brief()), (0, 1, 2, 3))
     store = RunStore(tmp_path, keep=100_000)
     run = through(store.run(brief()), (0, 1, 2, 3))
@@ -260,7 +219,7 @@ def test_a_bounded_store_forgets_what_was_not_used_for_longest_and_computes_it_a
     assert bits(beginning.strategy.model) == bits(through(RunStore().run(brief()), (0,)).strategy.model)
 
 
-def test_a_task_that_is_pruned_leaves_no_state_that_knows_it(tmp_path):
+def test_pruning_a_task_deletes_every_state_trained_on_it(tmp_path):
     store = RunStore(tmp_path)
     through(store.run(brief()), (0, 1, 2), [1])
     through(store.run(brief()), (0, 2))
@@ -274,7 +233,7 @@ def test_a_task_that_is_pruned_leaves_no_state_that_knows_it(tmp_path):
     assert not list((tmp_path / "blobs").iterdir())
 
 
-def test_seconds_of_a_state_that_another_process_has_deleted(tmp_path):
+def test_seconds_of_a_state_deleted_by_another_process_are_known(tmp_path):
     through(RunStore(tmp_path).run(brief()), (0, 1))
     run = through(RunStore(tmp_path).run(brief()), (0, 1))
     RunStore(tmp_path).prune(0)
@@ -294,7 +253,7 @@ def pruned_often(path, done):
         time.sleep(0.01)
 
 
-def test_beside_a_process_that_prunes_all_states_are_what_they_would_be(tmp_path):
+def test_runs_are_right_while_another_process_prunes_the_store(tmp_path):
     paths = ((0, 1), (0, 2), (1, 0))
     models = [bits(through(RunStore().run(brief()), path).strategy.model) for path in paths]
     beside = forked(pruned_often, tmp_path / "store", tmp_path / "done")
@@ -310,7 +269,7 @@ def test_beside_a_process_that_prunes_all_states_are_what_they_would_be(tmp_path
     assert beside.exitcode == 0
 
 
-def test_what_may_go_has_to_be_said_and_both_bounds_hold(tmp_path):
+def test_prune_needs_a_bound_and_keeps_spared_states(tmp_path):
     store = RunStore(tmp_path)
     through(store.run(brief()), (0, 1, 2))
     through(store.run(brief()), (1, 3))
@@ -346,7 +305,7 @@ def test_a_damaged_state_is_computed_again(damage, tmp_path):
     assert third.computed == 0
 
 
-def test_a_step_that_fails_leaves_the_run_where_it_was(tmp_path):
+def test_a_failed_step_leaves_the_run_unchanged(tmp_path):
     run = through(RunStore(tmp_path).run(brief()), (0, 1))
     key, before = run.key, bits(run.strategy.model)
     with pytest.raises(RequestError):
@@ -354,16 +313,13 @@ def test_a_step_that_fails_leaves_the_run_where_it_was(tmp_path):
     assert run.key == key
     assert bits(run.strategy.model) == before
     assert through(run, (2,)).trained == (0, 1, 2)
-
-
-def test_a_strategy_that_does_not_unlearn_says_so_before_anything(tmp_path):
     run = through(RunStore(tmp_path).run(make(HAT, train_epochs=1)), (0,))
     with pytest.raises(RequestError, match="HAT does not unlearn"):
         run.unlearn([0])
     assert run.trained == (0,)
 
 
-def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
+def test_a_strategy_that_cannot_be_saved_runs_without_the_store(tmp_path):
     strategy = stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     with pytest.warns(UserWarning, match="not stored: AGEMPlugin"):
         run = RunStore(tmp_path).run(strategy)
@@ -382,30 +338,27 @@ def test_what_can_t_be_saved_still_runs_and_says_so(tmp_path):
     assert bits(first) != bits(longer)
 
 
-def test_a_directory_of_somebody_else_is_left_alone(tmp_path):
+def test_a_directory_with_other_files_is_refused(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(StateError, match=r"thesis\.tex"):
         RunStore(tmp_path)
 
 
-# Processes ---------------------------------------------------------------------------------------------------------
-
-
 def started(folder: Path) -> tuple[Forked, Path]:
-    """A run through a store in a process of its own, and where it writes."""
+    """Start a run with a store in another process; return it and its output folder."""
     out = Path(tempfile.mkdtemp(dir=folder.parent))
     return forked(stored_run.run, folder, out), out
 
 
 def answer(process: Forked, out: Path) -> dict:
-    """Results that a process wrote at its end."""
+    """Return the results of a process after its end."""
     process.join(timeout=300)
     assert process.exitcode == 0
     return json.loads((out / "result.json").read_text())
 
 
 @pytest.mark.slow
-def test_two_processes_compute_no_state_twice_and_a_killed_one_is_taken_up(tmp_path):
+def test_two_processes_compute_no_state_twice_and_a_killed_run_is_continued(tmp_path):
     one, other = (answer(*process) for process in [started(tmp_path / "both") for _ in range(2)])
     assert (one["model"], one["after"]) == (other["model"], other["after"])
     assert one["computed"] + other["computed"] == 5

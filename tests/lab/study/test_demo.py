@@ -1,4 +1,4 @@
-"""The main job: the same results for the same seed, everything it promises in its folder, errors that say why."""
+"""The demo: equal results for equal seeds, its files, and its errors."""
 
 import csv
 import re
@@ -24,7 +24,7 @@ from avalanche_amnesia.lab.study.demo import REQUESTS, run_demo
 
 @pytest.fixture(autouse=True)
 def one_core(monkeypatch):
-    """No process of its own for references: importing the host there takes longer than to train them."""
+    """Train references in this process: importing Avalanche in another takes longer."""
     monkeypatch.setattr(loky, "cpu_count", lambda: 1)
 
 
@@ -52,7 +52,7 @@ def demo(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monkeypatch):
+def test_the_demo_on_two_cores_has_the_same_results(demo, tmp_path, monkeypatch):
     out, _, _ = demo
     monkeypatch.setattr(loky, "cpu_count", lambda: 2)
     monkeypatch.setattr(module, "demo_experiment", FEWER)
@@ -61,7 +61,7 @@ def test_results_made_again_on_two_cores_are_the_same_bytes(demo, tmp_path, monk
     assert (tmp_path / "results.csv").read_bytes() == (out / "results.csv").read_bytes()
 
 
-def test_logs_hold_every_number_of_every_moment(demo):
+def test_logs_have_every_number_of_every_moment(demo):
     out, runs, _ = demo
     assert [run.name for run in runs] == ["Weight pools", "AmnesiacHAT", "EWC", "LwF"]
     read = [replace(run, source="") for run in read_runs(out / "runs")]
@@ -84,7 +84,7 @@ def test_logs_hold_every_number_of_every_moment(demo):
         assert all(change["before"] != change["after"] for record in run.records for change in record["changes"])
 
 
-def test_the_table_holds_the_numbers_of_the_logs_without_seconds(demo):
+def test_the_table_has_the_numbers_of_the_logs_except_seconds(demo):
     out, runs, _ = demo
     with (out / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -94,14 +94,15 @@ def test_the_table_holds_the_numbers_of_the_logs_without_seconds(demo):
     last = runs[2].last
     assert float(of_ewc["JSD_own", ""]) == last.number("JSD_own")
     assert float(of_ewc["Top1_Acc_Exp", "3"]) == last.accuracy[3]
+    page = (out / "report.html").read_text()
+    assert all(f'<th scope="row">{run.name}</th>' in page for run in runs)
+    assert f'data-value="{runs[2].last.number("JSD_own")!r}"' in page
     for run in runs:
-        after_two, after_all = run.costs
-        assert (after_two.after, after_all.after) == (1, 4)
-        assert min(after_two.unlearn, after_all.unlearn) > 0
-        assert 0 < after_two.retrain != after_all.retrain > 0
+        assert [cost.after for cost in run.costs] == [1, 4]
+        assert all(cost.unlearn > 0 < cost.retrain for cost in run.costs)
 
 
-def test_pools_are_exact_and_nothing_tells_them_from_the_retrained_model(demo):
+def test_weight_pools_are_exact_and_equal_the_retrained_model(demo):
     _, runs, _ = demo
     pools = next(run for run in runs if run.name == "Weight pools")
     assert [record["plan"]["claim"] for record in pools.records] == ["exact", "exact"]
@@ -111,21 +112,7 @@ def test_pools_are_exact_and_nothing_tells_them_from_the_retrained_model(demo):
         assert moment.number("UnlearnedAccuracy") == pytest.approx(moment.number("UnlearnedAccuracy_reference"))
 
 
-def test_the_last_request_returns_more_capacity_than_the_task_before_it_took(demo):
-    _, runs, _ = demo
-    for run in runs[:2]:
-        *_, before, after = (moment.number("Capacity") for moment in run.moments)
-        assert after > before
-
-
-def test_the_report_has_every_strategy_and_the_numbers_of_the_results(demo):
-    out, runs, _ = demo
-    page = (out / "report.html").read_text()
-    assert all(f'<th scope="row">{run.name}</th>' in page for run in runs)
-    assert f'data-value="{runs[2].last.number("JSD_own")!r}"' in page
-
-
-def test_the_verdict_is_the_same_words_in_the_terminal_at_wandb_in_the_log_and_on_the_page(demo):
+def test_terminal_wandb_log_and_page_show_the_same_verdict(demo):
     out, runs, printed = demo
     page = (out / "report.html").read_text()
     offline = {run.name: run for run in map(read_offline_run, (out / "wandb").glob("offline-run-*"))}
@@ -140,49 +127,44 @@ def test_the_verdict_is_the_same_words_in_the_terminal_at_wandb_in_the_log_and_o
         assert row == verdict
 
 
-def test_figures_and_offline_runs_lie_in_the_folder(demo):
+def test_the_folder_has_the_figure_and_an_offline_run_for_each_strategy(demo):
     out, runs, _ = demo
     assert min(Image.open(out / "accuracy_matrix.png").size) > 200
-    offline = [read_offline_run(path) for path in (out / "wandb").glob("offline-run-*")]
-    assert sorted(run.name for run in offline) == ["AmnesiacHAT", "EWC", "LwF", "Weight pools"]
-    assert {run.group for run in offline} == {"demo"}
-    amnesiac = next(run for run in offline if run.name == "AmnesiacHAT")
-    assert {"Figure/Masks", "Figure/Capacity"} <= {name for row in amnesiac.rows for name in row}
-    logged = [row["JSD_own/eval_phase/test_stream"] for row in amnesiac.rows if "JSD_own/eval_phase/test_stream" in row]
-    assert logged[-1] == pytest.approx(runs[1].last.number("JSD_own"))
-    assert amnesiac.metrics["JSD_own/eval_phase/test_stream"] == "event"
+    offline = {run.name: run for run in map(read_offline_run, (out / "wandb").glob("offline-run-*"))}
+    assert sorted(offline) == ["AmnesiacHAT", "EWC", "LwF", "Weight pools"]
+    assert {run.group for run in offline.values()} == {"demo"}
+    rows, name = offline["AmnesiacHAT"].rows, "JSD_own/eval_phase/test_stream"
+    assert {"Figure/Masks", "Figure/Capacity"} <= {name for row in rows for name in row}
+    assert [row[name] for row in rows if name in row][-1] == pytest.approx(runs[1].last.number("JSD_own"))
 
 
-def test_what_is_said_fits_sixty_columns_and_ends_in_a_table(demo):
+def test_the_printed_table_has_the_numbers_of_the_logs(demo):
     out, runs, printed = demo
     lines = [line for line in printed.splitlines() if str(out) not in line]
-    assert max(map(len, lines)) <= 60
     assert all(f"{run.name}: task {task}" in lines for run in runs for task in range(5))
     begin = lines.index("At the end of the stream:") + 3 + len(runs)
-    assert [line.split() for line in lines[begin : begin + 2]] == [["Weight", "AmnesiacHAT", "EWC", "LwF"], ["pools"]]
     table = {line[:20].strip(): line[20:].split() for line in lines[begin:]}
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]
         told = ["–" if v is None else unitless(measure.words(v)).split()[0] for v in values]
         assert table[measure.title] == told
         assert f"{measure.title}: " in printed
-    assert [float(seconds) > 0 for seconds in table["seconds to unlearn"]] == [True] * 4
     assert f"Open {out / 'report.html'}" in printed
 
 
-def test_an_interrupted_demo_ends_in_one_line_and_writes_no_result(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, capsys, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "run_cell", interrupted)
     assert main(["demo", "--out", str(tmp_path / "out")]) == 130
-    told = capsys.readouterr().err.splitlines()  # W&B may have said something before
+    told = capsys.readouterr().err.splitlines()  # W&B may have printed before
     assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
 
 
 @pytest.mark.slow
-def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, monkeypatch):
+def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, capsys, monkeypatch):
     runs, run_cell = [], module.run_cell
     monkeypatch.setattr(module, "demo_experiment", smaller(300, 100))
 
@@ -201,22 +183,18 @@ def test_a_demo_with_a_store_goes_on_where_it_was_interrupted(tmp_path, capsys, 
     monkeypatch.setattr(module, "METHODS", dict([next(iter(module.METHODS.items()))]))
     monkeypatch.setattr(module, "run_cell", run_cell)
     assert main(command) == 0
-    assert len(RunStore(tmp_path / "store").nodes()) == states  # nothing was trained for references that was there
+    assert len(RunStore(tmp_path / "store").nodes()) == states  # stored references are not trained again
 
 
-def test_missing_data_is_an_error_in_words_and_leaves_nothing(tmp_path, capsys):
-    assert main(["demo", "--data-root", str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
-    assert "MNIST" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_impossible_budget_is_refused(tmp_path, capsys):
-    assert main(["demo", "--epochs", "0", "--out", str(tmp_path / "out")]) == 2
-    assert "at least 1" in capsys.readouterr().err
+def test_missing_data_and_impossible_budgets_are_refused_and_write_nothing(tmp_path, capsys):
+    for words, message in ((["--data-root", str(tmp_path / "nowhere")], "MNIST"), (["--epochs", "0"], "at least 1")):
+        assert main(["demo", *words, "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
-def test_the_same_job_runs_on_mnist(data_root, tmp_path, monkeypatch):
+def test_the_demo_runs_on_mnist(data_root, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "demo_experiment", smaller(1000, 500))
     runs = run_demo(tmp_path, lambda words: None, data_root=str(data_root), epochs=1)
     assert runs[0].last.remaining == (2, 3)

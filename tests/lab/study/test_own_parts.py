@@ -1,4 +1,4 @@
-"""Methods, streams, networks, scenarios and optimizers of somebody's own stand in a study beside the package's."""
+"""User methods, streams, networks, scenarios and optimizers in a study."""
 
 import sys
 from dataclasses import replace
@@ -34,7 +34,7 @@ def first_goes(n_tasks, after=1):
 
 
 class Narrow(nn.Module):
-    """A network that does not say how many features it has."""
+    """A network without the attribute features."""
 
     def __init__(self, shape, width=8):
         super().__init__()
@@ -67,7 +67,7 @@ def file(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_sweep_has_them_beside_the_others(file, capsys):
+def test_a_sweep_runs_user_parts_together_with_those_of_the_package(file, capsys):
     assert main(["sweep", "mine.yaml", "seed=1"]) == 0
     assert main(["report", "runs/mine", "--tables", "tables"]) == 0
     table = (file / "tables" / "results.md").read_text()
@@ -84,7 +84,7 @@ def test_a_sweep_has_them_beside_the_others(file, capsys):
     assert "3 runs, 3 done already" in capsys.readouterr().out
 
 
-def test_a_run_needs_no_file(file, capsys):
+def test_run_works_without_a_file(file, capsys):
     words = ["stream.n_tasks=2", f"--network={HERE}:Narrow", "training.epochs=1", f"--scenario={HERE}:first_goes"]
     assert main(["run", "--method", "experiments.piggyback:Piggyback", "--stream", f"{HERE}:two_tasks", *words]) == 0
     assert "runs/two_tasks/Piggyback/first_goes/seed1" in capsys.readouterr().out
@@ -92,21 +92,21 @@ def test_a_run_needs_no_file(file, capsys):
     assert "amnesia list" in capsys.readouterr().err
 
 
-def test_a_module_of_the_working_directory_is_found(file):
+def test_modules_of_the_working_directory_are_found(file):
     (file / "beside.py").write_text("from avalanche_amnesia.benchmarks import SplitDigits as mine\n")
     assert len(make_stream(StreamSettings("beside:mine", 2, n_train=40, n_test=50), 0).train_stream) == 2
     sys.modules.pop("beside")
 
 
 class Still(AdjustmentRule):
-    """Nothing moves."""
+    """A rule that holds back every update."""
 
     def held(self, use, name, sparsity):
-        """All of the update."""
+        """Return 1 for all entries."""
         return torch.ones_like(use.covered[name])
 
 
-def test_a_rule_and_a_data_root_of_ones_own(file, monkeypatch):
+def test_user_rules_and_data_roots_are_used(file, monkeypatch):
     settings = MethodSettings("HAT", options={"adjustment": f"{HERE}:Still"})
     made = make_strategy(settings, lambda: MLP(4, features=3), two_tasks(2, 0), 1, train_mb_size=4, train_epochs=1)
     assert isinstance(find_plugin(made, HATPlugin).rule, Still)
@@ -120,84 +120,66 @@ def test_a_rule_and_a_data_root_of_ones_own(file, monkeypatch):
     assert roots == ["somewhere", "elsewhere"]
 
 
-def test_a_network_says_how_many_features_it_has_or_is_asked():
+def test_the_number_of_features_is_measured_and_optimizers_are_found_by_name():
     network = make_network(NetworkSettings(f"{HERE}:Narrow", options={"width": 5}), torch.zeros(2, 4))
     assert (network.features, network.training) == (5, True)
     of_layers = NetworkSettings("torchvision.models:squeezenet1_1", options={"num_classes": 7})
-    network = make_network(of_layers, torch.zeros(3, 64, 64))  # whose layers are called "features"
+    network = make_network(of_layers, torch.zeros(3, 64, 64))  # its layers are called "features"
     assert MaskedModel(network).n_features == 7
-
-
-def test_every_optimizer_of_torch_is_known_by_its_name():
     assert optimizer_class(MethodSettings("EWC", "NAdam")) is torch.optim.NAdam
     assert optimizer_class(MethodSettings("EWC", "torch.optim.adamw:AdamW")) is torch.optim.AdamW
 
 
 class Silent(TaskStrategy):
-    """A strategy that does not say which model it trains."""
+    """A strategy without an annotation of its model."""
 
     def __init__(self, *, model, optimizer, **options):
         super().__init__(model=model, optimizer=optimizer, method=[], **options)
 
 
-def test_a_strategy_that_does_not_name_its_model_is_told_how():
-    with pytest.raises(ValueError, match=r"annotate the argument model .* model: MaskedModel"):
-        model_class(Silent)
+def test_wrong_parts_from_python_are_refused():
+    for call, words in (
+        (lambda: model_class(Silent), r"annotate the argument model .* model: MaskedModel"),
+        (lambda: make_stream(StreamSettings(f"{HERE}:always_two", 3), 0), r"has 2 tasks: say stream.n_tasks=2"),
+        (lambda: cells_of(replace(TINY, methods={"x": MethodSettings("Naiv")})), r"x.kind .*did you mean 'Naive'"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ("methods.WSN.kind=nowhere:Method", "No module named 'nowhere'"),
-        ("methods.WSN.kind=experiments.piggyback:Pigyback", "no attribute 'Pigyback'"),
-        ("methods.WSN.kind=experiments.piggyback:main", "name a class of strategies"),
-        ("methods.HAT={kind: HAT, options: {adjustment: hatt}}", "no rule 'hatt'; did you mean 'hat'?"),
-        ("methods.HAT={kind: HAT, options: {adjustment: {name: half, share: 1}}}", "MODULE:NAME of one of your own"),
-        ("methods.HAT={kind: HAT, options: {masks: {budjet: 1}}}", "did you mean 'budget'"),
-        ("methods.WSN.optimizer=Adamm", "no optimizer 'Adamm'; did you mean 'Adam'?"),
-        (f"stream.name={HERE}:no_tasks", "no attribute 'no_tasks'"),
-        (f"network.name={HERE}:Wide", "no attribute 'Wide'"),
-        ("network.name=MPL", "or MODULE:NAME of your own, got 'MPL'; did you mean 'MLP'?"),
-        (f"scenarios.first goes.name={HERE}:last_goes", "no attribute 'last_goes'"),
-        ("scenarios.first goes.options.afer=1", "no option 'afer'; did you mean 'after'?"),
-    ],
-)
-def test_a_sweep_of_names_that_nothing_has_trains_nothing(change, told, file, capsys):
-    assert main(["sweep", "mine.yaml", change]) == 2
-    assert told in capsys.readouterr().err
-    assert not (file / "runs").exists()
+REFUSED = [
+    ("methods.WSN.kind=nowhere:Method", "No module named 'nowhere'"),
+    ("methods.WSN.kind=experiments.piggyback:Pigyback", "no attribute 'Pigyback'"),
+    ("methods.WSN.kind=experiments.piggyback:main", "name a class of strategies"),
+    ("methods.HAT={kind: HAT, options: {adjustment: hatt}}", "no rule 'hatt'; did you mean 'hat'?"),
+    ("methods.HAT={kind: HAT, options: {adjustment: {name: half, share: 1}}}", "MODULE:NAME of one of your own"),
+    ("methods.HAT={kind: HAT, options: {masks: {budjet: 1}}}", "did you mean 'budget'"),
+    ("methods.WSN.optimizer=Adamm", "no optimizer 'Adamm'; did you mean 'Adam'?"),
+    (f"stream.name={HERE}:no_tasks", "no attribute 'no_tasks'"),
+    (f"network.name={HERE}:Wide", "no attribute 'Wide'"),
+    ("network.name=MPL", "or MODULE:NAME of your own, got 'MPL'; did you mean 'MLP'?"),
+    (f"scenarios.first goes.name={HERE}:last_goes", "no attribute 'last_goes'"),
+    ("scenarios.first goes.options.afer=1", "no option 'afer'; did you mean 'after'?"),
+]
 
 
-@pytest.mark.parametrize("command", ["run", "sweep"])
-@pytest.mark.parametrize("option", ["--out", "--store"])
-def test_a_file_in_place_of_a_folder_is_refused_before_anything_trains(command, option, file, capsys):
-    assert main([command, "mine.yaml", option, "mine.yaml"]) == 2
-    assert f"{option} mine.yaml" in capsys.readouterr().err
-    assert not (file / "runs").exists()
-
-
-@pytest.mark.parametrize("command", ["run", "sweep", "plan"])
-def test_a_folder_that_cannot_be_made_is_told_before_anything_trains(command, file, capsys):
-    assert main([command, "mine.yaml", "--out", "/proc/nowhere"]) == 2
-    assert "--out /proc/nowhere" in capsys.readouterr().err
-    assert sorted(path.name for path in file.iterdir()) == ["mine.yaml"]
-
-
-def test_a_benchmark_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r"has 2 tasks: say stream.n_tasks=2"):
-        make_stream(StreamSettings(f"{HERE}:always_two", 3), 0)
+def test_unknown_names_and_impossible_folders_are_refused_before_anything_trains(file, capsys):
+    calls = [(["sweep", "mine.yaml", change], words) for change, words in REFUSED]
+    for command in ("run", "sweep"):
+        calls += [([command, "mine.yaml", option, "mine.yaml"], f"{option} mine") for option in ("--out", "--store")]
+    for command in ("run", "sweep", "plan"):
+        calls.append(([command, "mine.yaml", "--out", "/proc/nowhere"], "--out /proc/nowhere"))
+    for words, message in calls:
+        assert main(words) == 2, words
+        assert message in capsys.readouterr().err
+        assert sorted(path.name for path in file.iterdir()) == ["mine.yaml"]
 
 
 def always_two():
     return two_tasks(2, 0)
 
 
-def test_settings_from_python_are_checked_alike():
-    with pytest.raises(ValueError, match=r"methods.x.kind must be one of .*did you mean 'Naive'"):
-        cells_of(replace(TINY, methods={"x": MethodSettings("Naiv")}))
-
-
-def test_what_there_is_is_listed_and_the_pages_have_it(capsys):
+def test_list_readme_and_docs_name_all_kinds(capsys):
     assert main(["list"]) == 0
     told, readme = capsys.readouterr().out, (ROOT / "README.md").read_text()
     methods, streams = [
