@@ -11,7 +11,11 @@ CORE := tests $(AROUND:%=--ignore=%)
 # Some machines forbid bytecode; without it every program that a test starts compiles the host anew, for 15 seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-core test-around lint types docs notebook tables format bench package lowest newest clean
+# The inner loop: style, and the tests that need no long training.
+QUICK := tests/test_checks.py tests/test_bits.py tests/test_ledger.py tests/test_transaction.py tests/test_wings.py \
+  tests/training/test_hat_formulas.py tests/models/test_gate.py tests/trajectory/test_removal.py tests/unlearning/test_claims.py
+
+.PHONY: setup demo quick test test-core test-around lint types docs notebook tables format bench package lowest newest clean
 setup: $(READY)
 
 $(READY): pyproject.toml
@@ -53,6 +57,10 @@ test: $(READY)
 	beside=$$!; $(MAKE) --no-print-directory --keep-going test-core test-around; tests=$$?; \
 	wait $$beside || { echo "mypy or the site failed: see above, or make lint docs" >&2; exit 1; }; \
 	exit $$tests
+
+quick: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(QUICK)
 
 test-core: $(READY)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(CORE)

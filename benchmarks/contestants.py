@@ -14,7 +14,7 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.models import DisjointModel, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, DisjointSubnets
-from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from benchmarks.networks import Network, make_optimizer
 
 Contestant = Callable[..., Any]

@@ -43,8 +43,8 @@ from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT, ScoredWeights
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from benchmarks.measuring import plain_steps
 from benchmarks.networks import N_CLASSES, NETWORKS, Network, digit_tasks
 from benchmarks.place import Span

@@ -18,8 +18,8 @@ from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from benchmarks.contestants import CONTESTANTS, EARLIER
 from benchmarks.networks import N_CLASSES, Network, classifier_of, digit_tasks, make_optimizer
 from benchmarks.place import CPU, Place, Span

@@ -30,8 +30,9 @@ from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.head_fit import BATCH, BATCH_OF_LARGE
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unlearning.applying import BrokenPluginError
 from benchmarks.contestants import masked
 from benchmarks.measuring import plain_steps

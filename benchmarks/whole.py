@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.streams import PermutedMNIST
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from benchmarks.contestants import CONTESTANTS, Contestant, disjoint
 from benchmarks.measuring import Figure
 from benchmarks.networks import N_CLASSES, NETWORKS, Network, classifier_of, digit_tasks, make_optimizer

@@ -27,13 +27,14 @@ from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.streams import PermutedMNIST
-from avalanche_amnesia.evaluation import References, features_of, floor_ratio, jsd, take_probe, trajectory_bytes
+from avalanche_amnesia.evaluation import References, floor_ratio, jsd, trajectory_bytes
 from avalanche_amnesia.evaluation.functional import accuracy
+from avalanche_amnesia.evaluation.probes import features_of, take_probe
 from avalanche_amnesia.evaluation.resolution import distance_in_words, two_digits
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.logistic import fit_head
 from experiments.scaled_updates import ScaledUpdatesPlugin

@@ -28,14 +28,8 @@ from torch.optim import SGD, Adam
 from avalanche_amnesia import benchmarks
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib import streams
-from avalanche_amnesia.contrib.baselines import (
-    PALL,
-    CLPUDERpp,
-    DarkReplayPlugin,
-    Independent,
-    NetworkPerTask,
-    SideNetworks,
-)
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -47,8 +41,11 @@ from avalanche_amnesia.evaluation.resolution import distance_in_words, two_digit
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ScoredWeights
-from avalanche_amnesia.training.host import find_plugin, remaining_experiences
-from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin, remaining_experiences
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 STREAMS = {
     "split_digits": benchmarks.SplitDigits,

@@ -26,7 +26,8 @@ from avalanche_amnesia.evaluation.accuracy_difference import AccuracyDifference
 from avalanche_amnesia.evaluation.jsd import JSDivergence
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.evaluation.unlearned_accuracy import UnlearnedAccuracy
-from avalanche_amnesia.training import UnlearningPlugin, find_plugin, save_state
+from avalanche_amnesia.training import UnlearningPlugin, save_state
+from avalanche_amnesia.training.host.lookup import find_plugin
 from experiments import streams
 from experiments.methods import METHODS, make
 from experiments.streams import PERMUTED_FASHION, accuracy_on

@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.contrib.streams import PermutedMNIST
-from avalanche_amnesia.evaluation import accuracy
+from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 

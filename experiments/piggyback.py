@@ -20,7 +20,7 @@ from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.evaluation import accuracy
+from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import (
     AdjustmentRule,

@@ -27,7 +27,7 @@ from avalanche_amnesia.evaluation import (
 )
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.host import remaining_experiences
+from avalanche_amnesia.training.host.lookup import remaining_experiences
 from experiments.streams import STREAMS
 
 OUTPUT = Path("experiments/results/published")

@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
-from avalanche_amnesia.contrib.baselines.dark_replay import Samples, TaskMemory
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin, Samples, TaskMemory
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.backup_plugin import ShadowScope

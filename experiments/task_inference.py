@@ -11,7 +11,7 @@ from statistics import mean
 import torch
 
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.models import TaskInference
+from avalanche_amnesia.models.task_inference import TaskInference
 from experiments.comparison import OUTPUT, STREAMS
 from experiments.methods import make
 from experiments.streams import accuracy_on

@@ -30,7 +30,9 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.streams import PermutedMNIST
-from avalanche_amnesia.evaluation import accuracy, features_of, js_divergence
+from avalanche_amnesia.evaluation import js_divergence
+from avalanche_amnesia.evaluation.functional import accuracy
+from avalanche_amnesia.evaluation.probes import features_of
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT, HardAttention
 from avalanche_amnesia.trajectory import Trajectory

@@ -16,7 +16,7 @@ import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 
 from avalanche_amnesia.contrib.streams import PermutedMNIST
-from avalanche_amnesia.evaluation import accuracy
+from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, SubnetModel
 from avalanche_amnesia.training import WSN, ScoredWeights
 

@@ -1,5 +1,3 @@
-from .record import RecordError as RecordError
-from .record import UnlearningPlan as UnlearningPlan
 from .record import UnlearningRecord as UnlearningRecord
 from .record import verify as verify
 from .signing import SigningError as SigningError

@@ -3,5 +3,4 @@ from .digits import SplitDigits as SplitDigits
 from .requests import UnlearningRequest as UnlearningRequest
 from .requests import with_unlearning as with_unlearning
 from .requests import without_samples as without_samples
-from .tasks import TaskExperience as TaskExperience
 from .tasks import task_benchmark as task_benchmark

@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origi
 
 import shtab
 
-from avalanche_amnesia import __version__, saving, training
+from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean
@@ -108,7 +108,9 @@ def run(
     given = {"stream.name": stream, "network.name": network}
     changes = [*((key, name) for key, name in given.items() if name is not None), *changes]
     if file is not None:
-        experiment = study.read_experiment(file, profile, changes)
+        from avalanche_amnesia.lab.study.experiment import read_experiment
+
+        experiment = read_experiment(file, profile, changes)
         methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
     elif method is None or profile is not None:
         raise ValueError(
@@ -120,7 +122,9 @@ def run(
         if scenario is not None:
             of_scenarios["scenarios"] = {_row_name(scenario): {"name": scenario}}
         name = _row_name(stream or StreamSettings.name)
-        experiment = study.experiment_of({"name": name, "methods": of_methods, **of_scenarios}, changes)
+        from avalanche_amnesia.lab.study.experiment import experiment_of
+
+        experiment = experiment_of({"name": name, "methods": of_methods, **of_scenarios}, changes)
         methods, scenarios = [], []
     cell = study.cells_of(experiment, methods, scenarios, [] if seed is None else [seed])[0]
     folder = folder_of(cell, out)
@@ -174,11 +178,17 @@ def sweep(
     from avalanche_amnesia.lab.study.building import check_device, check_names
 
     check_names(missing)  # before using the cluster
-    where: executors.Executor
+    from avalanche_amnesia.lab.executors.jobs import Executor
+
+    where: Executor
     if executor == "ray":
-        where = executors.RayExecutor(address, gpus=gpus)
+        from avalanche_amnesia.lab.executors.clusters import RayExecutor
+
+        where = RayExecutor(address, gpus=gpus)
     elif executor == "slurm":
-        where = executors.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
+        from avalanche_amnesia.lab.executors.clusters import SlurmExecutor
+
+        where = SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
         check_device(missing[0].experiment.training)  # remote workers may have other devices
         where = executors.ProcessExecutor(workers, gpus)
@@ -208,11 +218,19 @@ def report(folders: list[Path], *, out: Path | None = None, tables: Path | None 
         for file in write_tables(join_rows((str(folder), read_rows(folder)) for folder in folders), tables):
             _print(f"{file}: {file.stat().st_size:,} bytes")
         return
-    shown = [run for folder in folders for run in pages.read_runs(folder)]
-    page = pages.report_page(shown).encode()
+    from avalanche_amnesia.lab.report.reading import read_runs
+
+    shown = [run for folder in folders for run in read_runs(folder)]
+    from avalanche_amnesia.lab.report.page import report_page
+
+    page = report_page(shown).encode()
     page_file.parent.mkdir(parents=True, exist_ok=True)
-    saving.replace_file(page_file, page)
-    _print(pages.verdicts_as_text(pages.entries(shown)))
+    from avalanche_amnesia.saving.files import replace_file
+
+    replace_file(page_file, page)
+    from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
+
+    _print(verdicts_as_text(pages.entries(shown)))
     _print(f"{page_file}: {len(page):,} bytes, {len(shown)} run(s)")
 
 
@@ -258,12 +276,16 @@ def unlearn(
     _check_writable({"--out": out}, {"--record": record})
     key, public = _read_key(sign, "--sign"), _read_key(public_key, "--public-key")
     read_body(state)  # report a path without a state first
-    saving.refuse_foreign(into)
+    from avalanche_amnesia.saving.files import refuse_foreign
+
+    refuse_foreign(into)
     strategy = _call_factory(factory, "--factory")
     if not hasattr(strategy, "plugins"):
         raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
     training.load_state(strategy, state, public)
-    unlearning = training.find_plugin(strategy, training.UnlearningPlugin)
+    from avalanche_amnesia.training.host.lookup import find_plugin
+
+    unlearning = find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
     asked: dict[str, Any] = {"strict": strict}
@@ -277,7 +299,9 @@ def unlearn(
         done = unlearning.unlearn(strategy, task=task, **asked)
     text = done.to_json() if key is None else done.sign(key)
     record.parent.mkdir(parents=True, exist_ok=True)
-    with saving.replacing(record) as part:  # no unlearning is saved without its record
+    from avalanche_amnesia.saving.files import replacing
+
+    with replacing(record) as part:  # no unlearning is saved without its record
         part.write_text(text + "\n")
         training.save_state(strategy, into, key)
     told = outcome_in_words(done, into, state)
@@ -633,7 +657,9 @@ def _missing_runs(
         value = from_yaml(text, option)  # EWC, or [EWC,LwF]
         return typed(kind, value if isinstance(value, list) else [value], option)
 
-    experiment = study.read_experiment(file, profile, changes)
+    from avalanche_amnesia.lab.study.experiment import read_experiment
+
+    experiment = read_experiment(file, profile, changes)
     methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
     cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
     _check_writable({"--out": out, "--store": store})
@@ -707,7 +733,9 @@ def _run_summary(run: Any) -> str:
     """Return the last measurements of a ``Run`` and its verdict as text."""
     shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
     words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
-    return ", ".join([*words, str(pages.verdict_of([run]))])
+    from avalanche_amnesia.lab.report.verdicts import verdict_of
+
+    return ", ".join([*words, str(verdict_of([run]))])
 
 
 def _print_plan(plan: Any, as_json: bool) -> None:

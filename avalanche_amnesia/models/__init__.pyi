@@ -4,7 +4,5 @@ from .mlp import MLP as MLP
 from .multi_head import MultiHeadModel as MultiHeadModel
 from .multi_head import UnknownTaskError as UnknownTaskError
 from .subnet import SubnetModel as SubnetModel
-from .task_inference import Prediction as Prediction
-from .task_inference import TaskInference as TaskInference
 from .task_masked import TaskMaskedModel as TaskMaskedModel
 from .task_norm import TaskNormModel as TaskNormModel

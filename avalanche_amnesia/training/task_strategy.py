@@ -304,7 +304,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Args:
             x: ``(batch, …)``, on any device; or several such tensors by the names of the backbone's arguments.
             task: label of all samples' task; None: inferred for each sample
-                (:class:`~avalanche_amnesia.models.TaskInference`), at the cost of one pass per task.
+                (:class:`~avalanche_amnesia.models.task_inference.TaskInference`), at the cost of one pass per task.
             rule: of the inference, ``entropy`` or ``confidence``.
 
         Raises:

@@ -1,13 +1,6 @@
-from .findings import Finding as Finding
 from .findings import ModelError as ModelError
 from .findings import Unsupported as Unsupported
 from .graph import UnitGraph as UnitGraph
-from .tracing import fix as fix
-from .tracing import validate as validate
-from .values import Constant as Constant
-from .values import Masked as Masked
-from .values import ParameterValue as ParameterValue
 from .values import Value as Value
-from .values import always_in_use as always_in_use
 from .walk import derives as derives
 from .walk import rule as rule

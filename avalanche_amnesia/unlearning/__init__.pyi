@@ -1,8 +1,6 @@
 from .applying import BrokenPluginError as BrokenPluginError
 from .claims import TamperedError as TamperedError
 from .compensation import Compensation as Compensation
-from .compensation import Repair as Repair
-from .compensation import RevisingCompensation as RevisingCompensation
 from .context import UnlearningContext as UnlearningContext
 from .purging import UnknownStateError as UnknownStateError
 from .purging import register_purger as register_purger

@@ -17,7 +17,8 @@ from support.strategies import DIGITS, amnesiac, learn, make, stock, trained
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia import DisjointSubnets, HardAttention, Pools, with_unlearning
-from avalanche_amnesia.audit import RecordError, SigningError, UnlearningRecord, verify
+from avalanche_amnesia.audit import SigningError, UnlearningRecord, verify
+from avalanche_amnesia.audit.record import RecordError
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,12 @@ from support.fault_injection import FailsAtEvent, InjectedError
 from support.strategies import DIGITS, amnesiac, learn, quiet
 
 from avalanche_amnesia import accuracy_matrix_metrics, with_unlearning
-from avalanche_amnesia.evaluation import average_accuracy, forgetting, forward_transfer
-from avalanche_amnesia.evaluation.accuracy_matrix import backward_transfer
+from avalanche_amnesia.evaluation.accuracy_matrix import (
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    forward_transfer,
+)
 
 
 @pytest.mark.parametrize("seed", range(2))

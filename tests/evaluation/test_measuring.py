@@ -30,7 +30,7 @@ from avalanche_amnesia.evaluation import (
     unlearned_accuracy_metrics,
 )
 from avalanche_amnesia.evaluation.bases import ProbingMetric
-from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
 def test_measuring_never_changes_a_training():

@@ -25,7 +25,7 @@ from avalanche_amnesia.contrib.metrics.mask_use import owners_by_layer
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
 from avalanche_amnesia.evaluation.accuracy_difference import AccuracyDifference
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [2]})

@@ -13,7 +13,7 @@ from support.strategy_state import hashes
 from torch.optim import SGD
 
 from avalanche_amnesia import MLP, AmnesiacHAT, MaskedModel, References, SeedingPlugin
-from avalanche_amnesia.evaluation import ReferencesError
+from avalanche_amnesia.evaluation.references import ReferencesError
 
 
 def test_a_maker_without_a_seed_is_refused():

@@ -12,7 +12,8 @@ from support.strategy_state import hashes
 from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
-from avalanche_amnesia.evaluation import References, ReferencesError
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.evaluation.references import ReferencesError
 
 BENCHMARK = with_unlearning(PermutedDigits(3, n_train=60, n_test=40), {1: [0]})
 make = partial(strategies.make, hidden=(12,), features=8, optimizer=Adam, train_mb_size=20, train_epochs=1)

@@ -15,7 +15,7 @@ from torch.optim import Adam
 from avalanche_amnesia import DisjointModel, DisjointSubnets, MultiHeadModel, Pools
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.evaluation import task_inference_metrics
-from avalanche_amnesia.models import TaskInference
+from avalanche_amnesia.models.task_inference import TaskInference
 
 disjoint = partial(strategies.make, DisjointSubnets, net=wide, train_mb_size=20, train_epochs=3, isolation=Pools(4))
 

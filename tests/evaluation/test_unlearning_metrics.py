@@ -15,7 +15,7 @@ from torch import nn
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, MultiHeadModel, UnlearningPlugin, evaluation
 from avalanche_amnesia.evaluation.probes import Probe
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 
 
 def naive_jsd(model, reference, x, masks):

@@ -20,8 +20,7 @@ from avalanche_amnesia import (
     with_unlearning,
 )
 from avalanche_amnesia.benchmarks.requests import without_requests
-from avalanche_amnesia.isolation import CapacityError, CapacityWarning
-from avalanche_amnesia.isolation.pools import StreamLayout
+from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning, StreamLayout
 from avalanche_amnesia.saving import StateError
 
 DIGITS = SplitDigits(n_tasks=5, n_train=500, seed=2)

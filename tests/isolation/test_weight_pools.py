@@ -23,12 +23,14 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.evaluation.capacity import network_capacity
-from avalanche_amnesia.isolation import CapacityError, CapacityWarning, Pools
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.models.disjoint import Share
-from avalanche_amnesia.training import MaskWarning, load_state
+from avalanche_amnesia.training import load_state
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
+from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 STREAM = split(200)

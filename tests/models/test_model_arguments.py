@@ -10,7 +10,8 @@ from torch import nn
 
 from avalanche_amnesia.contrib.baselines import NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel, TaskNormModel
-from avalanche_amnesia.unit_graph import ModelError, fix, validate
+from avalanche_amnesia.unit_graph import ModelError
+from avalanche_amnesia.unit_graph.tracing import fix, validate
 
 KINDS = [MaskedModel, SubnetModel, MultiHeadModel, TaskNormModel, NetworkPerTask, SideNetworks]
 mlp = partial(MLP, 64, hidden=10, features=8)

@@ -11,7 +11,7 @@ from support.strategies import DIGITS, Hears, amnesiac, quiet, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unchanged, unlearning_plugin
 
 from avalanche_amnesia import MultiHeadModel, UnlearningRequest, with_unlearning
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.unlearning.purging import purgers
 
 

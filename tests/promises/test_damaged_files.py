@@ -21,7 +21,8 @@ from avalanche_amnesia import TrajectoryPlugin, load_state
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
+from avalanche_amnesia.trajectory import Trajectory, log_files
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.trajectory.undo_log import LogFile
 
 

@@ -13,7 +13,7 @@ from support.thoroughness import examples
 from torch import Tensor, nn
 
 from avalanche_amnesia import RequestError, UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning
-from avalanche_amnesia.isolation import CapacityError
+from avalanche_amnesia.isolation.pools import CapacityError
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import UnknownStateError
 

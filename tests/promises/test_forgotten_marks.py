@@ -15,8 +15,9 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.training import EVEN_BUDGET
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.unlearning.context import own_parameters
 

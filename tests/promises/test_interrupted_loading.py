@@ -11,9 +11,11 @@ from support.interruptions import Interrupted, comparable_state, interrupted_at,
 from support.strategies import DIGITS, brief, learn, quiet, stock
 
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.training import find_plugin, load_state, save_state
+from avalanche_amnesia.training import load_state, save_state
 from avalanche_amnesia.training.host import saving
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 built = partial(brief, evaluator=quiet)
 

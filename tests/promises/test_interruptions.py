@@ -29,9 +29,12 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
 from avalanche_amnesia.training import WSN, AdaHAT, AmnesiacHAT, ScoredWeights
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.rollback import is_finishing
-from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 DIGITS = SplitDigits(n_train=150, n_test=50)
 STREAM = with_unlearning(DIGITS, {2: [0]}).train_stream

@@ -10,7 +10,7 @@ from support.scenario_strategies import KINDS, NETS
 from support.thoroughness import examples
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
-from avalanche_amnesia.training.plugins import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.unlearning import applying
 from avalanche_amnesia.unlearning.purging import purgers
 

@@ -17,13 +17,11 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training import HAT
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import (
-    CounterfactualPlugin,
-    HATPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-)
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 STREAM = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "before")]).train_stream
 

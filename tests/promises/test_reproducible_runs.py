@@ -17,8 +17,10 @@ from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
-from avalanche_amnesia.training.plugins import HATPlugin, InMemoryLoaderPlugin, SeedingPlugin, TaskError
-from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, TensorBatches
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskError
 
 
 def metrics():

@@ -14,13 +14,13 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.evaluation import unlearned_accuracy_metrics
 from avalanche_amnesia.evaluation.probes import features_of, take_probe
 from avalanche_amnesia.models import TaskNormModel
 from avalanche_amnesia.training import load_state, save_state
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 HOSTS = {
     "naive": (Naive, {}),

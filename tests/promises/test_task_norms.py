@@ -13,8 +13,8 @@ from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, TaskBatchNorm, TaskGroupNorm, TaskLayerNorm
 
 DIGITS = SplitDigits(n_train=200, n_test=60)

@@ -31,8 +31,9 @@ from avalanche_amnesia import (
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
 from avalanche_amnesia.models import UnknownTaskError
-from avalanche_amnesia.training import MaskWarning
-from avalanche_amnesia.training.plugins import TaskError, TrajectoryPlugin
+from avalanche_amnesia.training.plugins.task_mask import TaskError
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 X, Y = tiny.samples()

@@ -13,8 +13,9 @@ from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.training import WSN, ScoredWeights
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import SubnetPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
 
 
 def wsn(*, bias="off", density=0.3, economies=None, **options):

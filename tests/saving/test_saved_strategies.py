@@ -42,8 +42,11 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import read_state, write_state
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, find_plugin, load_state, save_state
-from avalanche_amnesia.training.plugins import SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, load_state, save_state
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
 def ours(kind: Any, **options: Any) -> Callable[[], Any]:

@@ -13,8 +13,8 @@ import torch
 from support.forked import forked
 from torch import Tensor, nn
 
-from avalanche_amnesia.saving import Apart, StateError, checked
-from avalanche_amnesia.saving.encoding import _PARTS, Joined, decode, encode
+from avalanche_amnesia.saving import StateError, checked
+from avalanche_amnesia.saving.encoding import _PARTS, Apart, Joined, decode, encode
 from avalanche_amnesia.saving.files import Part, read_state, write_state
 from avalanche_amnesia.saving.values import made
 

@@ -11,13 +11,8 @@ from PIL import Image
 from torchvision import datasets
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
-from avalanche_amnesia.contrib.streams import (
-    CorruptDataError,
-    DataNotFoundError,
-    SplitCIFAR10,
-    SplitCIFAR100,
-    SplitMNIST,
-)
+from avalanche_amnesia.contrib.streams import SplitCIFAR10, SplitCIFAR100, SplitMNIST
+from avalanche_amnesia.contrib.streams.image_sets import CorruptDataError, DataNotFoundError
 from experiments.combined import Fit, combined_benchmark
 from experiments.omniglot import SplitOmniglot
 

@@ -9,7 +9,7 @@ from support.strategies import learn, make
 from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.evaluation import take_probe
+from avalanche_amnesia.evaluation.probes import take_probe
 from avalanche_amnesia.training import DisjointSubnets
 from experiments.likelihood_ratio_attack import likelihood_ratio_attack, likelihood_ratio_audit, margins
 

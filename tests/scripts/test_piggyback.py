@@ -11,7 +11,7 @@ from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia import MLP, UnlearningRequest, with_unlearning
-from avalanche_amnesia.evaluation import network_capacity
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from experiments.piggyback import Piggyback, PiggybackModel
 
 ROOT = Path(__file__).parents[2]

@@ -18,8 +18,9 @@ from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.shadows.shadow import first_used
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import HATPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.update_rules import TaskUse
 from experiments.scaled_updates import ScaledUpdatesPlugin
 

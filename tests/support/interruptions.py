@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import avalanche_amnesia
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unlearning.purging import purger_of
 
 PACKAGE = os.path.dirname(avalanche_amnesia.__file__) + os.sep

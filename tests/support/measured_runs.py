@@ -11,8 +11,8 @@ from avalanche.training import EWC
 
 from avalanche_amnesia import MLP, WSN, MultiHeadModel, SubnetModel, UnlearningPlugin, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.evaluation import network_capacity
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.evaluation.capacity import network_capacity
+from avalanche_amnesia.training.host.lookup import find_plugin
 from support import strategies
 from support.strategies import amnesiac, stock
 

@@ -5,7 +5,7 @@ import functools
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 from support.strategies import amnesiac, learn
 from support.strategy_state import values
 

@@ -20,8 +20,9 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning import UnlearningContext

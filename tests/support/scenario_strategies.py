@@ -13,7 +13,8 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ConstantRule, ScoredWeights
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unlearning.context import own_parameters
 from support.strategies import OPTIMIZERS, ConvNet, amnesiac, make, stock
 

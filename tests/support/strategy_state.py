@@ -11,7 +11,7 @@ from avalanche_amnesia import MaskedModel, TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.trajectory import Trajectory
 from support.strategies import learn
 

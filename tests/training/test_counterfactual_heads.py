@@ -13,10 +13,11 @@ from support.strategy_state import bits, trajectory, unlearning_plugin
 from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import head_fit, task_faults
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, UnlearningPlugin, counterfactual
-from avalanche_amnesia.training.plugins.counterfactual import SEVERAL
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins import counterfactual
+from avalanche_amnesia.training.plugins.counterfactual import SEVERAL, CounterfactualPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 from avalanche_amnesia import HAT, WSN, AmnesiacHAT, HardAttention, MaskedModel, ScoredWeights, SubnetModel
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.training import EVEN_BUDGET, MaskWarning, head_fit
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training import EVEN_BUDGET, head_fit
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
+from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import PENALTY, FitError
 

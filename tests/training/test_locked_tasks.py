@@ -8,11 +8,12 @@ from support.small_runs import logits_of, make, permuted
 from support.strategies import Hears, learn
 from support.strategy_state import bits, same_state, state, values
 
-from avalanche_amnesia.evaluation import References, network_capacity
+from avalanche_amnesia.evaluation import References
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import HATPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule, TaskUse
 
 

@@ -14,7 +14,7 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models.multi_head import OneTask, single_task
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT
 from avalanche_amnesia.training.hat_formulas import SparsityRegulariser
-from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 
 METHODS = {
     "HAT": (HAT, {}),

@@ -11,8 +11,8 @@ from torch import nn
 from torch.optim import Adam
 
 from avalanche_amnesia import HAT, HardAttention, MaskedModel, SplitDigits
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import HATPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 
 DIGITS = SplitDigits(n_train=200, n_test=60)
 

@@ -12,9 +12,8 @@ from torch.optim import Adam
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import HATPlugin
-from avalanche_amnesia.training.plugins.hat import EpochLosses
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.hat import EpochLosses, HATPlugin
 
 LONG = PermutedDigits(12, n_train=100, n_test=50)
 SIZES = [40, 30, 20]

@@ -19,14 +19,11 @@ from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, head_fit
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import (
-    CounterfactualPlugin,
-    DivergedError,
-    HATPlugin,
-    TaskError,
-    UnlearningPlugin,
-)
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.task_mask import DivergedError, TaskError
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 DIGITS = SplitDigits(n_train=300, n_test=100)
 KINDS = [AmnesiacHAT, WSN, DisjointSubnets]

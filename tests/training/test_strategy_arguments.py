@@ -34,14 +34,12 @@ from avalanche_amnesia.training import (
     ScoredWeights,
     TaskStrategy,
 )
-from avalanche_amnesia.training.host import remaining_experiences
-from avalanche_amnesia.training.plugins import (
-    CounterfactualPlugin,
-    HATPlugin,
-    SeedingPlugin,
-    TrajectoryPlugin,
-    UnlearningPlugin,
-)
+from avalanche_amnesia.training.host.lookup import remaining_experiences
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
 
 KINDS = {

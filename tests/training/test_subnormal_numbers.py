@@ -15,8 +15,8 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import gate
 from avalanche_amnesia.optimizers import FLUSH_BELOW, FLUSH_EVERY, BareStep, flush_denormals
 from avalanche_amnesia.training.hat_formulas import embedding_gradient, rescale_embedding_gradient_
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import HATPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 from benchmarks.subnormals import SubnormalWatch
 
 TINY = torch.finfo(torch.float32).tiny

@@ -13,7 +13,8 @@ from torch.optim import Adam
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.training import HAT, WSN, HardAttention, MaskWarning
+from avalanche_amnesia.training import HAT, WSN, HardAttention
+from avalanche_amnesia.training.task_faults import MaskWarning
 
 
 def test_a_task_may_take_every_unit():

@@ -13,8 +13,8 @@ from support.strategies import NormedConvNet, learn
 from support.strategy_state import same_state, state, values
 
 from avalanche_amnesia import MLP, WSN, ScoredWeights, SubnetModel
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import SubnetPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
 
 
 def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):

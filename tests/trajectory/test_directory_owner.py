@@ -11,8 +11,9 @@ from support.strategies import DIGITS, learn, trained
 from support.strategy_state import bits, trajectory
 from support.trajectory_oracle import contents, files, with_three_tasks
 
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 
 
 def saved(thing, path):

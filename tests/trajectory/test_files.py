@@ -15,9 +15,10 @@ from support.strategy_state import bits, fingerprint, frozen, trajectory, unlear
 from support.trajectory_oracle import EVENTS, SHAPES, assert_same, contents, drawn, files, with_three_tasks
 
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError, log_files
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory, log_files
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.unlearning import applying as operation
 
 

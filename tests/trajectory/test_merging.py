@@ -9,9 +9,11 @@ from support.strategy_state import bits, trajectory, unlearning_plugin
 from support.trajectory_oracle import SHAPES, drawn, states
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 
 events = st.lists(
     st.one_of(

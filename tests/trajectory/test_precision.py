@@ -12,8 +12,8 @@ from support.strategy_state import assert_economical, initial_values, trajectory
 from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)

@@ -9,8 +9,8 @@ from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, dr
 
 from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.trajectory import Revision, Trajectory
-from avalanche_amnesia.trajectory.removal import replay
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.trajectory.removal import Revision, replay
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 

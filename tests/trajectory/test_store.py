@@ -5,7 +5,8 @@ import torch
 from support.strategy_state import frozen
 from support.trajectory_oracle import states
 
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 
 
 def test_a_change_from_zero_to_negative_zero_is_recorded_and_removed():

@@ -8,7 +8,7 @@ from support.strategy_state import bits, fingerprint, initial_values, state, tra
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.evaluation import network_capacity
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.training.update_rules import AdaHATRule, TaskUse
 
 

@@ -32,7 +32,8 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import HAT, AmnesiacHAT
 from avalanche_amnesia.training.host.saving import load_state
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 STREAM = split(160)
 IDS = (0, 3, 7, 30)

@@ -1,9 +1,6 @@
 from . import scenarios as scenarios
 from .conv_nets import CharacterNet as CharacterNet
 from .conv_nets import SmallConvNet as SmallConvNet
-from .conv_nets import cifar_resnet18 as cifar_resnet18
-from .image_sets import CorruptDataError as CorruptDataError
-from .image_sets import DataNotFoundError as DataNotFoundError
 from .image_sets import PermutedMNIST as PermutedMNIST
 from .image_sets import RotatedDigits as RotatedDigits
 from .image_sets import RotatedMNIST as RotatedMNIST

@@ -1,9 +1,3 @@
 from .measures import COLUMNS as COLUMNS
-from .page import report_page as report_page
-from .reading import Moment as Moment
-from .reading import Run as Run
 from .reading import entries as entries
 from .reading import read_run as read_run
-from .reading import read_runs as read_runs
-from .verdicts import verdict_of as verdict_of
-from .verdicts import verdicts_as_text as verdicts_as_text

@@ -1,11 +1,6 @@
 from .experiment import cells_of as cells_of
-from .experiment import experiment_of as experiment_of
-from .experiment import read_experiment as read_experiment
-from .settings import Cell as Cell
 from .settings import Experiment as Experiment
 from .settings import MethodSettings as MethodSettings
-from .settings import NetworkSettings as NetworkSettings
-from .settings import ScenarioSettings as ScenarioSettings
 from .settings import StreamSettings as StreamSettings
 from .settings import TrainingSettings as TrainingSettings
 from .sweep import sweep as sweep

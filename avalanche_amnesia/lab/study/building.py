@@ -19,9 +19,11 @@ from avalanche_amnesia import benchmarks, checks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.checks import did_you_mean, known_options
 from avalanche_amnesia.contrib import streams
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, DarkReplayPlugin, Independent
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.streams.conv_nets import cifar_resnet18
 from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.isolation import Pools
@@ -48,7 +50,10 @@ from avalanche_amnesia.training import (
     ScoredWeights,
     TaskStrategy,
 )
-from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin, SeedingPlugin, TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
 
 OWN: dict[str, type] = {
@@ -109,7 +114,7 @@ def maker_of(name: str, place: str) -> Any:
     """Return the function or class that builds a stream or a network."""
     if ":" in name:
         return named(name, place)
-    ours = {"MLP": _mlp, "ResNet18": streams.cifar_resnet18}
+    ours = {"MLP": _mlp, "ResNet18": cifar_resnet18}
     return ours[name] if name in ours else getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
 
 

@@ -16,7 +16,7 @@ from avalanche.logging import BaseLogger
 
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.evaluation.references import Expected, References
-from avalanche_amnesia.lab.executors import Executor, Job, JobDone, run_jobs
+from avalanche_amnesia.lab.executors.jobs import Executor, Job, JobDone, run_jobs
 from avalanche_amnesia.lab.report.reading import Run, read_run
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.runs.measuring import measure_run

@@ -10,16 +10,11 @@ from torch.optim import Adam
 
 from avalanche_amnesia import MLP, References, UnlearningPlugin, UnlearningRequest, jsd_metrics, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.baselines import (
-    PALL,
-    CLPUDERpp,
-    CLPUPlugin,
-    DarkReplayPlugin,
-    Independent,
-    PALLPlugin,
-    SideNetworks,
-)
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, SideNetworks
+from avalanche_amnesia.contrib.baselines.clpu import CLPUPlugin
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
+from avalanche_amnesia.contrib.baselines.pall import PALLPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 
 STREAM = PermutedDigits(4, n_train=300, n_test=150)
 TEST = STREAM.test_stream

@@ -14,7 +14,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.seeding import rng_state
-from avalanche_amnesia.training.plugins import DivergedError
+from avalanche_amnesia.training.plugins.task_mask import DivergedError
 
 NORMED = partial(batch_normed, 2)
 

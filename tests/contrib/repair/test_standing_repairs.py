@@ -13,9 +13,11 @@ from support.strategy_state import bits, initial_values, stray, trajectory, unle
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import CounterfactualPlugin, TrajectoryPlugin
-from avalanche_amnesia.trajectory import Trajectory, TrajectoryError
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 
 
 @pytest.mark.parametrize("compensation", ["none", "counterfactual"])

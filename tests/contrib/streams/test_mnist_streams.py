@@ -8,14 +8,8 @@ import pytest
 import torch
 from torchvision import datasets, transforms
 
-from avalanche_amnesia.contrib.streams import (
-    CorruptDataError,
-    DataNotFoundError,
-    PermutedMNIST,
-    RotatedMNIST,
-    SplitFashionMNIST,
-    SplitMNIST,
-)
+from avalanche_amnesia.contrib.streams import PermutedMNIST, RotatedMNIST, SplitFashionMNIST, SplitMNIST
+from avalanche_amnesia.contrib.streams.image_sets import CorruptDataError, DataNotFoundError
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from support.forked_interpreters import forked_interpreters
 from support.lost_jobs import ended
 from support.tiny_study import TINY, AtOnce
 
-from avalanche_amnesia.lab.executors import Job, RayExecutor, SlurmExecutor, run_jobs
+from avalanche_amnesia.lab.executors.clusters import RayExecutor, SlurmExecutor
+from avalanche_amnesia.lab.executors.jobs import Job, run_jobs
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of
 from avalanche_amnesia.lab.study.sweep import sweep

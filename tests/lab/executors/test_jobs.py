@@ -10,7 +10,8 @@ import torch
 from support.forked import forked
 from support.tiny_study import AtOnce
 
-from avalanche_amnesia.lab.executors import Job, NeedFailedError, ProcessExecutor, run_jobs
+from avalanche_amnesia.lab.executors import ProcessExecutor
+from avalanche_amnesia.lab.executors.jobs import Job, NeedFailedError, run_jobs
 
 
 def named(name):

@@ -20,15 +20,11 @@ from support.wandb_files import read_offline_run, run_folders
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import capacity_pictures_metrics
-from avalanche_amnesia.evaluation import (
-    accuracy_matrix_metrics,
-    capacity_metrics,
-    network_capacity,
-    unlearned_accuracy_metrics,
-)
+from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.evaluation.figures import Table
-from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
-from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
+from avalanche_amnesia.lab.logging import JSONLogger
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.payloads import Histogram

@@ -7,12 +7,14 @@ import json
 import pytest
 
 from avalanche_amnesia.lab.command_line import main
-from avalanche_amnesia.lab.logging import JSONLogger, JSONRunError
+from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
-from avalanche_amnesia.lab.report import entries, page, read_run, read_runs, report_page, sections, verdicts
+from avalanche_amnesia.lab.logging.run_lines import JSONRunError
+from avalanche_amnesia.lab.report import entries, page, read_run, sections, verdicts
 from avalanche_amnesia.lab.report.charts import Axis
 from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
-from avalanche_amnesia.lab.report.reading import number
+from avalanche_amnesia.lab.report.page import report_page
+from avalanche_amnesia.lab.report.reading import number, read_runs
 from avalanche_amnesia.lab.report.tables import CSV_COLUMNS, csv_of
 from avalanche_amnesia.lab.report.wording import percent
 

@@ -12,7 +12,7 @@ from support.report_results import MEASURED_LATER, another_seed, content, runs_o
 
 from avalanche_amnesia.evaluation import floor_ratio
 from avalanche_amnesia.evaluation.resolution import distance_in_words
-from avalanche_amnesia.lab.report import report_page
+from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points, times
 

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import sync_playwright
 from support.report_results import another_seed, content, runs_of
 
-from avalanche_amnesia.lab.report import report_page
+from avalanche_amnesia.lab.report.page import report_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: install the package chromium")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default
 
 from avalanche_amnesia import AmnesiacHAT, MultiHeadModel
 from avalanche_amnesia.lab.runs import RunStore
-from avalanche_amnesia.training.plugins import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 
 
 def key_of(strategy, *experiences) -> str:

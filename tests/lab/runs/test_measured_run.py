@@ -6,7 +6,9 @@ from support.measured_runs import MAKERS
 from support.strategies import DIGITS
 
 from avalanche_amnesia.benchmarks import with_unlearning
-from avalanche_amnesia.evaluation import References, forgetting, js_divergence, network_capacity
+from avalanche_amnesia.evaluation import References, js_divergence
+from avalanche_amnesia.evaluation.accuracy_matrix import forgetting
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.report.measures import capacity_before
 from avalanche_amnesia.lab.runs import measure_run

@@ -17,7 +17,8 @@ from support.strategies import DIGITS, brief, learn, stock
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.requests import tasks_after_each
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.evaluation import References, ReferencesError, accuracy_difference_metrics, jsd_metrics
+from avalanche_amnesia.evaluation import References, accuracy_difference_metrics, jsd_metrics
+from avalanche_amnesia.evaluation.references import ReferencesError
 from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0], 3: [1]})

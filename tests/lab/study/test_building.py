@@ -12,7 +12,7 @@ from support.tiny_study import TINY
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.contrib.streams import DataNotFoundError
+from avalanche_amnesia.contrib.streams.image_sets import DataNotFoundError
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS
 from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.lab.study.building import (
@@ -34,9 +34,9 @@ from avalanche_amnesia.lab.study.settings import (
     StreamSettings,
 )
 from avalanche_amnesia.models import MLP, MaskedModel
-from avalanche_amnesia.training import AmnesiacHAT, find_plugin
-from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.plugins import SubnetPlugin
+from avalanche_amnesia.training import AmnesiacHAT
+from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
+from avalanche_amnesia.training.plugins.wsn import SubnetPlugin
 
 EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("*.yaml"))
 

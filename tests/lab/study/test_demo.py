@@ -14,8 +14,9 @@ from support.wandb_files import read_offline_run
 from avalanche_amnesia.evaluation import RESOLUTION
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging.run_lines import lines_of
-from avalanche_amnesia.lab.report import read_runs, verdict_of
 from avalanche_amnesia.lab.report.measures import MEASURES
+from avalanche_amnesia.lab.report.reading import read_runs
+from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.report.wording import unitless
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study import demo as module

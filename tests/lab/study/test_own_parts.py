@@ -19,7 +19,8 @@ from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.lab.study.building import make_network, make_strategy, make_stream, model_class, optimizer_class
 from avalanche_amnesia.lab.study.experiment import cells_of
 from avalanche_amnesia.lab.study.settings import MethodSettings, NetworkSettings, StreamSettings
-from avalanche_amnesia.training import HATPlugin, TaskStrategy, find_plugin
+from avalanche_amnesia.training import HATPlugin, TaskStrategy
+from avalanche_amnesia.training.host.lookup import find_plugin
 
 ROOT = Path(__file__).parents[3]
 HERE = __name__

@@ -21,8 +21,10 @@ from support.tiny_study import TINY, AtOnce
 from avalanche_amnesia import __version__
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.executors import ProcessExecutor
-from avalanche_amnesia.lab.report import read_run, report_page, verdict_of
+from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
+from avalanche_amnesia.lab.report.page import report_page
+from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of, is_done, read_experiment
 from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSettings
@@ -306,7 +308,7 @@ def test_a_missing_gpu_is_refused_unless_the_workers_of_a_cluster_have_it(file, 
         asked.append((address, gpus))
         raise ConnectionError("no cluster here")
 
-    monkeypatch.setattr("avalanche_amnesia.lab.executors.RayExecutor", cluster)
+    monkeypatch.setattr("avalanche_amnesia.lab.executors.clusters.RayExecutor", cluster)
     words = ["sweep", "tiny.yaml", "training.device=cuda", "--executor", "ray", "--address", "auto", "--gpus", "0.5"]
     assert main(words) == 2
     assert asked == [("auto", 0.5)]

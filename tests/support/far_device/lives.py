@@ -30,9 +30,9 @@ from avalanche_amnesia.training import (
     HardAttention,
     ScoredWeights,
 )
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.saving import load_state
-from avalanche_amnesia.training.plugins import UnlearningPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from support.far_device import register
 from support.stock_hosts import HOSTS, host
 from support.strategies import DIGITS, learn, quiet, with_plugins

@@ -10,7 +10,8 @@ from support.small_runs import masked_mlp, permuted
 from support.strategies import NoMetric, make, quiet
 
 from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS, ListenerDispatch
-from avalanche_amnesia.training.plugins import HATPlugin, SeedingPlugin
+from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 
 class Stock(SupervisedTemplate):

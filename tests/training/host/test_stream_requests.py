@@ -9,8 +9,9 @@ from support.strategy_state import bits, fingerprint, initial_values, stray, tra
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.training.host import find_plugin
-from avalanche_amnesia.training.plugins import TrajectoryPlugin, UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 PER_EPOCH = 2  # batches of the 79 to 80 samples of tasks 0, 1, 3 and 4; task 2 has a third
 BEFORE_TASK_3 = 2 * (2 + 2 + 3)

@@ -12,7 +12,7 @@ from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import unlearning_plugin
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.contrib.baselines import DarkReplayPlugin
+from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.object_walk import reachable
 

@@ -14,7 +14,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with
 from avalanche_amnesia.lab.runs.behaviour import memory_of
 from avalanche_amnesia.models.task_store import Parts
 from avalanche_amnesia.object_walk import reachable
-from avalanche_amnesia.training.host import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)
 MARK = 64.0
