@@ -67,9 +67,9 @@ class Scenario(SupervisedPlugin):
         self.decayed = decay_alone(self.initial, self.strategy.optimizer, BATCHES * TASKS)
         self.updates: dict[int, dict[str, Tensor]] = {}
         self.logits: dict[int, str] = {}
-        self.residue: dict[int, TaskResidue] = {}
+        self.residue: dict[tuple[int, ...], TaskResidue] = {}
         self.state_before: Any = None
-        self.staged: dict[int, TaskResidue] = {}
+        self.staged: dict[tuple[int, ...], TaskResidue] = {}
 
     # State ----------------------------------------------------------------------------------------------------
 
@@ -241,11 +241,11 @@ class Scenario(SupervisedPlugin):
             owned = self.owned()
             for name, value in self.values().items():
                 assert torch.equal(value[owned[name]], values[name][owned[name]]), name
-        for task in gone:
-            own = self.residue_of.pop(task)
+        self.staged = {(task,): self.residue_of[task] for task in gone}
+        if not self.marked:  # values that these tasks wrote together, until one of them is trained again
             left = [live[name][~same_bits(value, live[name])] for name, value in now.items()]
-            own.values += [] if self.marked else [np.setdiff1d(integers(torch.cat(left)), self.decayed)]
-            self.staged[task] = own
+            written = np.setdiff1d(integers(torch.cat(left)), self.decayed)
+            self.staged.setdefault(gone, TaskResidue(None, [])).values.append(written)
 
     def _untouched(self, task: int, gone: Sequence[int], record: Any) -> bool:
         later = all(self.oracle.since[other] > self.oracle.since[task] for other in gone)
@@ -271,7 +271,7 @@ class Scenario(SupervisedPlugin):
         records = unlearning_plugin(self.strategy).records[self.oracle.n_requests :]
         for record in records:
             self.oracle.forget(record.tasks)
-            self.residue |= {task: self.staged[task] for task in record.tasks}
+            self.residue |= {tasks: residue for tasks, residue in self.staged.items() if {*tasks} <= {*record.tasks}}
             self.updates = {task: update for task, update in self.updates.items() if task not in record.tasks}
             self.logits = self.answers()
         self.staged = {}
@@ -284,7 +284,7 @@ class Scenario(SupervisedPlugin):
                 continue
             earlier = self.logits
             self.oracle.learn(task)
-            self.residue.pop(task, None)  # it is there again, by right
+            self.residue = {tasks: of for tasks, of in self.residue.items() if task not in tasks}  # it is there again
             self.logits = self.answers()
             if self.kind.protects:
                 assert {t: a for t, a in self.logits.items() if t != task} == earlier
@@ -316,8 +316,8 @@ class Scenario(SupervisedPlugin):
         tensors = tensors_within(reachable)
         for log in trajectory(self.strategy).logs.values():
             tensors += [entry.values for entry in log.values() if isinstance(entry, SparseValues)]
-        for task, residue in self.residue.items():
-            assert not residue.found_in(tensors), f"task {task} left a trace"
+        for tasks, residue in self.residue.items():
+            assert not residue.found_in(tensors), f"tasks {tasks} left a trace"
 
 
 @register_purger(Scenario)
