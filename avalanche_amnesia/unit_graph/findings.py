@@ -20,7 +20,7 @@ class Finding:
         where: the module, parameter or operation.
         reason: why it can't be masked.
         fix: what the user can do.
-        change: the change that :func:`~avalanche_amnesia.unit_graph.fix` makes; None if it can't fix it.
+        change: the change that :func:`~avalanche_amnesia.fix` makes; None if it can't fix it.
     """
 
     where: str

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen
 from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names}
@@ -85,8 +85,8 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
             yield f"Avalanche's {name}"
         elif ours and plugin not in watching:
             given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *_CONTAINERS))]
-            rules = [v for v in given if callable(v) or hasattr(v, "held")]
-            yield from (f"{part} in {name}" for part in _inside(rules, [strategy]))
+            settings = [v for v in given if callable(v) or hasattr(v, "held") or is_frozen(type(v))]
+            yield from (f"{part} in {name}" for part in _inside(settings, [strategy]))
         yield from _replaced(plugin)
 
 

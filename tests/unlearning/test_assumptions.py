@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 from avalanche_amnesia import AmnesiacHAT, DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
+from avalanche_amnesia.training import EVEN_BUDGET
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
@@ -251,6 +253,12 @@ def test_plugins_metrics_and_optimizers_are_named():
     strategy = pools(train_epochs=1, plugins=[Sees()], evaluator=evaluator, optimizer=lambda p: Lion(p, lr=0.1))
     learn(strategy, DIGITS.train_stream[:2])
     assert rests_on(strategy) == (f"{__name__}.Sees", f"{__name__}.SeesSteps", f"the optimizer {__name__}.Lion")
+
+
+def test_functions_in_settings_are_named():
+    masks = replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
+    (name,) = rests_on(learn(amnesiac(train_epochs=1, masks=masks), DIGITS.train_stream[:2]))
+    assert re.fullmatch(r"lambda at test_assumptions.py:\d+ in HATPlugin", name)
 
 
 class Remembers(nn.Module):
