@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
-from experiments.comparison import OUTPUT, STREAMS, with_better_heads
+from experiments.comparison import BY_CONSTRUCTION, OUTPUT, STREAMS, with_better_heads
 from experiments.methods import METHODS
 from experiments.trials import Row, rows_of, rows_tested
 
@@ -41,7 +41,7 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
             if proven:
                 size = mean(row["bytes"] for row in proven) / 2**20
                 error = 100 * max(1e-4, 1 - mean(row["accuracy"] for row in with_better_heads(rows, method=method)))
-                filled = colour if claims == {"exact"} or marker == "X" else "none"
+                filled = colour if (claims and claims <= BY_CONSTRUCTION) or marker == "X" else "none"
                 handles[method] = ax.scatter(
                     size, error, s=60, marker=marker, facecolors=filled, edgecolors=colour, linewidths=1.5
                 )

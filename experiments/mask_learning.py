@@ -18,10 +18,10 @@ from avalanche_amnesia.training.hat_formulas import (
     Annealing,
     EmbeddingInit,
     SparsityRegulariser,
-    compensate_,
     embedding_gradient,
     initial_embedding,
     mask_scale,
+    rescale_embedding_gradient_,
 )
 
 FEATURES, SAMPLES, TRAINED_ON, BATCH, S_MAX = 5, 1000, 800, 32, 100.0
@@ -88,7 +88,7 @@ def learn_mask(
             with torch.no_grad():
                 of_gate = gate.grad + regulariser.gradient(gate)
                 embedding.grad = embedding_gradient(of_gate, gate, scale)
-                compensate_(embedding.grad, embedding, scale, S_MAX, clamp)
+                rescale_embedding_gradient_(embedding.grad, embedding, scale, S_MAX, clamp)
                 optimizer.step()
                 embedding.clamp_(-6, 6)
             if not bool(embedding.isfinite().all()):

@@ -22,8 +22,6 @@ Row = dict[str, Any]
 class FitHead(SupervisedPlugin):
     """Fits the head of a task that ends, for a method that does not."""
 
-    repeatable = True
-
     def __init__(self, seed):
         super().__init__()
         self.seed = seed

@@ -184,8 +184,6 @@ def test_a_criterion_with_learned_state_is_refused():
 class WritesEverywhere(SupervisedPlugin):
     """Adds to everything that finished tasks have of their own, after every step of another task's training."""
 
-    repeatable = True
-
     @torch.no_grad()
     def after_update(self, strategy, **kwargs):
         for task in strategy.model.masked_tasks:

@@ -125,7 +125,7 @@ def test_the_script_writes_every_row_once(stream, tmp_path, monkeypatch, capsys)
     assert rows == call("--test", 21)
     assert len(call("--validation", 101, "--test", 21, "--own-heads")) == 21  # AmnesiacHAT's own heads are fitted ones
     mine, exact = rows_tested(rows)
-    assert exact["claims"] == ["exact"]
+    assert set(exact["claims"]) <= comparison.BY_CONSTRUCTION
     assert exact["jsd"] == {"unlearned": 0.0, "order": 0.0}
     assert exact["linear"]["unlearned"] == exact["linear"]["same"]
     assert mine["jsd"]["unlearned"] > 0

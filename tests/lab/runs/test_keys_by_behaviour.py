@@ -187,8 +187,6 @@ def later_louder(n):
 
 
 class ShrinksByEpoch(SupervisedPlugin):
-    repeatable = True
-
     def __init__(self, factor):
         super().__init__()
         self.by = factor
@@ -331,7 +329,7 @@ def test_changed_attributes_of_the_script_leave_the_store(build, change, tmp_pat
 SCRIPT = """
 class Shrinks(SupervisedPlugin):
     "{doc}"
-    repeatable = True{comment}
+    factor = 1{comment}
 
     def after_training_epoch(self, strategy, **kwargs):
         "{doc}"
