@@ -174,7 +174,10 @@ def attributes_of(strategy: Strategy) -> dict[str, str]:
 
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
+    held = [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
+    if not isinstance(thing, nn.Module) or not is_closed(type(thing)):
+        return held
+    return [(name, value) for name, value in held if not isinstance(value, Tensor)]  # torch computes them anew
 
 
 def _tensors(thing: Any) -> list[tuple[str, Tensor]]:

@@ -10,6 +10,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.evaluation.references import ReferencesError
 
 SIZES = {"n_train": 60, "n_test": 40}
 PLAIN = PermutedDigits(3, **SIZES)
@@ -44,7 +45,7 @@ def test_another_benchmark_is_refused_before_the_first_different_task():
     for number, (other, words) in enumerate(OTHERS):
         for name in METRICS if number == 1 else ["jsd"]:
             strategy = make(evaluator=quiet(*METRICS[name](evaluation.References(make, other()))))
-            with pytest.raises(evaluation.ReferencesError, match=words) as refused:
+            with pytest.raises(ReferencesError, match=words) as refused:
                 strategy.train(RUN.train_stream)
             assert "References(make_strategy, benchmark) with the benchmark whose train_stream" in str(refused.value)
             assert strategy.clock.train_iterations in (0, 3, 6)
@@ -80,5 +81,5 @@ def test_metrics_added_after_the_training_compare_the_labels():
     late = quiet(*METRICS["jsd"](evaluation.References(make, MORE)))
     strategy.plugins[strategy.plugins.index(strategy.evaluator)] = late
     strategy.evaluator = late
-    with pytest.raises(evaluation.ReferencesError, match="other labels, or another number of samples"):
+    with pytest.raises(ReferencesError, match="other labels, or another number of samples"):
         strategy.eval(RUN.test_stream)

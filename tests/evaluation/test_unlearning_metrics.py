@@ -14,7 +14,8 @@ from support.strategies import PRICED, learn, quiet
 from torch import nn
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, MultiHeadModel, UnlearningPlugin, evaluation
-from avalanche_amnesia.evaluation.probes import Probe
+from avalanche_amnesia.evaluation.capacity import network_capacity
+from avalanche_amnesia.evaluation.probes import Probe, features_of, take_probe
 from avalanche_amnesia.training.host.lookup import find_plugin
 
 
@@ -108,7 +109,7 @@ def test_values_equal_a_computation_by_hand(references):
         differences.append(got)
     assert results["AccuracyDifference/eval_phase/test_stream"] == pytest.approx(sum(differences) / 2)
     history = evaluator.get_all_metrics()
-    assert history["Capacity"][1][-1] == evaluation.network_capacity(strategy)
+    assert history["Capacity"][1][-1] == network_capacity(strategy)
     assert history["TrajectoryBytes"][1][-1] == evaluation.trajectory_bytes(strategy)
     assert len(history["Capacity"][1]) == 4 + 2  # tasks and unlearnings
     use = strategy.model.by_layer(strategy.model.cumulative_mask())
@@ -126,7 +127,7 @@ def test_the_old_head_reads_chance_only_if_the_backbone_forgets_too():
 
     def reads():
         with torch.no_grad():
-            return (head(evaluation.features_of(strategy.model, x, mask)).argmax(1) == y).float().mean().item()
+            return (head(features_of(strategy.model, x, mask)).argmax(1) == y).float().mean().item()
 
     after = reads()
     with torch.no_grad():  # control: the backbone before the unlearning, with the old head
@@ -208,7 +209,7 @@ def test_jsd_uses_the_norms_of_a_task():
     reference = deepcopy(model)
     strategy.train(BENCHMARK.train_stream[0])
     x, _ = TEST[0].tensors
-    probe = evaluation.take_probe(model, 0)
+    probe = take_probe(model, 0)
     model.eval()
     with torch.no_grad():
         seen = model.features(x, 0)
@@ -225,7 +226,7 @@ def test_jsd_uses_the_norms_of_a_task():
 def test_features_are_computed_in_batches():
     model, x, seen = MultiHeadModel(wide()), torch.rand(10, 64), []
     model.backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    features = evaluation.features_of(model, x, batch_size=4)
+    features = features_of(model, x, batch_size=4)
     assert seen == [4, 4, 2]
-    assert torch.allclose(features, evaluation.features_of(model, x))
+    assert torch.allclose(features, features_of(model, x))
     assert len(seen) == 4

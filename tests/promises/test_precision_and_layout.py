@@ -76,7 +76,8 @@ def test_earlier_tasks_keep_their_bits(kind, how):
 def test_weight_pools_unlearn_to_the_bit(how):
     factory = partial(made, DisjointSubnets, how)
     strategy = learn(factory(), DIGITS, 4)
-    assert strategy.unlearn([1]).claim == "exact"
+    # A subclass that casts is the script's own.
+    assert strategy.unlearn([1]).claim == ("conditional" if how == "bfloat16" else "exact")
     strategy.train(DIGITS.train_stream[4])
     assert strategy.unlearn([2, 3]).claim == "exact"
     reference = References(factory, DIGITS).reference(unlearning_plugin(strategy).ledger.remaining)

@@ -188,7 +188,7 @@ def test_a_save_replaces_changed_files_and_deletes_those_of_an_unlearned_task(tm
     strategy.save(tmp_path / "state")
     before = {file.name for file in (tmp_path / "state").iterdir()}
     assert len(first - before) == 1  # shared by all tasks
-    assert len(before - first) == 4  # shared, the task's own, its log, its prepared heads
+    assert len(before - first) == 5  # shared, the task, its log, its prepared heads, its settings
     strategy.unlearn([1])
     strategy.save(tmp_path / "state")
     after = {file.name for file in (tmp_path / "state").iterdir()}

@@ -26,7 +26,7 @@ class Recurrent(nn.Module):
 
 
 NAMES = [
-    "lenet flatten",
+    "lenet",
     "residual 1x1",
     "concatenated maps",
     "grouped",
@@ -115,9 +115,7 @@ def test_features_equal_those_of_a_pass_over_all_units(name):
         assert torch.equal(model.features(x, task), features)
 
 
-@pytest.mark.parametrize(
-    ("name", "limit", "size"), [("lenet flatten", 0.0, 32), ("lenet flatten", 1e10, 512), ("mlp", 0.0, 2048)]
-)
+@pytest.mark.parametrize(("name", "limit", "size"), [("lenet", 0.0, 32), ("lenet", 1e10, 512), ("mlp", 0.0, 2048)])
 def test_a_large_network_takes_fewer_images_at_a_time(monkeypatch, name, limit, size):
     monkeypatch.setattr(head_fit, "LARGE", limit)
     assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), ())._batch == size

@@ -24,7 +24,7 @@ PERMUTED = PermutedDigits(2)
 SGD = {"kind": torch.optim.SGD, "lr": 0.05}
 # They forget within 180 steps, an epoch here, as much as usual momentum does within a thousand.
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.5}
-ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "betas": (0.5, 0.999), "weight_decay": 1e-2, "fused": True}
+ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "betas": (0.5, 0.999), "fused": True}
 
 
 def watched(kind, optimizer, dtype=torch.float32, **options):
@@ -51,7 +51,7 @@ def test_no_step_of_an_epoch_makes_a_subnormal_number(kind, optimizer):
     assert watched(kind, optimizer).total() == 0
 
 
-def test_adam_with_weight_decay_makes_few_subnormal_numbers():
+def test_adam_makes_few_subnormal_numbers():
     """A gradient of 1e-20 has a subnormal square, in any network; without clearing there are thousands per step."""
     found = watched(HAT, ADAM)
     assert found["parameters"] == 0
