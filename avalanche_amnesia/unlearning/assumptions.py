@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
 from avalanche_amnesia.bits import tensor_hash
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
 from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names}
@@ -94,7 +94,11 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
     """Yield the attributes of the user's modules that can't be compared."""
     for _, module in model.named_modules():
         yield from _replaced(module)
-        if not is_closed(type(module)):
+        if is_closed(type(module)):
+            continue
+        if is_of(type(module), "avalanche_amnesia"):  # its attributes change as those of this package's models do
+            yield _name(module)
+        else:
             for name, value in _attributes(module):
                 if not (isinstance(value, (Tensor, nn.Module)) or _is_plain(value) or is_closed_object(value)):
                     yield f"{name} of {type(module).__name__}"
@@ -167,7 +171,7 @@ def attributes_of(strategy: Strategy) -> dict[str, str]:
     modules = criterion.named_modules(prefix="criterion") if isinstance(criterion, nn.Module) else ()
     found: dict[str, str] = {}
     for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
-        if type(thing).__module__.partition(".")[0] != "avalanche_amnesia" and not isinstance(thing, _FUNCTIONS):
+        if not (is_of(type(thing), "avalanche_amnesia") or isinstance(thing, _FUNCTIONS)):
             held = _attributes(thing) if path.startswith("model") else [*_attributes(thing), *_tensors(thing)]
             found |= {f"{path}.{name}": _as_text(value) for name, value in held}
     return found

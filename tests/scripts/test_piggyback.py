@@ -87,7 +87,7 @@ def test_unlearning_a_task_is_exact():
     strategy = learn(piggyback(), benchmark.train_stream[:3])
     record = strategy.unlearn([1])
     assert record.claim == "conditional"  # the method is a script's own
-    assert record.rests_on == ("experiments.piggyback.PiggybackPlugin",)
+    assert "experiments.piggyback.PiggybackPlugin" in record.rests_on
     assert record.plan.affected == ()
     strategy.train(benchmark.train_stream[3])
     reference = piggyback()

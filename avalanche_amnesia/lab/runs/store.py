@@ -481,11 +481,12 @@ def _root_key(strategy: Strategy, state: Any) -> str:
 def _code_of(strategy: Strategy) -> list[Any]:
     """Return the code of a strategy, its networks, plugins, loss and hooks, and the networks' graphs."""
     skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
-    hooks = [hook for _, several in hooks_of(strategy) for hook in several]
+    hooked = list(hooks_of(strategy))
+    hooks = [hook for _, several in hooked for hook in several]
     parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
     traced = [part for part in parts if isinstance(part, MaskedBackbone)]
     graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # both modes
-    return [script_code([strategy, *parts, *hooks], skip), graphs]
+    return [script_code([strategy, *parts, *hooks], skip), graphs, [(place, len(several)) for place, several in hooked]]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:

@@ -151,8 +151,7 @@ def test_a_shadow_does_not_depend_on_the_task_that_it_replaces(monkeypatch, adju
 
     updates = []
     for size in (0.0, 0.25):
-        unlearning = UnlearningPlugin(trial=False)  # a rehearsal would be watched too
-        strategy = learned(2, compensation=BackupPlugin(start=start), adjustment=adjustment, unlearning=unlearning)
+        strategy = learned(2, compensation=BackupPlugin(start=start), adjustment=adjustment)
         mark(strategy, 1, size)
         monkeypatch.setattr(Shadow, "logits", watched)
         strategy.train_epochs, strategy.train_mb_size = 1, 600
