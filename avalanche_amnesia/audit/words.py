@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -71,15 +70,6 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
         told.append(f"{before} is as it was and still holds all of it: delete it.")
     told.append("Other copies were not touched.")
     return told
-
-
-def date_in_words(time: str) -> str:
-    """The day of a moment in ISO 8601: ``3 May 2026``; ``an unknown day`` where there is none."""
-    try:
-        day = datetime.fromisoformat(time)
-    except ValueError:
-        return "an unknown day"
-    return f"{day.day} {day:%B %Y}"
 
 
 def seconds_in_words(seconds: float) -> str:

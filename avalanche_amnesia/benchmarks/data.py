@@ -61,7 +61,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return torch.cat([*parts]), torch.tensor(targets, dtype=torch.int64)
 
     def part(self, where: Sequence[int]) -> "TensorTask":
-        """Some of the task's samples, as a view."""
+        """Return a view of some samples of the task."""
         index = self.index[torch.tensor(list(where), dtype=torch.int64)]
         return TensorTask(self.base, index, [self.targets[i] for i in where], self.transform)
 
@@ -134,7 +134,7 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return [x, torch.as_tensor(y), *default_collate([rest for _, _, *rest in items])]
 
     def part(self, where: Sequence[int]) -> "LazyTask":
-        """Some of the task's samples, as a view."""
+        """Return a view of some samples of the task."""
         return LazyTask(self.base, [self.index[i] for i in where], [self.targets[i] for i in where])
 
 

@@ -49,10 +49,6 @@ class RunWriter(ABC):
         """Keep the record of an unlearning."""
 
     @abstractmethod
-    def use(self, record: UnlearningRecord) -> None:
-        """Declare that this run uses a record of another run."""
-
-    @abstractmethod
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Remove the values of unlearned tasks from the summary, see :func:`tells_of`."""
 
@@ -136,10 +132,6 @@ class RunLogger(BaseLogger, ABC):
                 [{EVENTS: self._events.table(), ITERATION: at.iteration, TASK: at.task, EVENT: at.event}],
                 {EVENTS: EVENT},
             )
-
-    def use_record(self, record: UnlearningRecord) -> None:
-        """Name a record of another run as an input of this run."""
-        self._open().use(record)
 
     def finish(self, exit_code: int = 0) -> None:
         """End the run, passed in or our own, and return when all of it is stored; again does nothing."""

@@ -57,12 +57,6 @@ class WandBWriter(RunWriter):
         """Keep a record as an artefact of the run."""
         self.run.log_artifact(_artefact(record))
 
-    def use(self, record: UnlearningRecord) -> None:
-        """Make the record's artefact an input of this run; offline W&B can't do that, and it is only named."""
-        self.run.config.update({"record": artefact_name(record)})
-        if not self.run.offline:
-            self.run.use_artifact(_artefact(record))
-
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Remove the values of the tasks from the run's summary."""
         for name in [name for name in self.run.summary.keys() if tells_of(name, tasks)]:  # noqa: SIM118

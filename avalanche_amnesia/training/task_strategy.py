@@ -328,11 +328,11 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
 
     def training_epoch(self, **kwargs: Any) -> None:
-        """As the host's; samples that make no mini-batch are named, and the task undone."""
+        """Train for one epoch; name samples that can't be collated, and undo the task."""
         self._run(super().training_epoch, kwargs)
 
     def eval_epoch(self, **kwargs: Any) -> None:
-        """As the host's; samples that make no mini-batch are named."""
+        """Evaluate for one epoch; name samples that can't be collated."""
         self._run(super().eval_epoch, kwargs)
 
     def _run(self, epoch: Callable[..., None], options: dict[str, Any]) -> None:
@@ -365,7 +365,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             raise
 
     def criterion(self) -> Any:
-        """As the host's; labels that the head has no class for, and a loss that is no number, are named."""
+        """Return the loss; name labels outside of the head's classes, and a loss that is no number."""
         parts = self.mb_y, self.mb_output
         first = self.is_training and not self.clock.train_exp_iterations
         if first:  # an accelerator does not survive such a label
@@ -383,7 +383,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         return loss
 
     def optimizer_step(self) -> None:
-        """As the host's; a fused Adam steps by its kernel alone, in half the time."""
+        """Step the optimizer; call the kernel of a fused Adam directly, in half the time."""
         if not step_by_kernel(self.optimizer):
             super().optimizer_step()
 
@@ -417,7 +417,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
-        reproduce: bool = True,
+        reproduce: bool | None = None,
     ) -> UnlearningRecord:
         """Unlearn tasks, or samples or classes of one, as a whole or not at all; at any moment outside a training call.
 
@@ -438,7 +438,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 changed by hand, a loaded state), instead of saying so in the record.
             reproduce: before a task is trained again without some samples, train it again with them, and refuse the
                 request if its bits differ from before: data, code or settings have changed then. False saves that
-                training, and the record's claim rests on them.
+                training, and the record's claim rests on them. By default as the strategy's :class:`UnlearningPlugin`.
 
         Raises:
             RequestError: if they can't be requested now; nothing changed.

@@ -1,19 +1,23 @@
 """Parts of a training that a claim rests on: code outside of torch, torchvision, Avalanche and this package.
 
-Such a part may remember anything, and nobody can see that from outside. So it is named and never run, walked or
+Such an open part may remember anything, which is not visible from outside. So it is named, and never run, walked or
 changed: only objects of closed classes are entered. A network's modules count as closed, because their tensors and
 plain attributes are compared between trainings (:func:`attributes_of`).
 """
 
+import inspect
+import random
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
+from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
@@ -26,19 +30,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dt
 _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_DRAWING = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, GeneratorType)
+"""Objects of closed classes that remember: no seed of a task sets them."""
 _LONG = 1000  # longer containers hold samples
 _LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_OF_EVERY_CLASS = frozenset(
-    (
-        *("__module__", "__qualname__", "__doc__", "__init__", "__annotations__", "__dict__", "__weakref__"),
-        *("__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl", "__firstlineno__"),
-        *("__static_attributes__", "_is_protocol", "__subclasshook__", "__protocol_attrs__"),
-    )
-)
+_OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__init__", "__annotations__", "__orig_bases__"} | {
+    *("__firstlineno__", "__static_attributes__", "__parameters__")
+}
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_REPLACEABLE = ("step", "zero_grad", "forward", "__call__")
-_GLOBAL_HOOKS = (nn.modules.module, torch_optimizer)
 
 
 def is_closed(thing: Any) -> bool:
@@ -46,73 +46,91 @@ def is_closed(thing: Any) -> bool:
     return str(getattr(thing, "__module__", None) or "builtins").partition(".")[0] in _CLOSED
 
 
-def open_parts(strategy: Strategy) -> tuple[str, ...]:
-    """Return the names of all parts outside of closed packages that take part in the strategy's current training."""
+def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of all open parts of the strategy's current training; ``options`` are those of ``train``."""
     found = [*_of_strategy(strategy), *_of_plugins(strategy), *_of_modules(strategy.model)]
     found += [] if is_closed(type(strategy.optimizer)) else [f"the optimizer {_name(strategy.optimizer)}"]
     found += (f"the loss {name}" for name in _inside([strategy._criterion]))
-    found += (f"{name} in the data" for name in _inside([strategy.experience, getattr(strategy, "collate_fn", None)]))
-    for place, hooks in (*hooks_of(strategy), *_global_hooks()):
-        found += (f"{place} ({name})" for name in _inside(hooks))
+    found += (f"{name} in the data" for name in _inside([strategy.experience]))
+    found += (f"{name} given to train" for name in _inside([options]))
+    everywhere = (
+        item
+        for module in (nn.modules.module, torch_optimizer)
+        for item in vars(module).items()
+        if item[0].startswith("_global")
+    )
+    for place, hooks in (*hooks_of(strategy), *everywhere):
+        found += (f"{place} ({name})" for name in _inside([hooks]))
+    parts = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
+    for kind in dict.fromkeys(base for part in parts for base in type(part).__mro__ if is_closed(base)):
+        found += (f"{name} of {kind.__name__} ({part})" for name, part in _patches(kind))
     return tuple(dict.fromkeys(found))
 
 
 def _of_strategy(strategy: Strategy) -> Iterator[str]:
-    """Yield the methods and attributes that classes of the user's define, and functions in place of methods."""
+    """Yield the methods and attributes that the user's classes define, and functions in place of methods."""
     for base in type(strategy).__mro__:
         if not is_closed(base):
             yield from (f"{name} of {base.__name__}" for name in vars(base) if name not in _OF_EVERY_CLASS)
     yield from _replaced(strategy)
 
 
+def _patches(kind: type) -> Iterator[tuple[str, str]]:
+    """Yield name and function of each method of a closed class that other code has replaced."""
+    # A method that was only added (by transformers to nn.Module) has no effect on closed code.
+    for name, value in vars(kind).items():
+        if isinstance(value, FunctionType) and not is_closed(value):
+            source = f"def {name}("  # counts as replaced without a source to read
+            with suppress(OSError, TypeError):
+                source = inspect.getsource(kind)
+            if f"def {name}(" in source:
+                yield name, _name(value)
+
+
 def _replaced(thing: Any) -> Iterator[str]:
-    """Yield the functions that stand in an object in place of its class's methods."""
+    """Yield the functions that replace methods of one object."""
     for name, value in vars(thing).items():
-        if isinstance(value, (FunctionType, MethodType, partial)) and callable(getattr(type(thing), name, None)):
+        if _replaces(thing, name, value):
             yield from (f"{name} of {type(thing).__name__} ({part})" for part in _inside([value], [thing]))
 
 
+def _replaces(thing: Any, name: str, value: Any) -> bool:
+    return isinstance(value, (FunctionType, MethodType, partial)) and callable(getattr(type(thing), name, None))
+
+
 def _of_plugins(strategy: Strategy) -> Iterator[str]:
-    """Yield plugins, metrics and loggers of the user's, plugins of Avalanche, and rules given to this package's."""
+    """Yield the user's plugins, metrics and loggers, Avalanche's plugins, and functions in this package's plugins."""
     evaluator = strategy.evaluator
-    watching = (*getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ()))
-    for plugin in (*strategy.plugins, *watching):
-        name, kind = type(plugin).__name__, type(plugin)
-        ours = kind.__module__.partition(".")[0] == "avalanche_amnesia"
-        if not is_closed(kind):
-            yield _name(plugin)
-        elif not (ours or isinstance(plugin, OF_THE_HOST) or plugin in watching):
+    for plugin in (*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())):
+        yield from () if is_closed(type(plugin)) else (_name(plugin),)
+        yield from _replaced(plugin)
+    for plugin in strategy.plugins:
+        package, name = type(plugin).__module__.partition(".")[0], type(plugin).__name__
+        if package == "avalanche" and not isinstance(plugin, OF_THE_HOST):
             yield f"Avalanche's {name}"
-        elif ours and plugin not in watching:
+        if package == "avalanche_amnesia":
             given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *_CONTAINERS))]
             settings = [v for v in given if callable(v) or hasattr(v, "held") or is_frozen(type(v))]
             yield from (f"{part} in {name}" for part in _inside(settings, [strategy]))
-        yield from _replaced(plugin)
 
 
 def _of_modules(model: nn.Module) -> Iterator[str]:
-    """Yield the attributes of the user's modules that can't be compared."""
-    for _, module in model.named_modules():
-        yield from _replaced(module)
+    """Yield the user's subclasses of this package's models, and attributes without a comparable value."""
+    for module in model.modules():
         if is_closed(type(module)):
             continue
-        if is_of(type(module), "avalanche_amnesia"):  # its attributes change as those of this package's models do
+        if is_of(type(module), "avalanche_amnesia"):  # its attributes change in every training, like its base class's
             yield _name(module)
-        else:
-            for name, value in _attributes(module):
-                if not (isinstance(value, (Tensor, nn.Module)) or _is_plain(value) or is_closed_object(value)):
-                    yield f"{name} of {type(module).__name__}"
-
-
-def is_closed_object(value: Any) -> bool:
-    """Return True for a closed function, and for an object of a closed class that is no container."""
-    if isinstance(value, (*_CONTAINERS, partial, MethodType)):
-        return False
-    return is_closed(value if isinstance(value, _FUNCTIONS) else type(value))
+            continue
+        for name, value in _attributes(module):
+            if isinstance(value, nn.Module) or _is_plain(value):
+                continue
+            if isinstance(value, _CONTAINERS) or any(True for _ in _inside([value])):
+                yield f"{name} of {type(module).__name__}"
 
 
 def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
-    """Yield the names of the open functions and objects that closed objects hold."""
+    """Yield the names of open functions and objects, and of generators, that closed objects contain."""
     seen, todo = {id(each) for each in skip}, deque(roots)
     while todo:
         each = todo.popleft()
@@ -120,21 +138,23 @@ def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
             continue
         seen.add(id(each))
         if isinstance(each, _CONTAINERS):
-            values = each.values() if isinstance(each, dict) else each
-            todo += values if len(each) < _LONG else ()
-        elif isinstance(each, MethodType):
-            todo += (each.__func__, each.__self__)
-        elif not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
+            values = list(each.values()) if isinstance(each, dict) else list(each)
+            if not all(issubclass(kind, _LEAVES) for kind in set(map(type, values))):  # quick for many labels
+                todo += values
+        elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType)):
+            todo += (getattr(each, "__func__", None), each.__self__)
+        elif isinstance(each, _DRAWING) or not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
             yield _name(each)
         elif isinstance(each, partial):
             todo += (each.func, each.args, each.keywords)
         elif not isinstance(each, type):
-            held = getattr(each, "__dict__", {})
-            todo += [value for name, value in held.items() if name not in _LEADING_OUT]
+            held = getattr(each, "__dict__", {}).items()
+            seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
+            todo += [v for name, v in held if name not in _LEADING_OUT and not (seeds and isinstance(v, _DRAWING))]
 
 
 def _name(thing: Any) -> str:
-    """Return the name of an open part: a class for an object, with the line for a lambda or an inner function."""
+    """Return the name of an open part: class of an object, or name, file and line of a function."""
     if not isinstance(thing, FunctionType):
         kind = thing if isinstance(thing, type) else type(thing)
         return f"{kind.__module__}.{kind.__qualname__}"
@@ -143,7 +163,7 @@ def _name(thing: Any) -> str:
 
 
 def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the hooks of model, parameters, optimizer and loss, and functions in place of their methods, by name."""
+    """Yield place and hooks of model, parameters, optimizer and loss, and functions that replace their methods."""
     model = strategy.model
     parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
     for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
@@ -151,37 +171,43 @@ def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
         for name, value in kinds.items():
             if name.endswith("_hooks") and isinstance(value, dict) and value:
                 yield f"{path}.{name}", list(value.values())
-            elif name in _REPLACEABLE and callable(value):
+            elif _replaces(part, name, value):
                 yield f"{path}.{name}", [value]
 
 
-def _global_hooks() -> Iterator[tuple[str, list[Any]]]:
-    for module in _GLOBAL_HOOKS:
-        for name, value in vars(module).items():
-            if name.startswith("_global") and isinstance(value, dict) and value:
-                yield name, list(value.values())
+# Attributes to compare between trainings ------------------------------------------------------------------------------
+
+Attributes = dict[str, dict[str, str]]
+"""Path of a module or of the loss → attribute → value as text; tensors as hashes."""
 
 
-# Attributes that are compared ---------------------------------------------------------------------------------------
-
-
-def attributes_of(strategy: Strategy) -> dict[str, str]:
-    """Return path → value of all attributes of the network's modules and of the loss; tensors as hashes."""
+def attributes_of(strategy: Strategy) -> Attributes:
+    """Return all attributes of the network's modules and of the loss."""
     criterion: Any = strategy._criterion
-    modules = criterion.named_modules(prefix="criterion") if isinstance(criterion, nn.Module) else ()
-    found: dict[str, str] = {}
+    modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
+    found: Attributes = {}
     for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
         if not (is_of(type(thing), "avalanche_amnesia") or isinstance(thing, _FUNCTIONS)):
-            held = _attributes(thing) if path.startswith("model") else [*_attributes(thing), *_tensors(thing)]
-            found |= {f"{path}.{name}": _as_text(value) for name, value in held}
+            own = _tensors(thing) if path.startswith("criterion") else []  # the model's tensors are what a task trains
+            found[path] = {name: _as_text(value) for name, value in (*_attributes(thing), *own)}
     return found
+
+
+def changed_attributes(before: Attributes, now: Attributes) -> str:
+    """Return the names of up to three attributes that differ, are new or are lost, in modules of both; or nothing."""
+    names = [
+        f"{path}.{name}"
+        for path in before.keys() & now.keys()
+        for name in {**before[path], **now[path]}
+        if before[path].get(name) != now[path].get(name)
+    ]
+    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
     held = [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
-    if not isinstance(thing, nn.Module) or not is_closed(type(thing)):
-        return held
-    return [(name, value) for name, value in held if not isinstance(value, Tensor)]  # torch computes them anew
+    computed = isinstance(thing, nn.Module) and is_closed(type(thing))  # torch computes tensors there in each forward
+    return [(name, value) for name, value in held if not (computed and isinstance(value, Tensor))]
 
 
 def _tensors(thing: Any) -> list[tuple[str, Tensor]]:

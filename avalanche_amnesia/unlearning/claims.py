@@ -29,7 +29,12 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_set
 from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.assumptions import attributes_of, is_closed, open_parts
+from avalanche_amnesia.unlearning.assumptions import (
+    Attributes,
+    attributes_of,
+    changed_attributes,
+    open_parts,
+)
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import purger_of
 
@@ -49,7 +54,7 @@ class Circumstances:
     Attributes:
         settings: of the strategy, its optimizer and plugins.
         plugins: names of their classes.
-        attributes: of the network's modules and the loss at the first step; path → value, tensors as hashes.
+        attributes: of the network's modules and the loss at the first step.
         faults: reasons why the training is no function of these values.
         options: keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved.
         place: text that identifies the weights of the task; empty if all tasks share them.
@@ -58,7 +63,7 @@ class Circumstances:
 
     settings: dict[str, Any]
     plugins: tuple[str, ...]
-    attributes: dict[str, str]
+    attributes: Attributes
     faults: tuple[str, ...]
     options: dict[str, Any]
     place: str
@@ -105,7 +110,7 @@ class Claims:
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
-        attributes, rests_on = attributes_of(strategy), open_parts(strategy)
+        attributes, rests_on = attributes_of(strategy), open_parts(strategy, options)
         self._trainings[task] = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
         self._first = self._trainings[task] if self._first is None else self._first
 
@@ -122,9 +127,9 @@ class Claims:
         """Record a finished task, attributes that changed during its training, and the hashes of the model after it."""
         training = self._trainings.get(task)
         if training is not None:
-            changed = _changed(training.attributes, attributes_of(strategy))
+            changed = changed_attributes(training.attributes, attributes_of(strategy))
             faults = (f"training task {task} changed {changed}",) if changed else ()
-            rests_on = tuple(dict.fromkeys((*training.rests_on, *open_parts(strategy))))
+            rests_on = tuple(dict.fromkeys((*training.rests_on, *open_parts(strategy, {}))))
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that differ from those of the reference
@@ -209,8 +214,8 @@ class Claims:
 
     def criterion_learned(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
-        now = {name: value for name, value in attributes_of(strategy).items() if name.startswith("criterion")}
-        return self._first is not None and bool(_changed(self._first.attributes, now))
+        now = {path: value for path, value in attributes_of(strategy).items() if path.startswith("criterion")}
+        return self._first is not None and bool(changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
         """Return the reasons why a training is no function of (seed, task) and its visible tasks."""
@@ -224,8 +229,7 @@ class Claims:
         if not getattr(strategy, "optimizer_always_fresh", False):
             found.append("the optimizer's state outlived a task")
         for plugin in strategy.plugins:
-            ours = is_closed(type(plugin)) and type(plugin).__module__.startswith("avalanche_amnesia.")
-            if not ours and purger_of(plugin) is not None:
+            if not type(plugin).__module__.startswith("avalanche_amnesia.") and purger_of(plugin) is not None:
                 found.append(f"plugin {type(plugin).__name__} keeps state from task to task")
         return found
 
@@ -238,7 +242,7 @@ class Claims:
         if other:
             found.append(f"{_listed(other)} trained at other settings than the first task, or beside other plugins")
         for task, here in trained.items():
-            changed = _changed(first.attributes, here.attributes)
+            changed = changed_attributes(first.attributes, here.attributes)
             if changed:
                 found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:
@@ -249,12 +253,6 @@ class Claims:
 def _settings_in(training: Circumstances) -> tuple[Any, ...]:
     options = {name: value for name, value in training.options.items() if name not in _OF_EVALUATION}
     return training.settings, training.plugins, options
-
-
-def _changed(first: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Return the names of up to three attributes that differ, and the number of others; empty if none does."""
-    names = [name for name, value in now.items() if first.get(name, value) != value]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _listed(tasks: Sequence[int]) -> str:

@@ -30,7 +30,6 @@ class LoggedRun:
         metrics: metric name → the metric it is drawn over; None where it has no axis.
         rows: one dict per logged row.
         records: of its unlearnings.
-        inputs: records of other runs that it is about.
         complete: whether it was finished; False for a run that is still going or was killed.
     """
 
@@ -44,7 +43,6 @@ class LoggedRun:
     metrics: dict[str, str | None] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
     records: list[UnlearningRecord] = field(default_factory=list)
-    inputs: list[UnlearningRecord] = field(default_factory=list)
     complete: bool = False
 
 
@@ -89,9 +87,6 @@ class _Reader(RunWriter):
 
     def keep(self, record: UnlearningRecord) -> None:
         self._run.records.append(record)
-
-    def use(self, record: UnlearningRecord) -> None:
-        self._run.inputs.append(record)
 
     def forget(self, tasks: tuple[int, ...]) -> None:
         for name in [name for name in self._run.summary if tells_of(name, tasks)]:

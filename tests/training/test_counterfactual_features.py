@@ -25,16 +25,7 @@ class Recurrent(nn.Module):
         return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
 
 
-NAMES = [
-    "lenet",
-    "residual 1x1",
-    "concatenated maps",
-    "grouped",
-    "depthwise",
-    "pooled",
-    "batch norm",
-    "softmax",
-]
+NAMES = ["lenet", "residual 1x1", "concatenated maps", "grouped", "depthwise", "pooled", "batch norm", "softmax"]
 NAMES += ["layer norm", "group norm", "transposed", "embedding", "raw parameter", "attention", "squeeze and excite"]
 NETWORKS = {name: small_networks.ALL[name] for name in NAMES} | {
     "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),

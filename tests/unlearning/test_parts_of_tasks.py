@@ -426,3 +426,6 @@ def test_without_a_reproduction_the_claim_rests_on_code_and_data():
         ("code and data of task 1, unchanged since its training",),
     )
     assert strategy.unlearn(task=1, samples=[4]).claim == "exact"
+    skipping = learned(disjoint(unlearning=UnlearningPlugin(reproduce=False)))
+    assert skipping.unlearn(task=1, samples=[3]).claim == "conditional"
+    assert skipping.unlearn(task=1, samples=[4], reproduce=True).claim == "exact"

@@ -56,10 +56,6 @@ class JSONWriter(RunWriter):
         """Save a record to a new file, and add a line with its path."""
         self._append("record", path=self._saved("records", record))
 
-    def use(self, record: UnlearningRecord) -> None:
-        """Save the record that this run examines; at W&B it becomes the input of the run."""
-        self._append("input", path=self._saved("records", record))
-
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Add a line that removes earlier values of these tasks from the summary."""
         self._append("forget", tasks=list(tasks))
@@ -191,8 +187,6 @@ def replay(root: Path, writer: RunWriter) -> bool:
                 writer.note(line["texts"])
             case "record":
                 writer.keep(UnlearningRecord.load(root / line["path"]))
-            case "input":
-                writer.use(UnlearningRecord.load(root / line["path"]))
             case "forget":
                 writer.forget(tuple(line["tasks"]))
             case "end":

@@ -78,6 +78,8 @@ class Verdict:
     kind: Kind
     claim: str
     outcomes: Sequence[Outcome]
+    rests_on: Sequence[str] = ()
+    """The user's parts, if the claim is ``conditional``."""
     beside: str = ""
     """Notes on the runs: requests not obeyed, records missing, or runs that stopped early."""
 
@@ -95,8 +97,9 @@ class Verdict:
             return ""
         if self.kind in ("exact", "conditional"):
             tested = any(outcome.pairs for outcome in self.outcomes)
-            condition = "" if self.kind == "exact" else ", if the parts named in the records are repeatable"
-            return f"by construction{condition}, and {'no test contradicts it' if tested else 'not tested'}"
+            more = f" and {len(self.rests_on) - 3} more" if len(self.rests_on) > 3 else ""
+            rests = f", if these are repeatable: {', '.join(self.rests_on[:3])}{more}," if self.rests_on else ""
+            return f"by construction{rests or ','} and {'no test contradicts it' if tested else 'not tested'}"
         deciding = listed([outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind])
         if self.kind == "clear":
             return f"{deciding} agree"
@@ -113,12 +116,14 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     """
     said, beside = claim_of(runs), "; ".join(_beside(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # no request, or learned again
-        return Verdict("nothing", said, (), beside)
+        return Verdict("nothing", said, (), beside=beside)
     by_construction: dict[str, Kind] = {"exact": "exact", "conditional": "conditional"}
     outcomes = list(_outcomes(runs, exact=said in by_construction))
     kind: Kind = _gravest(outcomes).finding
     kind = by_construction.get(said, kind) if kind in ("weak", "clear") else kind
-    return Verdict(kind, said, outcomes, beside)
+    plans = (record.get("plan") or {} for run in runs for record in run.records)
+    rests_on = tuple(dict.fromkeys(part for plan in plans for part in plan.get("rests_on") or ()))
+    return Verdict(kind, said, outcomes, rests_on, beside)
 
 
 def claim_of(runs: Sequence[Run]) -> str:
@@ -127,7 +132,9 @@ def claim_of(runs: Sequence[Run]) -> str:
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
     if not claims or not any(run.obeys for run in runs):
         return ""
-    return next(claim for claim in ("approximate", "conditional", "exact") if claim in claims)
+    if claims - {"exact", "conditional"}:
+        return "approximate"
+    return "conditional" if "conditional" in claims else "exact"
 
 
 def _beside(runs: Sequence[Run]) -> Iterator[str]:

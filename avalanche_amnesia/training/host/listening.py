@@ -4,7 +4,7 @@ Avalanche calls every plugin at each of the eight events of a training iteration
 experience each time, even if no metric or logger handles the event. For small networks this is a fifth of a step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from avalanche.core import SupervisedPlugin
@@ -38,9 +38,11 @@ def listens(plugin: object, event: str) -> bool:
     return _overrides(plugin, event, SupervisedPlugin)
 
 
-def listens_to_training(plugin: object) -> bool:
-    """Return True if a plugin handles any event of a training iteration."""
-    return any(listens(plugin, event) for event in EVENTS_OF_ITERATIONS if "eval" not in event)
+def set_attributes(strategy: Strategy, attributes: Mapping[str, Any]) -> None:
+    """Set a strategy's attributes to earlier ones, and delete those that it did not have."""
+    vars(strategy).update(attributes)
+    for name in vars(strategy).keys() - attributes.keys():
+        vars(strategy).pop(name, None)
 
 
 def sees_final_gradients(strategy: Strategy, plugin: object) -> bool:
@@ -94,7 +96,7 @@ def _forgetting(method: str) -> Callable[..., None]:
         getattr(super(ListenerDispatch, self), method)(**kwargs)
         self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
 
-    announce.__name__, announce.__doc__ = method, "As the host's; then listeners are looked up again."
+    announce.__name__, announce.__doc__ = method, "Call Avalanche's method, then clear the cached listeners."
     return announce
 
 

@@ -22,7 +22,7 @@ from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import dispatch_to
+from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.states import before_loading
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction
@@ -155,7 +155,7 @@ class Reproduced(Exception):
             raise RequestError(
                 f"{event}: task {task}, trained again with all of its samples, has other bits than before, first in "
                 f"{other[0]}: its data, the code or the settings have changed since. Nothing was unlearned. Restore "
-                "them; or ask with reproduce=False, and the record says approximate, or on what its claim rests"
+                "them; or give unlearn() or UnlearningPlugin() reproduce=False: the claim then rests on them"
             )
 
 
@@ -215,14 +215,6 @@ def retraining(
         raise Reproduced(hashes, plugin.claims.training(task).place)
 
     return again, as_before
-
-
-def set_attributes(strategy: Strategy, attributes: Mapping[str, Any], names: Iterable[str] | None = None) -> None:
-    """Set a strategy's attributes to earlier ones, and delete those (of some names) that it did not have."""
-    vars(strategy).update(attributes)
-    for name in list(vars(strategy)) if names is None else names:
-        if name not in attributes:
-            vars(strategy).pop(name, None)
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

@@ -47,8 +47,8 @@ def of_anybody(thing: object) -> bool:
     return not isinstance(thing, (*CONTAINERS, tuple)) or len(thing) < _LONG
 
 
-# Of objects and containers the contents are stored, which copies nothing. Values of tensors are copied only on request:
-# those of named tensors, or of all tensors found. An object with a method ``way_back()`` returns its own restore
+# Of objects and containers the contents are stored, which copies nothing. Values of tensors are copied only for
+# the given ones. An object with a method ``way_back()`` returns its own restore
 # function.
 class Contents:
     """Contents of all objects that some lead to and that may be written into, and states of random generators there."""
@@ -60,8 +60,6 @@ class Contents:
         enter: Callable[[object], bool] = of_package_and_host,
         parts: Iterable[Any] = (),
         tensors: Iterable[Tensor] = (),
-        *,
-        values: bool = False,
     ) -> None:
         found = [thing for _, thing in reachable(list(roots), skip=skip, enter=enter)]
         entered = [thing for thing in found if enter(thing)]
@@ -70,8 +68,7 @@ class Contents:
         held = (entry for _, entries in self._contents for entry in entries)
         things = {id(thing): thing for thing in (*held, *found)}
         self._ways_back = [way for thing in things.values() for way in _ways_back(thing)]
-        inside = (thing for thing in found if values and isinstance(thing, Tensor) and thing.layout is torch.strided)
-        self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in (*tensors, *inside)]
+        self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in tensors]
 
     @torch.no_grad()
     def go_back(self) -> None:

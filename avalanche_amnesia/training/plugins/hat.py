@@ -114,7 +114,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """As the base class's; check the model, the locks against the stream, and that an embedding can be stepped."""
+        """Check the model, the locks against the stream, and the optimizer of the embedding."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         self.model_of(strategy).check_gradients()
         self._check_locks(strategy.experience, self.model_of(strategy))

@@ -74,6 +74,8 @@ class UnlearningPlugin(SupervisedPlugin):
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
             shared entry.
+        reproduce: whether a task is trained again as before, and must give its old bits, before it is trained without
+            some samples; :meth:`unlearn` can say otherwise.
     """
 
     answers_requests = True
@@ -88,12 +90,14 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: bool = False,
         deletion: Deletion | None = None,
         obey: Obedience = True,
+        reproduce: bool = True,
     ) -> None:
         super().__init__()
         checks.one_of("obey", obey, Obedience)
         if deletion is not None:
             checks.one_of("deletion", deletion, Deletion)
-        self.obey, self.deletion = obey, deletion
+        checks.one_of("reproduce", reproduce, Literal[True, False])
+        self.obey, self.deletion, self.reproduce = obey, deletion, reproduce
         self.allow_unknown = allow_unknown
         self.keep_probes = keep_probes
         self.ledger = TaskLedger(deadline)
@@ -169,7 +173,7 @@ class UnlearningPlugin(SupervisedPlugin):
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
-        reproduce: bool = True,
+        reproduce: bool | None = None,
     ) -> UnlearningRecord:
         """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
 
@@ -366,7 +370,7 @@ class UnlearningPlugin(SupervisedPlugin):
         allow_unknown: bool | None = None,
         strict: bool = False,
         data: Any = None,
-        reproduce: bool = True,
+        reproduce: bool | None = None,
     ) -> UnlearningRecord:
         tasks = _tasks_of(request)
         if self.current is not None:
@@ -393,6 +397,8 @@ class UnlearningPlugin(SupervisedPlugin):
             snapshot.put_finished_back(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
 
+        reproduce = self.reproduce if reproduce is None else reproduce
+
         def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
             made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
             return made, *retraining(self, strategy, request, made, data, reproduce=reproduce)
@@ -411,7 +417,9 @@ class UnlearningPlugin(SupervisedPlugin):
                     apply(context, self.claims, lambda *given: None, provenance, as_before)
                 except Reproduced as found:
                     found.check(task, context.hashes, first.place, event)
+                started = context.started
                 context, again, _ = prepared()
+                context.started = started  # the record's seconds include the reproduction
             return apply(context, self.claims, announce, provenance, again)
         finally:
             self.current = None

@@ -13,7 +13,6 @@ from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger, sync
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.logging import WandBLogger
-from avalanche_amnesia.logging.wandb import artefact_name
 
 PLAN = UnlearningPlan((1, 2), "after 3 trainings", {}, (), (), (), {}, "approximate", 0, (), ())
 RECORD = UnlearningRecord(PLAN, (), (), (0,), 3, 30, 0.1)
@@ -89,29 +88,16 @@ def test_folders_without_runs_of_json_lines_are_refused(tmp_path: Path, capsys: 
         sync([tmp_path], mode="offline")
 
 
-def test_a_run_names_the_record_that_it_uses(tmp_path: Path) -> None:
-    with JSONLogger(tmp_path / "json", job_type="audit") as logger:
-        logger.use_record(RECORD)
-    run = read_json_run(tmp_path / "json")
-    assert (run.job_type, run.inputs, run.records) == ("audit", [RECORD], [])
-    with WandBLogger(dir=tmp_path, mode="offline", job_type="audit") as of_wandb:
-        of_wandb.use_record(RECORD)
-    theirs = read_offline_run(*run_folders(tmp_path))
-    assert theirs.config == {"record": artefact_name(RECORD)}
-
-
-def test_a_run_sent_online_uses_the_artefact_of_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_sent_online_keeps_its_id_and_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with JSONLogger(tmp_path / "audit", job_type="audit") as logger:
-        logger.use_record(RECORD)
+        logger.log_single_metric("x", 1, 0)
     begun: dict[str, Any] = {}
-    used: list[Any] = []
     begin = wandb.init
 
     def init(**options: Any) -> Any:
         begun.update(options)
         run = begin(**{**options, "mode": "offline"})
         monkeypatch.setattr(type(run), "offline", False)
-        monkeypatch.setattr(type(run), "use_artifact", lambda self, artefact: used.append(artefact))
         return run
 
     monkeypatch.setattr(wandb, "init", init)
@@ -119,6 +105,3 @@ def test_a_run_sent_online_uses_the_artefact_of_its_record(tmp_path: Path, monke
     assert outcome.result == "sent", outcome
     assert (begun["mode"], begun["id"], begun["job_type"]) == ("online", read_json_run(tmp_path / "audit").id, "audit")
     assert "resume" not in begun
-    (artefact,) = used
-    assert (artefact.name, artefact.type) == (artefact_name(RECORD), "unlearning-record")
-    assert UnlearningRecord.from_json(Path(artefact.manifest.entries["record.json"].local_path).read_text()) == RECORD

@@ -49,6 +49,8 @@ VERDICTS = [
     (EXACT | {"old head": [0.0, 0.0, 0.01]}, POSSIBLE, "against its claim"),
     (EXACT | {"JSD": [-0.015] * 6}, POSSIBLE, "against its claim to be exact, by JSD"),
     ({"claim": "exact", "old head": [0.45]}, TRACE, "against its claim to be exact, by old head"),
+    (EXACT | {"claim": "conditional"}, "exact if repeatable", "by construction, and no test"),
+    (EXACT | {"claim": "conditional", "old head": [0.0, 0.0, 0.01]}, POSSIBLE, "against its claim to be exact"),
     (EXACT | {"relapse": None}, "exact", "by construction"),  # the claim depends on no test
     # a task without a value, and a JSD through other masks
     ({"old head": [0.0, 0.01, None, -0.01, 0.0, 0.01]}, WEAK, "by old head"),
@@ -110,6 +112,12 @@ def test_an_exact_claim_includes_the_accuracy_on_remaining_tasks():
     assert verdict_of([run]).why == "against its claim to be exact, by accuracy on remaining tasks"
     run.last.numbers["Accuracy_reference"][9] = 0.6
     assert str(verdict_of([run])) == "exact"
+
+
+def test_a_conditional_verdict_names_the_parts_of_all_records():
+    plan = {"claim": "conditional", "rests_on": ["mine.Data"]}
+    run = replace(run_of(claim="conditional", **EQUAL), records=({"plan": plan},))
+    assert "if these are repeatable: mine.Data, and no test contradicts it" in verdict_of([run]).why
 
 
 def test_controls_and_stopped_runs_are_named():
