@@ -52,8 +52,7 @@ HAT_ROWS = {
     "delete": {},
     "draft": {"compensation": lambda seed: ScaledUpdatesPlugin("draft")},
     "rate": {"compensation": lambda seed: ScaledUpdatesPlugin("rate")},
-    "backup-before": {"compensation": lambda seed: BackupPlugin(seed=seed)},
-    "backup-delete": {"compensation": lambda seed: BackupPlugin(start="delete")},
+    "backup-before": {"compensation": lambda seed: BackupPlugin()},
     "counterfactual": {"compensation": "counterfactual"},
     "repair-joint": {"repair": lambda seed: RepairPlugin(seed=seed)},
     "counterfactual+repair-joint": {

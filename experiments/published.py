@@ -18,7 +18,6 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import Adam
 
-from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import (
     References,
     accuracy_difference_metrics,
@@ -28,6 +27,7 @@ from avalanche_amnesia.evaluation import (
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host.lookup import remaining_experiences
+from experiments.published_copies import PublishedCopies
 from experiments.streams import STREAMS
 
 OUTPUT = Path("experiments/results/published")
@@ -38,7 +38,7 @@ def _as_published(seed):
     return {
         "masks": HardAttention(),
         "adjustment": AdaHATRule(alpha=PAPER_ALPHA),
-        "compensation": BackupPlugin(scope="unit", start="fresh", joint=True, seed=seed),
+        "compensation": PublishedCopies(seed=seed),
     }
 
 

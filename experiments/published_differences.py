@@ -29,8 +29,6 @@ from torch.optim import Adam
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin, Samples, TaskMemory
 from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.contrib.shadows.backup_plugin import ShadowScope
 from avalanche_amnesia.contrib.shadows.shadow import entries_in_use
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
@@ -43,6 +41,7 @@ from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from experiments.published import OUTPUT, STREAM, cell
+from experiments.published_copies import PublishedCopies, Scope
 from experiments.streams import accuracy_on
 
 MEMORY = 500
@@ -172,15 +171,15 @@ class AuthorsRepair(RepairPlugin):
         return self.steps
 
 
-class PublishedCopies(BackupPlugin):
+class AuthorsCopies(PublishedCopies):
     """Copies of values that replace whatever stands in an entry, as published, also what later tasks moved there.
 
     Outside their units they read the weights as they are, with what the earlier task moved there. With ``alias`` the
     name of the head in training also stands for it in a task's update, and by the time of the request for another one.
     """
 
-    def __init__(self, begin_at: str, scope: ShadowScope, seed: int, *, alias: bool) -> None:
-        super().__init__(scope=scope, start="fresh", joint=True, seed=seed)
+    def __init__(self, begin_at: str, scope: Scope, seed: int, *, alias: bool) -> None:
+        super().__init__(scope=scope, seed=seed)
         self.begin_at, self.alias = begin_at, alias
         self._head: dict[int, list[Tensor]] = {}
 
@@ -220,7 +219,7 @@ def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlea
     """Accuracies on the two tasks that remain."""
     torch.manual_seed(seed)
     model = MaskedModel(STREAM.network())
-    copies = PublishedCopies(build["start"], build["scope"], seed, alias=build["alias"])
+    copies = AuthorsCopies(build["start"], build["scope"], seed, alias=build["alias"])
     replay = AuthorsReplay(seed, replays=build["replay"])
     repair = (
         AuthorsRepair(replay.memory, seed, build["repair"], momentum=build["momentum"]) if build["repair"] else None

@@ -1,7 +1,6 @@
 """Two runs that differ only in one task's values are the same once that task is unlearned."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -65,12 +64,7 @@ class PrescribedUpdates(TrajectoryPlugin):
 def with_mark(mark: float, events, *, net=mlp, adjustment="hat", compensation="none", repair="none"):
     torch.manual_seed(0)
     recorder = PrescribedUpdates(mark, adjustment)
-    plugins = {
-        "backup": BackupPlugin,
-        "delete": partial(BackupPlugin, start="delete"),
-        "published": partial(BackupPlugin, scope="unit", start="fresh"),
-    }
-    compensation = plugins[compensation]() if compensation in plugins else compensation
+    compensation = BackupPlugin() if compensation == "backup" else compensation
     options = {
         "adjustment": adjustment,
         "compensation": compensation,
@@ -106,15 +100,13 @@ def held(strategy) -> dict[object, Tensor]:
     for task, of_task in shadows.kept.items() if shadows else ():
         for other, backup in of_task.items():
             found |= {("shadow", task, other, name): entries.values for name, entries in backup.updates.items()}
-    for task, of_task in shadows.placed.items() if shadows else ():
-        found |= {("placed", task, name): entries.values for name, entries in of_task.items()}
     for task, samples in repair.memory.samples.items() if repair else ():
         found[("sample", task)] = samples.x
         found[("logits", task)] = samples.logits
     return found
 
 
-def written_by_shadow(self: Shadow, use: dict[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
+def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseValues]:
     return {
         name: SparseValues.of(torch.full(inside.shape, 2.0**-7 * (1 + self.task)), inside & use[name])
         for name, inside in self.region.items()
@@ -124,8 +116,6 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor], *, updates: bool) ->
 @pytest.mark.parametrize(
     ("compensation", "repair", "adjustment", "events"),
     [
-        ("delete", "none", "hat", "one after another"),
-        ("published", "none", "adahat", "together, then more"),
         ("backup", "none", "adahat", "refitted twice"),
         ("counterfactual", "none", "hat", "refitted twice"),
         ("counterfactual", "none", "adahat", "one after another"),

@@ -1,26 +1,17 @@
 """Plugin for compensation by shadow copies: weights that learn later tasks without an unlearnable task."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
-from avalanche_amnesia import checks
-from avalanche_amnesia.contrib.shadows.shadow import (
-    Shadow,
-    entries_in_use,
-    first_used,
-    fresh_weights,
-    method_plugins,
-    units_used,
-)
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone, single_task
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -30,10 +21,6 @@ from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
 from avalanche_amnesia.transaction import Transaction
-
-ShadowScope = Literal["entry", "unit", "own_unit", "any_unit"]
-ShadowStart = Literal["before", "delete", "fresh"]
-ShadowOrder = Literal["oldest", "newest"]
 
 
 @dataclass(frozen=True)
@@ -56,115 +43,69 @@ class _ShadowedTask:
 class BackupPlugin(SupervisedPlugin):
     """Avalanche plugin that trains shadows together with each task: copies that learn it without an earlier task.
 
-    There is one shadow per earlier task that may be unlearned. By default it owns the entries that the earlier task was
-    the first to use, so entries of still earlier tasks never change. Its cross-entropy, through the head and mask of
-    the task in training, is added to the loss (mean over the shadows). When the task ends, the shadow's values are kept
-    at entries that both tasks use. If the earlier task is unlearned, they become the later task's update, and the
-    shadow's norms replace that task's norms. Shadows of permanent or unlearned tasks are dropped.
-
-    ``BackupPlugin(scope="unit", start="fresh", joint=True)`` are the copies of the AmnesiacHAT paper: in layer ``l``
-    ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in training. Here a copy also has its
-    own norms and dropout masks.
+    There is one shadow per earlier task that may be unlearned. It owns the entries that the earlier task was the first
+    to use, so entries of still earlier tasks never change, and starts at their values before that task. Its
+    cross-entropy, through the head and mask of the task in training, is added to the loss (mean over the shadows); it
+    trains only the shadow, so the main training is bit-identical to a training without shadows. When the task ends,
+    the shadow's updates are kept at entries that both tasks use. If the earlier task is unlearned, they become the
+    later task's update (at common entries the newest task's), and the shadow's norms replace that task's norms.
+    Shadows of permanent or unlearned tasks are dropped.
 
     Needs :class:`UnlearningPlugin`, and before it in the list of plugins :class:`HATPlugin` and
     :class:`TrajectoryPlugin`. If several tasks are unlearned together, a later task gets its norms from the shadow of
     the last trained of them.
 
-    Args:
-        scope: entries that a shadow ``B`` owns: each ``entry`` that the earlier task was the first to use, or each
-            unit in a mask ``a``, with all its weights and its bias. The mask is the cumulative mask up to that task
-            (``unit``), the task's own mask (``own_unit``, as in the authors' code), or the cumulative mask of all tasks
-            before the one in training (``any_unit``). An unlearning always places only entries that both tasks use; by
-            units, these may include entries of still earlier tasks.
-        start: initial values of the shadow: the state ``before`` the earlier task, the current state minus that task's
-            update (``delete``), or new weights for every shadow, by ``reset_parameters`` of the modules
-            (``fresh``). With ``adjustment="hat"`` and ``scope="entry"`` the first two are equal, because no other task
-            changes these entries. An unlearning replaces values, also those of other tasks, by the values of a
-            ``fresh`` shadow; from the other two kinds it adds the difference to their start.
-        order: order in which the affected tasks' entries overwrite each other: ``oldest`` first, so that the newest
-            task's values remain at common entries, or ``newest`` first.
-        joint: let the shadows' loss train the main weights, the head and the mask as well, as published; permanent
-            tasks then have shadows too, only for their loss. By default it trains only the shadows, and the main
-            training is bit-identical to a training without shadows.
-        seed: fresh weights are drawn from it, the task and the earlier task.
-
     Attributes:
         kept: task → earlier task → :class:`Backup`.
-        placed: task → parameter name in the backbone → values of fresh shadows that unlearnings placed.
 
     Raises:
-        ValueError: for an invalid value, or if a required plugin is missing; before a training, for a fresh start of a
-            parameter whose module has no ``reset_parameters``.
+        ValueError: before a training, if a required plugin is missing.
         TypeError: before a training, if the model is not a :class:`MaskedModel`.
 
-    Reference: the copies by units, their joint loss and the two orders are those of AmnesiacHAT.
+    Reference: shadows are AmnesiacHAT's copies, by entries in place of units; ``experiments/published_copies.py`` has
+    the published form.
     """
 
-    def __init__(
-        self,
-        *,
-        scope: ShadowScope = "entry",
-        start: ShadowStart = "before",
-        order: ShadowOrder = "oldest",
-        joint: bool = False,
-        seed: int = 0,
-    ) -> None:
+    shadow_class = Shadow
+
+    def __init__(self) -> None:
         super().__init__()
-        checks.one_of("scope", scope, ShadowScope)
-        checks.one_of("start", start, ShadowStart)
-        checks.one_of("order", order, ShadowOrder)
-        self.scope, self.start, self.order, self.joint = scope, start, order, joint
-        self.seed = checks.whole_number("seed", seed, None)
         self.kept: dict[int, dict[int, Backup]] = {}
-        self.placed: dict[int, dict[str, SparseValues]] = {}
         self._now: _ShadowedTask | None = None
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: stored backups, and values placed by unlearnings."""
+        """Return the state to save: the stored backups."""
         kept = {
             task: {other: {**vars(backup), "updates": entries_state(backup.updates)} for other, backup in of.items()}
             for task, of in self.kept.items()
         }
-        return {"kept": kept, "placed": {task: entries_state(values) for task, values in self.placed.items()}}
+        return {"kept": kept}
 
     def load_state(self, state: Any) -> None:
         """Load a saved state."""
-        kept, placed = checked(state, kept=dict, placed=dict)
-        backups = {
+        [kept] = checked(state, kept=dict)
+        self.kept = {
             task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
             for task, of in kept.items()
         }
-        self.placed = {task: entries_from(values) for task, values in placed.items()}
-        self.kept = backups
 
     # While a task trains --------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Check the model and the other plugins, before the task changes anything."""
-        model, _, _ = _surroundings(strategy)
-        undrawn = sorted(model.graph.factors.keys() - fresh_weights(model.backbone, 0)) if self.start == "fresh" else []
-        if undrawn:
-            raise ValueError(
-                f"start='fresh' draws weights by reset_parameters, which the modules of {undrawn} do not have: write "
-                "that method, or take start='before'"
-            )
+        _surroundings(strategy)
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Create a shadow for every earlier task that may be unlearned, or, with ``joint``, for every remaining task.
-
-        Joint shadows train the main weights, so they must not depend on which tasks may be unlearned: deadlines count
-        unlearned tasks, so a retrained model could have other shadows.
-        """
+        """Create a shadow for every earlier task that may be unlearned."""
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
         self._now = _ShadowedTask(recorder, TaskStatistics(model, task, masking.masks.statistics_batches))
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         inside_values = inside_backbone(values)
-        shadowed = trajectory.tasks if self.joint else unlearnable
         # Unlearning a task can't affect this one if the two are isolated, so no shadow is needed.
-        seen = [other for other in shadowed if masking.influences is None or other in masking.influences]
+        seen = [other for other in unlearnable if masking.influences is None or other in masking.influences]
         for other in seen:
             region = self._region(model, trajectory.tasks, other)
             # Outside its region a shadow uses the main weights minus the earlier task's update.
@@ -178,28 +119,17 @@ class BackupPlugin(SupervisedPlugin):
             region = {name: inside for name, inside in region.items() if bool(inside.any()) or name in offset}
             if any(bool(inside.any()) for inside in region.values()):
                 start = self._start_values(model, trajectory, task, other, values)
-                self._now.shadows[other] = Shadow(
-                    model, task, region, start, offset, strategy.optimizer, joint=self.joint
-                )
+                self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
     def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
         """Return the entries that a shadow owns: parameter name in the backbone → bool tensor of its shape."""
-        earlier = tasks[: tasks.index(other)]
-        if self.scope == "entry":
-            return first_used(model, other, earlier)
-        gates = {"unit": [*earlier, other], "own_unit": [other], "any_unit": tasks}
-        return units_used(model, gates[self.scope])
+        return first_used(model, other, earlier=tasks[: tasks.index(other)])
 
     def _start_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        if self.start == "fresh":
-            return fresh_weights(model.backbone, derive_seed(self.seed, "shadow", task, other))
-        if self.start == "before":
-            result = trajectory.values_before(other, values)
-        else:
-            result = {**values, **trajectory.remove([other], values).values}
-        return inside_backbone(result)
+        """Return the initial values of a shadow: parameter name in the backbone → values."""
+        return inside_backbone(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Run the shadows and add their loss, without advancing the main network's random streams."""
@@ -238,7 +168,7 @@ class BackupPlugin(SupervisedPlugin):
                 self._now.statistics.retake(shadow.parts, shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(strategy.model, other).items()}
-                self.kept[task][other] = Backup(shadow.learned(both, updates=self.start != "fresh"), parts)
+                self.kept[task][other] = Backup(shadow.learned(both), parts)
         self.undo_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
@@ -253,33 +183,29 @@ class BackupPlugin(SupervisedPlugin):
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
         """Return revisions that replace the tasks' updates by the shadows'; at each entry, at most one task's."""
-        if self.start == "fresh":
-            return self._replacements(trajectory.tasks, gone)
         return {
             task: {
-                f"backbone.{name}": Revision(
-                    part.where, factor=0.0, added=part.values.double(), alone=self.start == "before"
-                )
+                f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
                 for name, part in of_task.items()
             }
-            for task, of_task in self._won(trajectory.tasks, gone).items()
+            for task, of_task in self._newest(trajectory.tasks, gone).items()
         }
 
-    def _won(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return task → parameter name → values of its shadows, only at entries that no task overwrites later."""
+    def _newest(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
+        """Return task → parameter name → what its shadows learned, only at entries that no later task overwrites."""
         affected = [task for task in tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
-        for task in affected if self.order == "newest" else reversed(affected):
-            for name, part in self._asked(task, gone).items():
+        for task in reversed(affected):
+            for name, part in self._learned(task, gone).items():
                 where = part.where & ~taken.get(name, torch.zeros_like(part.where))
                 taken[name] = where | taken.get(name, where)
                 if bool(where.any()):
                     result.setdefault(task, {})[name] = part.restricted(where.reshape(-1))
         return result
 
-    def _asked(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → values of the task's shadows without tasks in ``gone``; the last one's win."""
+    def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
+        """Return parameter name → what the task's shadows without ``gone`` learned; the last one's wins."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in gone if other in of_task):
@@ -288,56 +214,10 @@ class BackupPlugin(SupervisedPlugin):
                 result[name] = result[name].extended(index, part.values) if name in result else part
         return result
 
-    # Values of fresh shadows are absolute, so later unlearnings of earlier tasks must not subtract updates from them.
-    # Therefore every unlearning places these values again, over the values that it has computed there.
-
-    def _replacements(self, tasks: Sequence[int], gone: Collection[int]) -> Revisions:
-        first = min(map(tasks.index, gone), default=len(tasks))
-        result: dict[int, dict[str, Revision]] = {}
-        for task, name, stands, lost, values in self._standing(tasks, gone):
-            where = stands | lost
-            if tasks.index(task) > first and bool(where.any()):
-                revision = Revision(where, factor=0.0, added=values[where].double(), base=(~stands)[where].double())
-                result.setdefault(task, {})[f"backbone.{name}"] = revision
-        return result
-
-    def _placed_without(self, gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return the new :attr:`placed`: fresh shadows' values in the remaining tasks after unlearning ``gone``."""
-        result: dict[int, dict[str, SparseValues]] = {}
-        for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
-            if bool(stands.any()):
-                result.setdefault(task, {})[name] = SparseValues.of(values, stands)
-        return result
-
-    def _standing(
-        self, tasks: Sequence[int], gone: Collection[int]
-    ) -> Iterator[tuple[int, str, Tensor, Tensor, Tensor]]:
-        """Yield, after unlearning ``gone``: remaining task, parameter name, and three tensors of its shape.
-
-        Two are bool: the entries with values of the task's shadows, and the entries overwritten by another task's
-        shadows. The third has these values, and 0 elsewhere.
-        """
-        won = self._won(tasks, gone)
-        for task in tasks:
-            if task in gone:
-                continue
-            asked, old, new = self._asked(task, gone), self.placed.get(task, {}), won.get(task, {})
-            for name in sorted({*asked, *old}):
-                like = asked[name] if name in asked else old[name]
-                values, stands = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
-                for part in (of[name] for of in (old, new) if name in of):
-                    values[part.where], stands = part.values, stands | part.where
-                lost = torch.zeros_like(stands)
-                if name in asked:
-                    lost = asked[name].where & ~new[name].where if name in new else asked[name].where
-                stands &= ~lost
-                yield task, name, stands, lost, values * stands
-
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
         """Install the shadows' norms, and delete the shadows without an unlearned task, or trained by one."""
-        change.keep(self, "kept", "placed", "_now")
-        self.placed = self._placed_without(gone) if self.start == "fresh" else {}
+        change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
         for task, of_task in self.kept.items():
             lost = [other for other in of_task if other in gone]  # in training order

@@ -13,7 +13,6 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
-from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -37,10 +36,8 @@ class Shadow:
         start: Mapping[str, Tensor],
         offset: Mapping[str, Tensor],
         optimizer: Optimizer,
-        *,
-        joint: bool,
     ) -> None:
-        self.model, self.task, self.joint = model, task, joint
+        self.model, self.task = model, task
         self.region, self.offset = dict(region), dict(offset)
         self._main = {name: parameter.detach() for name, parameter in model.backbone.named_parameters()}
         self._values = {name: nn.Parameter(start[name].clone()) for name in self.region}
@@ -56,12 +53,8 @@ class Shadow:
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``(batch, classes)`` of the task in training, through its gate, in training mode."""
-        head, gate = self.model.head(self.task), self.model.gate.leaves
-        weights, gate = (self._joint_weights(), gate) if self.joint else (self._weights(), gate.detached())
-        features = functional_call(self.model.backbone, weights, (x, self.parts, gate))
-        if self.joint:
-            logits: Tensor = head(features)
-            return logits
+        head, gate = self.model.head(self.task), self.model.gate.leaves.detached()
+        features = functional_call(self.model.backbone, self._weights(), (x, self.parts, gate))
         return F.linear(features, head.get_parameter("weight").detach(), head.get_parameter("bias").detach())
 
     @torch.no_grad()
@@ -71,14 +64,6 @@ class Shadow:
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
         return self._all
-
-    def _joint_weights(self) -> dict[str, Tensor]:
-        weights: dict[str, Tensor] = dict(self.model.backbone.named_parameters())
-        for name, values in self._values.items():
-            weights[name] = torch.where(self.region[name], values, weights[name])
-            if name in self.offset:
-                weights[name] = weights[name] - self.offset[name]
-        return weights
 
     @torch.no_grad()
     def step(self) -> None:
@@ -123,13 +108,12 @@ class Shadow:
         mask = self.model.read_mask(self.model.binary_mask(self.task))
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
-    def learned(self, use: Mapping[str, Tensor], *, updates: bool) -> dict[str, SparseValues]:
-        """Return parameter name → learned values (or updates) of the region's entries that are in ``use``."""
+    def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+        """Return parameter name → learned updates of the region's entries that are in ``use``."""
         result = {}
         for name, inside in self.region.items():
             learned = torch.zeros_like(self._values[name].data)
-            start = self._start[name] if updates else 0.0
-            learned[inside] = self._values[name].data[inside] - start
+            learned[inside] = self._values[name].data[inside] - self._start[name]
             result[name] = SparseValues.of(learned, inside & use[name])
         return result
 
@@ -147,29 +131,6 @@ def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[st
         used = entries_in_use(model, other)
         result = {name: own & ~used[name] for name, own in result.items()}
     return result
-
-
-def units_used(model: MaskedModel, tasks: Iterable[int]) -> dict[str, Tensor]:
-    """Return the entries of all units in the tasks' masks: backbone parameter name → bool tensor of its shape."""
-    parameters = dict(model.backbone.named_parameters())
-    units = torch.stack([model.binary_mask(task) for task in tasks]).any(0)
-    return {name: rows.expand_as(parameters[name]) for name, rows in model.graph.entries_of_units(units).items()}
-
-
-@torch.no_grad()
-def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
-    """Draw parameter name → new values of its shape, by ``reset_parameters`` of the parameter's module."""
-    drawn: dict[str, Tensor] = {}
-    with preserved_rng():
-        seed_all(seed)
-        for path, module in backbone.named_modules():
-            reset = getattr(module, "reset_parameters", None)
-            if callable(reset) and any(True for _ in module.parameters(recurse=False)):
-                twin = copy.deepcopy(module)
-                twin.reset_parameters()
-                own = twin.named_parameters(recurse=False)
-                drawn |= {f"{path}.{name}".removeprefix("."): value.detach() for name, value in own}
-    return drawn
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:

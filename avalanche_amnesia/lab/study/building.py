@@ -297,8 +297,10 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     if name == "repair":
         checks.one_of("options.repair", which, Literal["joint"])
         return _called(RepairPlugin, given, {"seed": seed}, f"options.{name}")
-    if which == "backup":
-        return _called(BackupPlugin, given, {"seed": seed}, f"options.{name}")
+    if which == "backup" or ":" in str(which):
+        return _called(
+            named(which, f"options.{name}", {"backup": BackupPlugin}), given, {"seed": seed}, f"options.{name}"
+        )
     if given:
         raise ValueError(f"options.{name}: {which} takes no {', '.join(map(str, given))}")
     return which

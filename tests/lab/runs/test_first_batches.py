@@ -15,8 +15,8 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.lab.runs.first_batches import first_batches
 
 METHODS = {
-    "shadows": lambda: amnesiac(compensation=BackupPlugin(start="before")),
-    "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin(start="fresh")),
+    "shadows": lambda: amnesiac(compensation=BackupPlugin()),
+    "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin()),
     "repair": lambda: amnesiac(repair=RepairPlugin()),
     "random rule": lambda: amnesiac(adjustment="random", optimizer="momentum"),
     "partitions": lambda: make(DisjointSubnets),

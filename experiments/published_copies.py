@@ -1,0 +1,193 @@
+"""Shadow copies as in the AmnesiacHAT paper: by units, from fresh weights, with a joint loss.
+
+    from experiments.published_copies import PublishedCopies
+    strategy = AmnesiacHAT(model=model, optimizer=optimizer, masks=HardAttention(), compensation=PublishedCopies())
+
+In layer ``l`` a copy ``B`` gives ``x ← a ⊙ B_l(x) + (1 − a) ⊙ W_l(x)``, then mask and activation of the task in
+training. Here a copy also has its own norms and dropout masks.
+"""
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.shadows.shadow import Shadow, method_plugins
+from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.saving.values import checked
+from avalanche_amnesia.seeding import derive_seed, preserved_rng, seed_all
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
+from avalanche_amnesia.trajectory.sparse import SparseValues
+from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
+from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.graph import ALWAYS
+
+Scope = Literal["unit", "own_unit"]
+
+
+class JointShadow(Shadow):
+    """A shadow whose loss also trains the main weights, the head and the mask; it keeps values, not updates."""
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logits ``(batch, classes)`` of the task in training, with gradients for all that takes part."""
+        weights: dict[str, Tensor] = dict(self.model.backbone.named_parameters())
+        for name, values in self._values.items():
+            weights[name] = torch.where(self.region[name], values, weights[name])
+            if name in self.offset:
+                weights[name] = weights[name] - self.offset[name]
+        features = functional_call(self.model.backbone, weights, (x, self.parts, self.model.gate.leaves))
+        logits: Tensor = self.model.head(self.task)(features)
+        return logits
+
+    def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
+        """Return parameter name → values of the region's entries that are in ``use``."""
+        return {
+            name: SparseValues.of(self._values[name].data, inside & use[name]) for name, inside in self.region.items()
+        }
+
+
+class PublishedCopies(BackupPlugin):
+    """Copies of whole units from fresh weights, whose values replace those of later tasks in an unlearning.
+
+    They may write over entries of tasks before the unlearned one. Permanent tasks have copies too, only for their loss:
+    copies train the main weights, so they must not depend on which tasks may be unlearned. Deadlines count unlearned
+    tasks, so a retrained model could have other copies.
+
+    Args:
+        scope: units that a copy owns, with all their weights and biases: those of all tasks up to the earlier task
+            (``unit``, as in the paper's text), or of the earlier task alone (``own_unit``, as in the authors' code).
+        seed: fresh weights are drawn from it, the task and the earlier task.
+
+    Attributes:
+        placed: task → parameter name in the backbone → values that unlearnings placed.
+
+    Raises:
+        ValueError: for an invalid value; before a training, if a module with parameters has no ``reset_parameters``.
+    """
+
+    shadow_class = JointShadow
+
+    def __init__(self, scope: Scope = "unit", seed: int = 0) -> None:
+        super().__init__()
+        checks.one_of("scope", scope, Scope)
+        self.scope, self.seed = scope, checks.whole_number("seed", seed, None)
+        self.placed: dict[int, dict[str, SparseValues]] = {}
+
+    def state(self) -> dict[str, Any]:
+        """Return the state to save: stored copies, and values placed by unlearnings."""
+        return super().state() | {"placed": {task: entries_state(values) for task, values in self.placed.items()}}
+
+    def load_state(self, state: Any) -> None:
+        """Load a saved state."""
+        kept, placed = checked(state, kept=dict, placed=dict)
+        super().load_state({"kept": kept})
+        self.placed = {task: entries_from(values) for task, values in placed.items()}
+
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Check the model and the other plugins, before the task changes anything."""
+        super().before_train_dataset_adaptation(strategy, **kwargs)
+        model = strategy.model
+        undrawn = sorted(model.graph.factors.keys() - fresh_weights(model.backbone, 0))
+        if undrawn:
+            raise ValueError(
+                f"published copies draw weights by reset_parameters, which the modules of {undrawn} do not have: write "
+                "that method, or take BackupPlugin()"
+            )
+
+    def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
+        """Create a copy for every remaining task."""
+        _, recorder = method_plugins(strategy, "PublishedCopies()")
+        super().begin(strategy, task, recorder.trajectory.tasks)
+
+    def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
+        earlier = tasks[: tasks.index(other)] if self.scope == "unit" else ()
+        return units_used(model, [*earlier, other])
+
+    def _start_values(
+        self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        return fresh_weights(model.backbone, derive_seed(self.seed, "shadow", task, other))
+
+    # These values are absolute, so later unlearnings of earlier tasks must not subtract updates from them. Therefore
+    # every unlearning places these values again, over the values that it has computed there.
+
+    def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
+        """Return revisions that replace the tasks' values by the copies'; at each entry, at most one task's."""
+        tasks = trajectory.tasks
+        first = min(map(tasks.index, gone), default=len(tasks))
+        result: dict[int, dict[str, Revision]] = {}
+        for task, name, stands, lost, values in self._standing(tasks, gone):
+            where = stands | lost
+            if tasks.index(task) > first and bool(where.any()):
+                revision = Revision(where, factor=0.0, added=values[where].double(), base=(~stands)[where].double())
+                result.setdefault(task, {})[f"backbone.{name}"] = revision
+        return result
+
+    def _standing(
+        self, tasks: Sequence[int], gone: Collection[int]
+    ) -> Iterator[tuple[int, str, Tensor, Tensor, Tensor]]:
+        """Yield, after unlearning ``gone``: remaining task, parameter name, and three tensors of its shape.
+
+        Two are bool: the entries with values of the task's copies, and the entries overwritten by another task's
+        copies. The third has these values, and 0 elsewhere.
+        """
+        newest = self._newest(tasks, gone)
+        for task in tasks:
+            if task in gone:
+                continue
+            asked, old, new = self._learned(task, gone), self.placed.get(task, {}), newest.get(task, {})
+            for name in sorted({*asked, *old}):
+                like = asked[name] if name in asked else old[name]
+                values, stands = torch.zeros(like.shape, dtype=like.dtype), torch.zeros(like.shape, dtype=torch.bool)
+                for part in (of[name] for of in (old, new) if name in of):
+                    values[part.where], stands = part.values, stands | part.where
+                lost = torch.zeros_like(stands)
+                if name in asked:
+                    lost = asked[name].where & ~new[name].where if name in new else asked[name].where
+                stands &= ~lost
+                yield task, name, stands, lost, values * stands
+
+    def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
+        """Install the copies' norms, delete the copies without an unlearned task, and note the placed values."""
+        placed: dict[int, dict[str, SparseValues]] = {}
+        for task, name, stands, _, values in self._standing(tuple(self.kept), gone):
+            if bool(stands.any()):
+                placed.setdefault(task, {})[name] = SparseValues.of(values, stands)
+        change.keep(self, "placed")
+        self.placed = placed
+        return super().compensate(model, gone, removal, change)
+
+
+def units_used(model: MaskedModel, tasks: Sequence[int]) -> dict[str, Tensor]:
+    """Return the entries of all units in the tasks' masks: backbone parameter name → bool tensor of its shape."""
+    units = torch.stack([model.binary_mask(task) for task in tasks]).any(0)
+    in_sets = model.graph.sets.use(units.float())
+    in_sets[ALWAYS] = 0
+    shapes = {name: parameter.shape for name, parameter in model.backbone.named_parameters()}
+    return {
+        name: (in_sets[factors[0].to(in_sets.device)] > 0).expand(shapes[name])
+        for name, factors in model.graph.factors.items()
+    }
+
+
+@torch.no_grad()
+def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
+    """Draw parameter name → new values of its shape, by ``reset_parameters`` of the parameter's module."""
+    drawn: dict[str, Tensor] = {}
+    with preserved_rng():
+        seed_all(seed)
+        for path, module in backbone.named_modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset) and any(True for _ in module.parameters(recurse=False)):
+                twin = copy.deepcopy(module)
+                twin.reset_parameters()
+                own = twin.named_parameters(recurse=False)
+                drawn |= {f"{path}.{name}".removeprefix("."): value.detach() for name, value in own}
+    return drawn
