@@ -1,16 +1,14 @@
-"""Descriptions of faults of a task: its samples, labels and loss, and its weights after the training."""
+"""Descriptions of faults of a task: its samples and labels, and its weights after the training."""
 
-import traceback
 from collections.abc import Mapping
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
-from avalanche_amnesia.benchmarks.data import parted, task_data
+from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -74,21 +72,6 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
     )
 
 
-def fault_of_single(strategy: Strategy, error: Exception) -> str | None:
-    """Describe a mini-batch of one sample under batch normalisation; None for any other error."""
-    model: Any = strategy.model
-    if len(strategy.mb_x) != 1 or not model.training or "more than 1 value per channel" not in str(error):
-        return None
-    norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
-    which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
-    n, size = len(strategy.adapted_dataset), strategy.train_mb_size
-    mend = "With strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose another"
-    return (
-        f"of its {n} samples, in mini-batches of {size}, one is alone in a mini-batch, and {which} needs several while "
-        f"it trains. {mend if size > 1 else 'Choose a larger'} train_mb_size"
-    )
-
-
 def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: Any) -> str | None:
     """Describe samples that the model can't process, or features that its heads can't read; None: neither."""
     if isinstance(error, torch.OutOfMemoryError):
@@ -145,54 +128,6 @@ def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
         f"the backbone returns {_of(features)}, and a head reads ({len(x)}, {model.n_features}), samples and features: "
         "let it return one such tensor, and give the model n_features=, its width, where it takes that"
     )
-
-
-def fault_of_loss(criterion: Any, loss: Any, labels: Any, logits: Any, error: Exception | None = None) -> str | None:
-    """Describe a loss that raises an error, is no single number, or has no gradient; None: none of these."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return None
-    name = type(criterion).__name__ if isinstance(criterion, nn.Module) else getattr(criterion, "__name__", "the loss")
-    given = f"criterion={name} gets logits {_of(logits)} and labels {_of(labels)}"
-    if error is not None:
-        return f"{given}, and fails: {type(error).__name__}: {_first_line(error)}"
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        returned = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r}"
-        return f"{given}, and returns {returned}: a loss is one number, as with reduction='mean'"
-    if not loss.requires_grad:
-        return f"{given}, and returns a number without gradients: it must be computed from the logits, by torch alone"
-    return None
-
-
-def fault_of_batch(batch: Any) -> str | None:
-    """Describe a mini-batch without inputs, labels or task labels; None: it has them."""
-    if len(batch) < 3:
-        return f"its loader gives mini-batches of {len(batch)} parts: inputs, labels and task labels are needed"
-    x, labels = batch[0], batch[1]
-    parts = [*(x[name] for name in x), labels] if isinstance(x, NamedTensors) else [x, labels]
-    wrong = [type(part).__name__ for part in parts if not isinstance(part, Tensor)]
-    if not wrong:
-        return None
-    return (
-        f"its mini-batches hold a {wrong[0]} where a tensor is needed: let the data set's items be (x, y) with a "
-        "tensor x, or name several of them as the backbone's forward does, {'ids': …, 'mask': …, 'label': y}"
-    )
-
-
-def fault_of_loading(data: Any, error: Exception) -> str | None:
-    """Describe samples that can't be collated into a mini-batch; None for any other error."""
-    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    if not frames or not frames[-1].endswith(_COLLATING):
-        return None
-    kinds = {_of(part) for item in (data[i] for i in range(min(8, len(data)))) for part in tree_leaves(parted(item)[0])}
-    return (
-        f"its samples can't be put together into a mini-batch; they are {', '.join(sorted(kinds))}. They must be "
-        "tensors of one shape: transforms.ToTensor() makes one of a picture, padding or a collate_fn of the data set's "
-        "own one shape of several"
-    )
-
-
-_COLLATING = ("torch/utils/data/_utils/collate.py", "avalanche/benchmarks/utils/collate_functions.py")
-"""Files that collate samples."""
 
 
 def _of(thing: Any) -> str:

@@ -42,13 +42,9 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import (
     fault_in_memory,
-    fault_of_batch,
     fault_of_forward,
     fault_of_inputs,
     fault_of_labels,
-    fault_of_loading,
-    fault_of_loss,
-    fault_of_single,
 )
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
@@ -123,6 +119,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
     composed = ("method",)
+    mbatch: Any
 
     def __init__(
         self,
@@ -176,8 +173,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Raises:
             TypeError: for objects that are no experiences, for example a benchmark.
             TaskError: for an experience that can't be trained as a task: NaN among its samples, samples of a shape
-                that the model can't run on, labels that its head has no class for, a loss that is no number; the task
-                was undone.
+                that the model can't run on, labels that its head has no class for; the task was undone.
         """
         if not torch.is_grad_enabled():
             raise TaskError(
@@ -327,27 +323,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
 
-    def training_epoch(self, **kwargs: Any) -> None:
-        """Train for one epoch; name samples that can't be collated, and undo the task."""
-        self._run(super().training_epoch, kwargs)
-
-    def eval_epoch(self, **kwargs: Any) -> None:
-        """Evaluate for one epoch; name samples that can't be collated."""
-        self._run(super().eval_epoch, kwargs)
-
-    def _run(self, epoch: Callable[..., None], options: dict[str, Any]) -> None:
-        self.mbatch: Any = None
-        try:
-            epoch(**options)
-        except Exception as error:  # any error of a data set or loader
-            if self.mbatch is None:
-                self._refuse(fault_of_loading(self.adapted_dataset, error), error)
-            raise
-
     def _unpack_minibatch(self) -> None:
         self.mbatch = unpacked(self.mbatch)
-        if not self.clock.train_exp_iterations or not self.is_training:
-            self._refuse(fault_of_batch(self.mbatch))
         super()._unpack_minibatch()
 
     def forward(self) -> Any:
@@ -360,27 +337,20 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # any error of the model
-            self._refuse(fault_of_single(self, error), error)
             self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 
     def criterion(self) -> Any:
-        """Return the loss; name labels outside of the head's classes, and a loss that is no number."""
+        """Return the loss; name labels outside of the head's classes."""
         parts = self.mb_y, self.mb_output
-        first = self.is_training and not self.clock.train_exp_iterations
-        if first:  # an accelerator does not survive such a label
+        if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
             self._refuse(fault_of_labels(*parts, self._criterion))
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
-                loss = super().criterion()
+                return super().criterion()
         except Exception as error:  # any error of the loss
             self._refuse(fault_of_labels(*parts, self._criterion), error)
-            if first:
-                self._refuse(fault_of_loss(self._criterion, None, *parts, error), error)
             raise
-        if first:
-            self._refuse(fault_of_loss(self._criterion, loss, *parts))
-        return loss
 
     def optimizer_step(self) -> None:
         """Step the optimizer; call the kernel of a fused Adam directly, in half the time."""
