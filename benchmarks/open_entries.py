@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from avalanche_amnesia.unit_graph import masking
-from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries, over_open
+from avalanche_amnesia.unit_graph.graph import OpenEntries
+from avalanche_amnesia.unit_graph.masking import LayerMasks, over_open
 
 LAYERS = {
     "linear 100-64, 64 samples": ((64, 100), (64, 100)),

@@ -15,7 +15,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 from avalanche_amnesia.training.task_faults import drawn_positions, input_of, samples_at
 from avalanche_amnesia.unit_graph.backbones import evaluating
-from avalanche_amnesia.unit_graph.masking import OpenEntries
+from avalanche_amnesia.unit_graph.graph import OpenEntries
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest
 

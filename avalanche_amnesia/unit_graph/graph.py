@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial, reduce
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from avalanche_amnesia.unit_graph.backbones import Inputs
 from avalanche_amnesia.unit_graph.findings import Finding
-from avalanche_amnesia.unit_graph.masking import OpenEntries
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.values import ALWAYS, Dependence, ParameterValue, UnitSets, compact
 
@@ -26,6 +25,14 @@ _MUCH_LESS = 0.6
 """Share of a weight below which it is faster to select its open entries: ``benchmarks/open_entries.py``."""
 _ROW_BY_ROW = 2**13
 """Entries per mask above which checking the mask's own rows is faster than one matrix product for all masks."""
+
+
+class OpenEntries(NamedTuple):
+    """Entries of a weight ``(units, inputs, …)`` that a mask reads."""
+
+    rows: Tensor | None
+    columns: Tensor | None
+    saved: float
 
 
 class Computed(Mapping[Key, Item]):
@@ -177,12 +184,6 @@ class UnitGraph:
         table, reads = (torch.from_numpy(part.astype(np.float32)) for part in (rows.any(-1), in_use[:, sources]))
         # Use torch because it respects its thread limit: numpy starts threads of its own.
         return (((reads @ table.T).numpy() > 0) & in_use[:, units]).any(1)
-
-    def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
-        """Return a mask per parameter of the weight rows and biases of these units, ``(n_units,)``."""
-        of_sets = self.sets.use(units.float())
-        of_sets[ALWAYS] = 0
-        return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
 
     def sources(self, layer: str) -> Tensor | None:
         """Return the set numbers of a layer's inputs, or None if it has no weight with two factors (only a bias)."""

@@ -65,8 +65,8 @@ class Program:
             if value is not None:
                 self.values[node], self.samples[node] = value, samples
 
-    def compiled(self, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
-        """Return the graph as a function of the module, inputs, task-owned modules and masks."""
+    def compiled(self, module: nn.Module, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
+        """Return the graph as a function of a module with these attributes, inputs, task-owned modules and masks."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self.graph, copies))
@@ -75,10 +75,7 @@ class Program:
             as_function(node)
         write_over(graph, lambda source: _is_fresh(source, owned))
         leave_closed_out(graph)
-        code = graph.python_code("self")
-        scope = dict(code.globals)
-        exec(compile(code.src, "<masked backbone>", "exec"), scope)
-        forward: Callable[..., Tensor] = scope["forward"]
+        forward: Callable[..., Tensor] = type(fx.GraphModule(module, graph)).forward
         return forward
 
 
@@ -178,7 +175,7 @@ class MaskedBackbone(nn.Module):
         owner._modules[last] = nn.Identity()
 
     def _compile(self) -> None:
-        self._forwards = {mode: program.compiled(self.owned) for mode, program in self._programs.items()}
+        self._forwards = {mode: program.compiled(self, self.owned) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
         """Return features ``(batch, features)``, computed with a task's own modules and its masks, by layer."""

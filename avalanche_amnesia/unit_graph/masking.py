@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from avalanche_amnesia.unit_graph.graph import Draft, OpenEntries
 from avalanche_amnesia.unit_graph.values import ALWAYS, compact
-
-if TYPE_CHECKING:
-    from avalanche_amnesia.unit_graph.graph import Draft
 
 WORTH_IT = 3_000_000
 """Number of products (entry times input) above which skipping them saves time: ``benchmarks/open_entries.py``."""
@@ -57,14 +55,6 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 # Weighted operations over open entries ------------------------------------------------------------------------------
-
-
-class OpenEntries(NamedTuple):
-    """Entries of a weight ``(units, inputs, …)`` that a mask reads."""
-
-    rows: Tensor | None
-    columns: Tensor | None
-    saved: float
 
 
 class LayerMasks(dict[str, Tensor]):

@@ -10,7 +10,8 @@ from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.unit_graph import masking
-from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
+from avalanche_amnesia.unit_graph.graph import OpenEntries
+from avalanche_amnesia.unit_graph.masking import LayerMasks
 
 OPERATIONS = {
     "linear": (F.linear, (6, 5), (7, 5), -1, ()),
