@@ -244,8 +244,9 @@ class TaskMaskPlugin(TaskEndPlugin):
             parameters={n: p for n, p in model.backbone.named_parameters() if n in use.covered},
             before=inside_backbone(self.in_training.before.values),
             layer_of=model.graph.layer_of,
-            zero_rests=strategy is not None and _starts_at_rest(strategy, self),
-            linear=strategy is not None and traits_of(strategy.optimizer).linear,
+            linear=strategy is not None
+            and traits_of(strategy.optimizer).linear
+            and sees_final_gradients(strategy, self),
         )
 
     def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
@@ -257,8 +258,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         """
         adjuster: Adjuster = self.in_training.adjuster
         if adjuster.names and adjuster.on_gradients and self.rule.space == "update":
-            traits = traits_of(strategy.optimizer)  # its settings may change within the task
-            adjuster.on_gradients = traits.zero_rests if adjuster.frozen else traits.linear
+            adjuster.on_gradients = traits_of(strategy.optimizer).linear  # its settings may change within the task
         adjuster.before_step(sparsity)
 
     def refuse_shared_state(self, strategy: Strategy) -> None:
@@ -306,13 +306,6 @@ class TaskMaskPlugin(TaskEndPlugin):
         for task in model.unfinished:  # they were frozen for this training only
             model.set_trainable(task, True)
         self.training = None
-
-
-def _starts_at_rest(strategy: Strategy, plugin: SupervisedPlugin) -> bool:
-    """Return True if removing a plugin's part of the gradients equals, bit for bit, never adding it."""
-    traits = traits_of(strategy.optimizer)
-    rests = traits.linear or (traits.zero_rests and not any(strategy.optimizer.state.values()))
-    return rests and sees_final_gradients(strategy, plugin)
 
 
 def refuse_untrained(strategy: Strategy) -> None:
