@@ -14,18 +14,10 @@ A network learns tasks one after another, and any learned task can be unlearned 
 
 With :class:`DisjointSubnets` over a :class:`DisjointModel` the result is exact, bit for bit, for any network. More
 names are in the subpackages ``training``, ``models``, ``evaluation``, ``benchmarks``, ``isolation``, ``logging``,
-``audit``, ``contrib`` and ``lab``. The error for an unknown name suggests where to import it from.
+``audit``, ``contrib`` and ``lab``.
 """
 
 import lazy_loader
 
-_, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-
-def __getattr__(name: str) -> object:
-    from avalanche_amnesia.faces import face  # lazy: importing the package must not load its modules
-
-    return face(__name__, __file__)[0](name)
-
-
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = "0.2.0"

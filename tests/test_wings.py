@@ -21,7 +21,6 @@ DOOR = f"{PACKAGE}.__main__"
 
 FLOORS = (
     [
-        "faces",
         "checks",
         "strategy",
         "bits",

@@ -1,5 +1,5 @@
 """Multi-head models: plain ones, and models with a mask over units or weights, or separate weights, per task."""
 
-from avalanche_amnesia.faces import face
+import lazy_loader
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 """Trajectory of a training: undo logs of all tasks, removal of tasks by replay, and log files."""
 
-from avalanche_amnesia.faces import face
+import lazy_loader
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,5 +1,5 @@
 """The unit graph: the units that each entry of each value in a backbone depends on, read from torch.export."""
 
-from avalanche_amnesia.faces import face
+import lazy_loader
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

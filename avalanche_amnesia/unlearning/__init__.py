@@ -1,5 +1,5 @@
 """Unlearning of tasks, as a plan that is applied as a whole: compensations, purging of hosts."""
 
-from avalanche_amnesia.faces import face
+import lazy_loader
 
-__getattr__, __dir__, __all__ = face(__name__, __file__)
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -326,7 +326,7 @@ STRATEGIES = [HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, CLPUDERpp, I
 OF_AVALANCHE = ["criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins", "evaluator"]
 OF_AVALANCHE += ["eval_every", "peval_mode"]
 MODULES_OF_HAT = 43
-"""The package's modules that HAT reaches by imports at their top, but for packages' faces."""
+"""The package's modules that HAT reaches by imports at their top, without packages' ``__init__``."""
 
 
 @pytest.mark.parametrize("kind", STRATEGIES)
