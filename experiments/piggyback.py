@@ -65,7 +65,7 @@ class PiggybackModel(SubnetModel):
 class FixedWeights(AdjustmentRule):
     """No weight of the backbone moves, whether a task uses it or not."""
 
-    def held(self, use: Any, name: str, sparsity: float) -> Tensor:
+    def protected_share(self, use: Any, name: str, sparsity: float) -> Tensor:
         """All of the update."""
         return torch.ones_like(use.covered[name])
 
@@ -110,7 +110,7 @@ class PiggybackPlugin(TaskMaskPlugin):
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
         """Keep the backbone as it is, whatever the optimizer does; step the scores."""
-        self.hold_back(self.model_of(strategy))
+        self.restore_protected_entries(self.model_of(strategy))
         self.in_training.score_optimizer.step()
 
     def keep_mask(self, strategy: Any) -> None:

@@ -76,7 +76,7 @@ class ScaledUpdatesPlugin(SupervisedPlugin):
         masking, _ = method_plugins(strategy, "ScaledUpdatesPlugin('rate')")
         use = masking.task_use(masking.model_of(strategy))
         self._damped = {
-            name: SparseValues.of((1 - masking.rule.expected_held(use, name)).half(), covered > 0)
+            name: SparseValues.of((1 - masking.rule.expected_share(use, name)).half(), covered > 0)
             for name, covered in use.covered.items()
         }
         self._alpha = float(getattr(masking.rule, "alpha", 1.0)) if self.alpha is None else self.alpha

@@ -52,7 +52,7 @@ class Adjuster:
 
     def _may_protect(self, name: str) -> bool:
         """Return True if the rule may protect an entry of the parameter."""
-        parts = [self.use.covered[name], self.rule.expected_held(self.use, name)]
+        parts = [self.use.covered[name], self.rule.expected_share(self.use, name)]
         return any(bool((stored(part) > 0).any()) for part in parts)
 
     def frozen_entries(self) -> dict[str, Tensor]:

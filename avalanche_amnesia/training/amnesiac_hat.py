@@ -41,7 +41,7 @@ class AmnesiacHAT(TaskStrategy):
         compensation: replacement for tasks that were trained after an unlearned one: ``counterfactual`` (heads fitted
             in advance, a :class:`CounterfactualPlugin`), ``none``, or a plugin, such as
             :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies).
-        repair: a few steps for the affected tasks on their samples, which are held for it: a
+        repair: a few steps for the affected tasks on their samples, which are stored for it: a
             :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is kept.
         trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
             lossless, in memory.

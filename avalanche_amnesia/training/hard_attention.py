@@ -43,8 +43,8 @@ class HardAttention:
         embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
         compensation_clamp: ``c`` of the gradient compensation, in (0, 88]: the cosh of more is no float32.
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
-        min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are held open. Half
-            of a layer is held open under a regulariser as long as an epoch's mean loss is above 0.9 times that of the
+        min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are kept open. Half
+            of a layer is kept open under a regulariser as long as an epoch's mean loss is above 0.9 times that of the
             first mini-batch: else the regulariser would close the layers of a hard task in a small network too early.
         statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
             binary mask, over this number of its last mini-batches, which stay in memory. 0: keep the statistics of

@@ -78,10 +78,10 @@ class TaskSnapshot:
         for name, buffer in model.named_buffers():
             if name in self._statistics:
                 buffer.copy_(self._statistics[name])
-        self.put_finished_back(model)
+        self.restore_finished_tasks(model)
 
     @torch.no_grad()
-    def put_finished_back(self, model: nn.Module) -> None:
+    def restore_finished_tasks(self, model: nn.Module) -> None:
         """Give finished tasks' own modules the values that they had before the task, whoever wrote there."""
         for name, tensor in finished_tensors(model).items():
             if name in self.finished:

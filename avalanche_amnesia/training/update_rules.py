@@ -1,7 +1,7 @@
 """Rules of how far a parameter that earlier tasks use may still move.
 
-An :class:`AdjustmentRule` says, per parameter, the share of an update that is *held back* (0 free, 1 frozen: one
-minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Adjuster` enforces it.
+An :class:`AdjustmentRule` says, per parameter, the share of an update that is *protected*, i.e. undone (0 free, 1
+frozen: one minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Adjuster` enforces it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class AdjustmentRule:
 
     Args:
         between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
-            both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` holds back a
+            both ends are), or ``max`` (if either is; the network's input counts as no end). ``max`` protects a
             superset in every rule: entries of tasks stay as safe, and later tasks find fewer free ones.
         space: where the rule is enforced, ``update`` (protects under every optimizer) or ``gradient`` (as published:
             right for plain SGD only).
@@ -144,8 +144,8 @@ class AdjustmentRule:
     def start(self, seed: int, task: int) -> None:
         """Prepare for the steps of a task: draws must be seeded by both."""
 
-    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Share of the update held back, of the parameter's shape: 0 free, 1 frozen; best as an expanded one.
+    def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+        """Return the protected share of the update, of the parameter's shape: 0 free, 1 frozen; may be expanded.
 
         Args:
             use: entries that the remaining tasks use.
@@ -155,7 +155,7 @@ class AdjustmentRule:
         return use.covered_by(self.between)[name]
 
     def prepared(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        """:meth:`held` of several parameters, named inside the backbone, as a function of ``κ`` of all layers."""
+        """Return the shares of several parameters of the backbone, as a function of ``κ`` of all layers."""
         return partial(self._one_by_one, use, names, layer_of)  # no closure: a strategy in training can be copied
 
     def _one_by_one(
@@ -164,32 +164,33 @@ class AdjustmentRule:
         return [self._share(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
 
     def _share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """:meth:`held`, checked: a rule of the user's may give anything."""
-        share, shape = self.held(use, name, sparsity), use.shapes[name][0]
+        """:meth:`protected_share`, checked: a rule of the user's may give anything."""
+        share, shape = self.protected_share(use, name, sparsity), use.shapes[name][0]
         if not isinstance(share, Tensor) or share.shape != shape:
             given = f"one of {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
             raise TypeError(
-                f"{type(self).__name__}.held must return a tensor of the shape of {name}, {tuple(shape)}; got {given}"
+                f"{type(self).__name__}.protected_share must return a tensor of the shape of {name}, {tuple(shape)}; "
+                f"got {given}"
             )
         once = stored(share)
         if self.constant and not bool(((once >= 0) & (once <= 1)).all()):  # looked at once a task, not in every step
             raise ValueError(
-                f"{type(self).__name__}.held must return shares from 0, free, to 1, frozen; of {name} it returned "
-                f"some from {float(share.min()):.3g} to {float(share.max()):.3g}"
+                f"{type(self).__name__}.protected_share must return shares from 0, free, to 1, frozen; of {name} it "
+                f"returned some from {float(share.min()):.3g} to {float(share.max()):.3g}"
             )
         return share
 
     def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        """Return :meth:`prepared` for the divisor of a gradient, ``1 / (1 − held)``."""
+        """Return :meth:`prepared` for the divisor of a gradient, ``1 / (1 − share)``."""
         return partial(_divisors, self.prepared(use, names, layer_of))
 
     def capacity(self, use: TaskUse) -> float:
         """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
-        held = [self.expected_held(use, name) for name in use.covered]
-        return 1 - sum(map(total, held)) / sum(h.numel() for h in held)
+        shares = [self.expected_share(use, name) for name in use.covered]
+        return 1 - sum(map(total, shares)) / sum(share.numel() for share in shares)
 
-    def expected_held(self, use: TaskUse, name: str) -> Tensor:
-        """Mean of :meth:`held`, without layer sparsity."""
+    def expected_share(self, use: TaskUse, name: str) -> Tensor:
+        """Mean of :meth:`protected_share`, without layer sparsity."""
         return self._share(use, name, 0.0)
 
 
@@ -208,11 +209,11 @@ class RandomRule(AdjustmentRule, name="random"):
     def start(self, seed: int, task: int) -> None:
         self.generator = torch.Generator().manual_seed(derive_seed(seed, "adjustment", task))
 
-    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+    def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         covered = use.covered_by(self.between)[name]
         return covered * torch.rand(covered.shape, generator=self.generator).to(covered.device)
 
-    def expected_held(self, use: TaskUse, name: str) -> Tensor:
+    def expected_share(self, use: TaskUse, name: str) -> Tensor:
         covered = use.covered_by(self.between)[name]
         return (stored(covered) / 2).expand_as(covered)
 
@@ -240,7 +241,7 @@ class ConstantRule(AdjustmentRule, name="constant"):
         checks.within("alpha of the constant adjustment", alpha, "[0, 1]")
         self.alpha = alpha
 
-    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+    def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         covered = use.covered_by(self.between)[name]
         return (stored(covered) * (1 - self.alpha)).expand_as(covered)
 
@@ -290,7 +291,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         self.measure = importance if callable(importance) else None
         self.constant, self.reads_sparsity = not sparsity, sparsity
 
-    def held(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+    def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         importance = self.importance_of(use, name)
         return (importance / (importance + self.rate(sparsity))).expand_as(use.covered[name])
 

@@ -50,8 +50,8 @@ def check_backbone(backbone: nn.Module) -> None:
             )
         if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise ModelError(
-                f"{type(module).__name__} {name!r} of {kind} has sparse=True: what is held back of a task's update is "
-                "held back entry by entry, in whole gradients; make it with sparse=False, the default"
+                f"{type(module).__name__} {name!r} of {kind} has sparse=True: the protection of "
+                "other tasks works on entries of dense gradients; make it with sparse=False, the default"
             )
     tensors = (*backbone.named_parameters(), *backbone.named_buffers())
     if any(tensor.is_meta for _, tensor in tensors):

@@ -262,9 +262,9 @@ class Draft:
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
         returned as well, because without a gate they would belong to all tasks at once.
         """
-        told = torch.zeros(self.sets.n_units, dtype=torch.long)  # number of factors that contain each unit
+        n_factors = torch.zeros(self.sets.n_units, dtype=torch.long)  # that contain each unit
         for factor in (*(f for factors in self.factors.values() for f in factors), output):
-            told[sorted({unit for number in factor.unique().tolist() for unit in self.sets.members(number)})] += 1
+            n_factors[sorted({unit for number in factor.unique().tolist() for unit in self.sets.members(number)})] += 1
         keys, biases = set(), set[str]()
         for key, weight in self._plain.items():
             factors, sets = self.factors.get(weight, ()), self.layers[self._names[key]].sets
@@ -272,7 +272,7 @@ class Draft:
                 continue  # an input depends on no unit, or on units of several tasks, and then no task owns the weight
             own = {bias for bias in self.biases & self.factors.keys() if _are(self.factors[bias][0], sets)}
             first = self.sets.members(int(sets[0]))[0]
-            if _are(factors[0], sets) and bool((told[first : first + len(sets)] == 1 + len(own)).all()):
+            if _are(factors[0], sets) and bool((n_factors[first : first + len(sets)] == 1 + len(own)).all()):
                 keys.add(key)
                 biases |= own
         return frozenset(keys), biases

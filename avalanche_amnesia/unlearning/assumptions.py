@@ -110,7 +110,7 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
             yield f"Avalanche's {name}"
         if package == "avalanche_amnesia":
             given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *_CONTAINERS))]
-            settings = [v for v in given if callable(v) or hasattr(v, "held") or is_frozen(type(v))]
+            settings = [v for v in given if callable(v) or hasattr(v, "protected_share") or is_frozen(type(v))]
             yield from (f"{part} in {name}" for part in _inside(settings, [strategy]))
 
 

@@ -65,7 +65,7 @@ def test_an_optimizer_without_torchs_hooks_is_one_of_which_nothing_is_known():
 
 def test_a_claim_rests_on_an_adjustment_rule_of_the_user():
     class Keeps(AdjustmentRule):
-        def held(self, use, name, sparsity):
+        def protected_share(self, use, name, sparsity):
             """HAT's."""
             self.kept = use.covered[name].clone()
             return self.kept
@@ -93,7 +93,7 @@ def test_a_name_of_a_rule_is_not_taken_twice():
 )
 def test_what_a_rule_returns_is_checked(given, error, message):
     class Wrong(AdjustmentRule):
-        def held(self, use, name, sparsity):
+        def protected_share(self, use, name, sparsity):
             """As given."""
             return given(use.covered[name])
 

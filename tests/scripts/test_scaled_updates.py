@@ -64,7 +64,7 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it():
     for name, value in values(strategy.model.backbone).items():
         where = region[name] & moved[f"backbone.{name}"]
         update = trained[name].double() - before[f"backbone.{name}"].double()
-        rate = (1 - rule.held(use, name, 0.0)).double()
+        rate = (1 - rule.protected_share(use, name, 0.0)).double()
         wanted = unscaled[name].double() - update + update / rate
         assert torch.allclose(value[where].double(), wanted[where], rtol=0, atol=2e-4)  # rates are kept in float16
         assert same_bits(value, unscaled[name])[~where].all()

@@ -350,7 +350,7 @@ def test_a_rule_has_a_name_by_its_class():
     try:
 
         class Frozen(AdjustmentRule, name="frozen"):
-            def held(self, use, name, sparsity):
+            def protected_share(self, use, name, sparsity):
                 return torch.ones_like(use.covered[name])
 
         strategy = make(HAT, adjustment="frozen", train_epochs=1)

@@ -60,7 +60,7 @@ def test_adahat_rates_equal_those_of_an_element_loop(importance, no_reg, n_tasks
 
     use, shapes = TaskUse(model), {name: p.shape for name, p in model.backbone.named_parameters()}
     for name, shape in shapes.items():
-        held = rule.held(use, name, kappa)
+        held = rule.protected_share(use, name, kappa)
         wanted = naive_held(model, name, expected) if n_tasks else torch.full(shape, expected(0, 0)).double()
         assert torch.allclose(held.double(), wanted, atol=1e-6), name
         free = held[use.covered[name] == 0]
@@ -78,7 +78,7 @@ def test_max_protects_weights_of_which_either_end_is_in_use(number):
     use, more = TaskUse(model), 0
     rule.start(0, 1)
     for name, p in model.backbone.named_parameters():
-        held, wanted = rule.held(use, name, kappa).double(), naive_held(model, name, expected, max)
+        held, wanted = rule.protected_share(use, name, kappa).double(), naive_held(model, name, expected, max)
         if number == "random":
             assert bool(((held >= 0) & (held <= wanted)).all())
             assert torch.equal(held > 0, wanted > 0)
@@ -101,9 +101,9 @@ def test_hat_constant_and_random_rates_equal_those_of_an_element_loop():
     for name, _ in model.backbone.named_parameters():
         covered = naive_held(model, name, lambda importance, _: float(importance > 0)).float()
         # The min of the summative masks can be above 0 where no one task uses both ends.
-        assert torch.equal(AdjustmentRule().held(use, name, 0.0), covered)
-        assert torch.allclose(ConstantRule(0.25).held(use, name, 0.0), 0.75 * covered)
-        first, second = (random_rule.held(use, name, 0.0) for _ in range(2))
+        assert torch.equal(AdjustmentRule().protected_share(use, name, 0.0), covered)
+        assert torch.allclose(ConstantRule(0.25).protected_share(use, name, 0.0), 0.75 * covered)
+        first, second = (random_rule.protected_share(use, name, 0.0) for _ in range(2))
         assert bool(((first >= 0) & (first <= covered)).all())
         assert not torch.equal(first, second)
         if first.numel() > 500:
@@ -184,7 +184,7 @@ def test_shares_of_all_parameters_in_one_vector_equal_those_of_each(importance, 
 
     prepared = rule.prepared(use, names, layer_of)
     for sparsity in ([0.2, 0.6], [0.9, 0.0], []):
-        expected = [rule.held(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
+        expected = [rule.protected_share(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
         for way in (prepared, copy.deepcopy(prepared)):
             shares = way(sparsity)
             assert all(torch.equal(share, one) for share, one in zip(shares, expected, strict=True))
@@ -229,7 +229,7 @@ def test_gradient_space_scales_gradients_and_leaves_weights():
     adjust.after_step()
     assert same_state(before, state(model))
     for index, (name, p) in enumerate(model.backbone.named_parameters()):
-        held = adjust.rule.held(adjust.use, name, [0.2, 0.2, 0.6, 0.6][index])
+        held = adjust.rule.protected_share(adjust.use, name, [0.2, 0.2, 0.6, 0.6][index])
         assert torch.allclose(p.grad, gradients[name] * (1 - held))
 
 

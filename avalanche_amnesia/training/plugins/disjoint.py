@@ -21,7 +21,7 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 
 class DisjointPlugin(TaskEndPlugin):
-    """Deals a task its share of the weights, holds everything else at its value, and keeps of the task only that.
+    """Assigns a task its partition of the weights, keeps all other weights fixed, and stores only the partition.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.DisjointModel`. While a task
     trains, its network contains only weights that it reads, so that the forward is the plain one. All further gradients
@@ -48,7 +48,7 @@ class DisjointPlugin(TaskEndPlugin):
         super().__init__(checks.whole_number("seed", seed, None), fit_head=fit_head)
         self.isolation = checks.object_of("isolation", isolation, Pools, "Pools.planned(benchmark)")
         self._share: Share | None = None
-        self._held: _Held | None = None
+        self._fixed: _FixedEntries | None = None
 
     @property
     def place(self) -> str:
@@ -74,7 +74,7 @@ class DisjointPlugin(TaskEndPlugin):
         owned = model.deal(task, self._share)
         network = dict(model.network(task).named_parameters())
         moves = not traits_of(strategy.optimizer).skips_frozen
-        self._held = _Held(
+        self._fixed = _FixedEntries(
             {network[name]: mine for name, mine in owned.items()},
             list(model.backbone.parameters()) if moves else [],
             reads=bool(self._share.reads),
@@ -83,21 +83,21 @@ class DisjointPlugin(TaskEndPlugin):
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Set the gradients outside the task's partition to 0."""
-        if self._held is not None:
-            self._held.clear_gradients()
+        if self._fixed is not None:
+            self._fixed.clear_gradients()
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """Restore entries outside the partition that the optimizer moved."""
-        if self._held is not None:
-            self._held.put_back(strategy)
+        if self._fixed is not None:
+            self._fixed.restore(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Let go of the task in training, which is given up."""
-        self._share = self._held = None
+        """Drop the state of the task whose training is undone."""
+        self._share = self._fixed = None
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep the task's share; until the task is finished there is a way back."""
+        """Keep the task's share; until the task is finished its training can be undone."""
         begin_finishing(strategy)
         refuse_untrained(strategy)
         model, task = self.model_of(strategy), single_task(strategy.experience)
@@ -111,13 +111,13 @@ class DisjointPlugin(TaskEndPlugin):
         except ModelError:
             abort_training(strategy)
             raise
-        self._share = self._held = None
+        self._share = self._fixed = None
         self.settle_head(strategy, task)
         if is_last_to_finish(self, strategy):
             finish(strategy)
 
 
-class _Held:
+class _FixedEntries:
     """Entries outside the task's partition, and the code that keeps them fixed during training."""
 
     # ``owned``: entries of the task's partition, by parameter. ``backbone``: parameters that the task has copies of, if
@@ -133,13 +133,13 @@ class _Held:
         self._read = [torch.where(mine, 0, value) for value, mine in values] if reads else []
 
     def clear_gradients(self) -> None:
-        """Set the gradients of all of them to 0."""
+        """Set their gradients to 0."""
         pairs = [(p.grad, own) for p, own in zip(self._parameters, self._own, strict=True) if p.grad is not None]
         if pairs:
             torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
-    def put_back(self, strategy: Strategy) -> None:
-        """Give them their values, unless the optimizer lets an entry rest whose gradients are 0."""
+    def restore(self, strategy: Strategy) -> None:
+        """Restore their values, unless the optimizer does not move an entry without a gradient."""
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)

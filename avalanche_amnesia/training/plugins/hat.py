@@ -273,7 +273,7 @@ class HATPlugin(TaskMaskPlugin):
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
-        self.hold_back(model)
+        self.restore_protected_entries(model)
         if not now.fixed:
             now.step_embedding()
             now.embedding.clamp_(now.lowest, now.highest)

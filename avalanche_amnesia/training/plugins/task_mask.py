@@ -120,7 +120,8 @@ class TaskMaskPlugin(TaskEndPlugin):
     """Base of HATPlugin and SubnetPlugin: checks a task, protects earlier tasks, and commits the masked entries.
 
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
-    ``before_training_exp``, calls :meth:`hold_back` in ``after_update``, and :meth:`commit` in :meth:`keep_mask`.
+    ``before_training_exp``, calls :meth:`restore_protected_entries` in ``after_update``, and :meth:`commit` in
+    :meth:`keep_mask`.
 
     From :meth:`take_snapshot` to the end of the training the own parameters (heads) of other tasks without a mask get
     no gradient. Those of tasks with a mask are no parameters of the model: no optimizer meets them.
@@ -209,7 +210,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         now.guards_others = not traits_of(strategy.optimizer).skips_frozen
 
     @torch.no_grad()
-    def _put_others_back(self, model: TaskMaskedModel) -> None:
+    def _restore_other_tasks(self, model: TaskMaskedModel) -> None:
         """Restore heads and norms of earlier tasks, and parameters without a mask, to their values before the task."""
         now: TaskInTraining = self.in_training
         before = now.before.values
@@ -219,12 +220,12 @@ class TaskMaskPlugin(TaskEndPlugin):
             if name in before and not covered and not name.startswith(own):
                 parameter.copy_(before[name])
 
-    def hold_back(self, model: TaskMaskedModel) -> None:
+    def restore_protected_entries(self, model: TaskMaskedModel) -> None:
         """Restore protected entries that the optimizer has just changed."""
         now: TaskInTraining = self.in_training
         now.adjuster.after_step()
         if now.guards_others:  # it moves parameters without a gradient too
-            self._put_others_back(model)
+            self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
         """Return the use of the parameters by the locked tasks, or by all remaining tasks."""
@@ -250,7 +251,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         )
 
     def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
-        """Prepare the protection after the backward pass; :meth:`hold_back` completes it after the step.
+        """Prepare, after the backward pass, for :meth:`restore_protected_entries` after the step.
 
         Args:
             strategy: at its ``before_update``.
@@ -294,8 +295,8 @@ class TaskMaskPlugin(TaskEndPlugin):
             inside = name.removeprefix("backbone.")
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
         training.before.commit(dict(model.named_parameters()), keep)
-        self._put_others_back(model)  # whoever wrote there: a plugin may
-        training.before.put_finished_back(model)  # once a task only: this takes longer with every finished task
+        self._restore_other_tasks(model)  # whoever wrote there: a plugin may
+        training.before.restore_finished_tasks(model)  # once a task only: this takes longer with every finished task
         self.refuse_diverged(strategy, training.task)
 
     def _end_task(self, strategy: Strategy) -> None:

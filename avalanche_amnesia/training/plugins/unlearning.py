@@ -394,7 +394,7 @@ class UnlearningPlugin(SupervisedPlugin):
 
         snapshot = self._snapshot(strategy)
         if snapshot is not None:  # undo a plugin's writes into finished tasks' heads
-            snapshot.put_finished_back(strategy.model)
+            snapshot.restore_finished_tasks(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
 
         reproduce = self.reproduce if reproduce is None else reproduce

@@ -303,5 +303,5 @@ class SubnetPlugin(TaskMaskPlugin):
         """Restore weights of earlier tasks, step the scores."""
         now: SubnetTask = self.in_training
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
-        self.hold_back(self.model_of(strategy))
+        self.restore_protected_entries(self.model_of(strategy))
         now.step_scores()

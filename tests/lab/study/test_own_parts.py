@@ -102,7 +102,7 @@ def test_modules_of_the_working_directory_are_found(file):
 class Still(AdjustmentRule):
     """A rule that holds back every update."""
 
-    def held(self, use, name, sparsity):
+    def protected_share(self, use, name, sparsity):
         """Return 1 for all entries."""
         return torch.ones_like(use.covered[name])
 
