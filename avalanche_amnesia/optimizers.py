@@ -1,4 +1,4 @@
-"""Optimizers: traits of their steps, checks before training, copies with the same settings, and faster steps."""
+"""Optimizers: traits of their steps, checks before training, and copies with the same settings."""
 
 import inspect
 from collections import defaultdict
@@ -160,49 +160,6 @@ def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 
 
-_OWN_STEPS: Mapping[type, Callable[..., Any]] = {kind: inspect.unwrap(kind.step) for kind in (Adam, AdamW)}
-"""Class → torch's own step, to detect a replacement for the whole class."""
-
-
-@torch.no_grad()
-def step_by_kernel(optimizer: Optimizer) -> bool:
-    """Step a fused Adam by calling its kernel directly; return False, without a step, if torch's own step is needed."""
-    # For a few thousand entries, torch's own code around the kernel takes as long as the kernel.
-    own = _OWN_STEPS.get(type(optimizer))
-    if own is None or inspect.unwrap(type(optimizer).step) is not own:
-        return False
-    if "step" in vars(optimizer) or is_hooked(optimizer):
-        return False
-    calls = []
-    for group in optimizer.param_groups:
-        stepped = [parameter for parameter in group["params"] if parameter.grad is not None]
-        state = [optimizer.state[parameter] for parameter in stepped]
-        numbers = not any(isinstance(setting, Tensor) for setting in (group["lr"], *group["betas"]))
-        alike = len({(parameter.dtype, parameter.device) for parameter in stepped}) == 1
-        if not (group["fused"] and numbers and alike and all(state)) or group["amsgrad"]:
-            return False
-        calls.append((group, stepped, state))
-    for group, stepped, state in calls:
-        steps = [held["step"] for held in state]
-        torch._foreach_add_(steps, 1)
-        (torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_)(
-            stepped,
-            [parameter.grad for parameter in stepped],
-            [held["exp_avg"] for held in state],
-            [held["exp_avg_sq"] for held in state],
-            [],
-            steps,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=group["maximize"],
-        )
-    return True
-
-
 class BareStep:
     """An optimizer's step for use under ``no_grad``; it also sets nearly subnormal numbers to 0."""
 
@@ -211,8 +168,7 @@ class BareStep:
         self._step = inspect.unwrap(type(optimizer).step)  # without profiling hooks, which are slow for small models
 
     def __call__(self) -> None:
-        if not step_by_kernel(self.optimizer):
-            self._step(self.optimizer)
+        self._step(self.optimizer)
         self.steps += 1
         flush_denormals(self.optimizer, self.steps)
 

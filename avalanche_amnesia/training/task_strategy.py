@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.optimizers import check_optimizer, follow_model, step_by_kernel
+from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training.host.arguments import (
@@ -351,11 +351,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         except Exception as error:  # any error of the loss
             self._refuse(fault_of_labels(*parts, self._criterion), error)
             raise
-
-    def optimizer_step(self) -> None:
-        """Step the optimizer; call the kernel of a fused Adam directly, in half the time."""
-        if not step_by_kernel(self.optimizer):
-            super().optimizer_step()
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
         """Raise where there is something wrong with the task in training, which :meth:`train` undoes."""
