@@ -4,7 +4,7 @@ In update space, ``θ ← lerp(θ_after, θ_before, share)``, which holds under 
 published, and for plain SGD, where it comes to the same and costs less.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import torch
@@ -37,9 +37,8 @@ class Adjuster:
         self.names = [name for name in use.covered if self._may_protect(name)]
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
-        self._shares_at = rule.prepared(use, self.names, layer_of)
-        self._divisors_at = rule.divisors(use, self.names, layer_of)
-        self._shares = [shares.contiguous() for shares in self._shares_at([])] if rule.constant else []
+        self._layer_of = layer_of
+        self._shares = [shares.contiguous() for shares in self._asked(rule.checked_share, [])] if rule.constant else []
         self.frozen = rule.constant and all(bool(((s == 0) | (s == 1)).all()) for s in self._shares)
         self._start = [before[name] for name in self.names]
         self.on_gradients = rule.space == "gradient" or (linear and not self.frozen)
@@ -49,6 +48,11 @@ class Adjuster:
         """Values before a step."""
         # A frozen entry never moves within the task, so its value at the task's start is its value before every step.
         return self._start if self.frozen else [torch.empty_like(value) for value in self._start]
+
+    def _asked(self, method: Callable[[TaskUse, str, float | Tensor], Tensor], sparsity: LayerSparsity) -> list[Tensor]:
+        """Return what a method of the rule returns for each parameter."""
+        of_layers = [sparsity[self._layer_of(name)] if sparsity else 0.0 for name in self.names]
+        return [method(self.use, name, kappa) for name, kappa in zip(self.names, of_layers, strict=True)]
 
     def _may_protect(self, name: str) -> bool:
         """Return True if the rule may protect an entry of the parameter."""
@@ -67,13 +71,13 @@ class Adjuster:
             self._scale_gradients(sparsity)
             return
         if not self.rule.constant:
-            self._shares = self._shares_at(sparsity)
+            self._shares = self._asked(self.rule.checked_share, sparsity)
         if not self.frozen:
             torch._foreach_copy_(self._before, [parameter.data for parameter in self.parameters])
 
     def _scale_gradients(self, sparsity: LayerSparsity) -> None:
         constant = self.rule.constant
-        factors = self._shares if constant else self._divisors_at(sparsity)
+        factors = self._shares if constant else self._asked(self.rule.divisor, sparsity)
         pairs = [(p.grad, of) for p, of in zip(self.parameters, factors, strict=True) if p.grad is not None]
         if not pairs:
             return

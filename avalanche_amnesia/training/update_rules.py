@@ -6,8 +6,7 @@ frozen: one minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any, Literal
 
@@ -18,7 +17,6 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.unit_graph.graph import Between, Computed, UnitGraph
 
 AdjustSpace = Literal["update", "gradient"]
@@ -27,8 +25,6 @@ Measure = Callable[[MaskedModel, int, Tensor, Tensor], Tensor]
 """From a model, a task, samples ``(n, …)`` of it and labels ``(n,)`` to what its units count for, ``(n_units,)``."""
 LayerOf = Callable[[str], int]
 """From a parameter's name to the index of its layer."""
-OfStep = Callable[[LayerSparsity], list[Tensor]]
-"""From ``κ`` of all layers (empty: not read) to a tensor per parameter, once per step."""
 
 
 class TaskUse:
@@ -54,7 +50,7 @@ class TaskUse:
     @cached_property
     def importance(self) -> Mapping[str, Tensor]:
         """Parameter → number of tasks, ``min`` of the summative masks; shaped as :attr:`covered`."""
-        return self._expanded(self._model.graph.parameter_use(*self._each))
+        return dict(self._expanded(self._model.graph.parameter_use(*self._each)))  # stored: read in every step
 
     @cached_property
     def _by_max(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
@@ -63,7 +59,7 @@ class TaskUse:
             raise ValueError("between='max' is of masks over units: a weight that is masked itself lies between none")
         cumulative = [self._model.by_layer(self._model.cumulative_mask(self._counted))]
         reach = [graph.parameter_use(*masks, between="max") for masks in (cumulative, self._each)]
-        return self._expanded(reach[0]), self._expanded(reach[1])
+        return self._expanded(reach[0]), dict(self._expanded(reach[1]))
 
     @property
     def _each(self) -> list[Mapping[str, Tensor]]:
@@ -154,17 +150,8 @@ class AdjustmentRule:
         """
         return use.covered_by(self.between)[name]
 
-    def prepared(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        """Return the shares of several parameters of the backbone, as a function of ``κ`` of all layers."""
-        return partial(self._one_by_one, use, names, layer_of)  # no closure: a strategy in training can be copied
-
-    def _one_by_one(
-        self, use: TaskUse, names: Sequence[str], layer_of: LayerOf, sparsity: LayerSparsity
-    ) -> list[Tensor]:
-        return [self._share(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
-
-    def _share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """:meth:`protected_share`, checked: a rule of the user's may give anything."""
+    def checked_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+        """Return :meth:`protected_share`, checked: a rule of the user's may return anything."""
         share, shape = self.protected_share(use, name, sparsity), use.shapes[name][0]
         if not isinstance(share, Tensor) or share.shape != shape:
             given = f"one of {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
@@ -180,9 +167,9 @@ class AdjustmentRule:
             )
         return share
 
-    def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        """Return :meth:`prepared` for the divisor of a gradient, ``1 / (1 − share)``."""
-        return partial(_divisors, self.prepared(use, names, layer_of))
+    def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+        """Return the divisor of a gradient, ``1 / (1 − share)``; it broadcasts to the parameter's shape."""
+        return 1 / (1 - stored(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
         """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
@@ -191,7 +178,7 @@ class AdjustmentRule:
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
         """Mean of :meth:`protected_share`, without layer sparsity."""
-        return self._share(use, name, 0.0)
+        return self.checked_share(use, name, 0.0)
 
 
 RULES["hat"] = AdjustmentRule
@@ -293,7 +280,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         importance = self.importance_of(use, name)
-        return (importance / (importance + self.rate(sparsity))).expand_as(use.covered[name])
+        return (importance / (importance + self.rate(sparsity))).expand(use.shapes[name][0])
 
     def rate(self, sparsity: float | Tensor) -> float | Tensor:
         """``r_l``."""
@@ -307,51 +294,13 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
             return stored(use.covered_by(self.between)[name]) * use.n_tasks
         return stored(use.importance_by(self.between)[name])
 
-    def prepared(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        return _OneVector(self, use, names, layer_of).held
-
-    def divisors(self, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> OfStep:
-        return _OneVector(self, use, names, layer_of).divisors
-
-
-class _OneVector:
-    """Importance of several parameters in one vector, layer by layer, with a buffer for the results of a step."""
-
-    # One operation per parameter would cost more than its computation.
-    def __init__(self, rule: AdaHATRule, use: TaskUse, names: Sequence[str], layer_of: LayerOf) -> None:
-        parts = {name: rule.importance_of(use, name) for name in sorted(names, key=layer_of)}
-        sizes = Counter[int]()
-        for name, part in parts.items():
-            sizes[layer_of(name)] += part.numel()
-        nothing = torch.empty(0, device=use.in_use.device)
-        self._rate, self._importance = rule.rate, torch.cat([nothing, *(part.reshape(-1) for part in parts.values())])
-        self._room = torch.empty_like(self._importance)
-        of_layers = (vector.split([*sizes.values()]) for vector in (self._importance, self._room))
-        self._layers = list(zip(sizes, *of_layers, strict=True))
-        views = dict(zip(parts, self._room.split([part.numel() for part in parts.values()]), strict=True))
-        self._made = [views[name].view_as(parts[name]).expand_as(use.covered[name]) for name in names]
-        self._one = torch.ones(()).to(self._room)
-
-    def held(self, sparsity: LayerSparsity) -> list[Tensor]:
-        """``importance / (importance + r_l)``."""
-        for layer, importance, room in self._layers:
-            torch.add(importance, self._rate(sparsity[layer] if sparsity else 0.0), out=room)
-        torch.div(self._importance, self._room, out=self._room)
-        return self._made
-
-    def divisors(self, sparsity: LayerSparsity) -> list[Tensor]:
-        """``1 + importance / r_l``: one pass over all entries, where shares take two."""
-        for layer, importance, room in self._layers:
-            inverse = 1 / self._rate(sparsity[layer] if sparsity else 0.0)
-            if isinstance(inverse, Tensor):
-                torch.addcmul(self._one, importance, inverse, out=room)
-            else:
-                torch.add(self._one, importance, alpha=inverse, out=room)
-        return self._made
-
-
-def _divisors(prepared: OfStep, sparsity: LayerSparsity) -> list[Tensor]:
-    return [(1 / (1 - stored(held))).expand_as(held) for held in prepared(sparsity)]
+    def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
+        """Return ``1 + importance / r_l``: one pass over the entries, where shares take two."""
+        importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
+        one = importance.new_ones(())
+        if isinstance(inverse, Tensor):
+            return torch.addcmul(one, importance, inverse)
+        return torch.add(one, importance, alpha=inverse)
 
 
 def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:

@@ -1,7 +1,5 @@
 """Rates of the adjustment rules equal those of element loops, and tasks change only entries of their masks."""
 
-import copy
-
 import pytest
 import torch
 from support.small_runs import assert_retained, logits_of, make, masked_mlp, permuted
@@ -172,24 +170,13 @@ def test_update_space_is_the_damped_update(rule):
                 assert torch.equal(p[covered], frozen_before[name][covered])
 
 
-@pytest.mark.parametrize(("importance", "no_reg"), [("sum", False), ("number", True)])
-def test_shares_of_all_parameters_in_one_vector_equal_those_of_each(importance, no_reg):
-    """The same bits, in a copy of the adjuster too."""
-    model, rule = model_with_masks(), AdaHATRule(0.05, 0.1, importance=importance, sparsity=not no_reg)
-    use, layers = TaskUse(model), list(model.graph.layers)
-    names = [name for name, _ in model.backbone.named_parameters()]
-
-    def layer_of(name):
-        return layers.index(name.rsplit(".", 1)[0])
-
-    prepared = rule.prepared(use, names, layer_of)
-    for sparsity in ([0.2, 0.6], [0.9, 0.0], []):
-        expected = [rule.protected_share(use, name, sparsity[layer_of(name)] if sparsity else 0.0) for name in names]
-        for way in (prepared, copy.deepcopy(prepared)):
-            shares = way(sparsity)
-            assert all(torch.equal(share, one) for share, one in zip(shares, expected, strict=True))
-        for divisor, held in zip(rule.divisors(use, names, layer_of)(sparsity), expected, strict=True):
-            assert torch.allclose(1 / divisor, 1 - held, atol=1e-6)
+@pytest.mark.parametrize("rule", [AdaHATRule(0.05, 0.1), ConstantRule(0.3)], ids=["adahat", "constant"])
+def test_the_divisor_of_a_gradient_is_one_over_the_free_share(rule):
+    use = TaskUse(model_with_masks())
+    for name in use.covered:
+        for sparsity in (0.0, 0.6):
+            share = rule.protected_share(use, name, sparsity)
+            assert torch.allclose((1 / rule.divisor(use, name, sparsity)).expand_as(share), 1 - share, atol=1e-6)
 
 
 def stepped(rule, model, **optimizer):
