@@ -471,20 +471,8 @@ def _failure(backbone: nn.Module, error: Exception) -> ModelError:
     kind = type(backbone).__name__
     inner = f"{type(backbone.get_submodule(name)).__name__} {name!r} of " if name else ""
     theirs = next((text.strip() for text in str(error).splitlines() if text.strip()), type(error).__name__)
-    reason, mend = next((ours for text, ours in _IN_WORDS.items() if text in theirs), (theirs, _NO_CONTROL))
-    return ModelError(f"{inner}{kind} can't be exported by torch.export ({reason}{line}). {mend}, or {declaring(name)}")
-
-
-_NO_CONTROL = "Take control flow that depends on values out of its forward"
-_IN_WORDS = {
-    "data-dependent": ("control flow on values of tensors", _NO_CONTROL),
-    "deepcopy protocol": (
-        "copy.deepcopy of a tensor that was computed, which torch can't train through either",
-        "Copy it with x.clone(), or x.detach().clone() without gradients",
-    ),
-    ".numpy()": ("a tensor becomes an array of numpy, which no gradient passes", "Compute with torch"),
-}
-"""Common error messages of torch → our reason and remedy."""
+    mend = "Take control flow that depends on values out of its forward"
+    return ModelError(f"{inner}{kind} can't be exported by torch.export ({theirs}{line}). {mend}, or {declaring(name)}")
 
 
 def _where_it_failed(backbone: nn.Module, error: Exception) -> tuple[str, str]:

@@ -212,7 +212,7 @@ def test_an_unknown_name_is_refused(options, message):
         MaskedModel(nn.Sequential(nn.Linear(6, 4), nn.Tanh()), **options)
 
 
-# Messages without torch's own words -----------------------------------------------------------------------------------
+# Messages around torch's own -----------------------------------------------------------------------------------------
 
 
 class Asserts(tiny.Net):
@@ -222,7 +222,9 @@ class Asserts(tiny.Net):
 
 
 def test_a_refusal_of_control_flow_prints_nothing_of_torch(capfd):
-    message = "control flow on values of tensors, at 'assert not torch.isnan.*DisjointModel.*SubnetModel"
+    message = (
+        "can't be exported by torch.export .*, at 'assert not torch.isnan.*control flow.*DisjointModel.*SubnetModel"
+    )
     with pytest.raises(ModelError, match=message):
         MaskedModel(Asserts())
     (finding,) = validate(Asserts(), (8,))
@@ -232,21 +234,17 @@ def test_a_refusal_of_control_flow_prints_nothing_of_torch(capfd):
 
 
 NOT_EXPORTED = {
-    "deepcopy": (copy.deepcopy, r"\(copy.deepcopy of a tensor that was computed, .* Copy it with x.clone\(\)"),
-    "numpy": (
-        lambda h: torch.from_numpy(h.detach().numpy()),
-        r"\(a tensor becomes an array of numpy, .* Compute with torch",
-    ),
+    "deepcopy": (copy.deepcopy, r"can't be exported by torch.export .*deepcopy protocol"),
+    "numpy": (lambda h: torch.from_numpy(h.detach().numpy()), r"can't be exported by torch.export .*numpy"),
     "item": (lambda h: h * h.mean().item(), r"no shape that could be known in advance \(it depends on values\)"),
 }
 
 
 @pytest.mark.parametrize("name", NOT_EXPORTED)
-def test_the_message_has_none_of_torch_s_words(name):
+def test_a_forward_that_can_not_be_exported_is_refused(name):
     between, message = NOT_EXPORTED[name]
-    with pytest.raises(ModelError, match=message) as error:
+    with pytest.raises(ModelError, match=message):
         MaskedModel(linears(lambda s, x: s.b(between(s.a(x)))))
-    assert not any(words in str(error.value) for words in ("pytorch/pull", "subclasses", "zuf"))
 
 
 COMPILED = {
