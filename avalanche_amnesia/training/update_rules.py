@@ -280,7 +280,8 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
         importance = self.importance_of(use, name)
-        return (importance / (importance + self.rate(sparsity))).expand(use.shapes[name][0])
+        shares = importance + self.rate(sparsity)
+        return torch.div(importance, shares, out=shares).expand(use.shapes[name][0])
 
     def rate(self, sparsity: float | Tensor) -> float | Tensor:
         """``r_l``."""
