@@ -19,7 +19,6 @@ from avalanche_amnesia.models.mask_codes import (
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState, norms_of
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
 from avalanche_amnesia.models.weight_cover import (
     BiasRule,
@@ -29,7 +28,10 @@ from avalanche_amnesia.models.weight_cover import (
     take_inventory,
 )
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
+_STATE = "/state"
+"""Name of a task's other tensors among its norms; no module of the backbone can have it."""
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
@@ -63,12 +65,8 @@ class SubnetModel(TaskMaskedModel):
     """
 
     graph: WeightCover
-    norms: TaskModules
     keeps_shared_entries = True
-    task_containers = ("heads", "norms")
     learned_by = "scores"
-    mask_store, learned_store = "_packed", "_scores"
-    stores = ("norms", mask_store, learned_store)
 
     def __init__(
         self,
@@ -85,11 +83,11 @@ class SubnetModel(TaskMaskedModel):
         self.density, self.bias, self._sites = density, bias, sites
         for module, attribute in biases:  # equivalent to biases of zero
             module._parameters[attribute] = None
-        norms = list(norms_of(backbone).values())
+        norms = norms_of(backbone)
         if norm == "batch":
-            strip_normalisation(norms)
-        self._copies = NormCopies(norms if norm == "task" else [])
-        self._state = ForwardState(backbone, norms)
+            strip_normalisation(norms.values())
+        self._copies = NormCopies(norms if norm == "task" else {})
+        self._state = ForwardState(backbone, norms.values())
         self._substitutes = Substitutes()
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
         self.train(self.training)
@@ -150,16 +148,26 @@ class SubnetModel(TaskMaskedModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def _new_head(self, n_classes: int) -> nn.Linear:
+    def new_head(self, n_classes: int) -> nn.Linear:
+        """Return a randomly initialised head; without a bias if the model has none."""
         like = next(self.backbone.parameters())
         biased = self.bias != "off"
         return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
 
-    def fresh_parts(self) -> nn.ModuleList | None:
+    def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""
         if not self._copies.prototypes and not self._state.sites:
             return None
-        return nn.ModuleList([*self._copies.begun(), TaskState(self._state.sites)])
+        parts = self._copies.begun()
+        parts.add_module(_STATE, TaskState(self._state.sites))
+        return parts
+
+    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+        """Return a task's own modules with only those of the backbone's other tensors that were saved."""
+        parts: Any = self.fresh_parts()
+        if parts is not None:
+            parts[_STATE].drop_all_but(saved, f"{_STATE}.")
+        return parts
 
     def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
@@ -202,8 +210,9 @@ class SubnetModel(TaskMaskedModel):
         if keep_scores and score_bits is not None:
             scores = encode_scores(scores, mask, self._sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
-        if task in self.norms:
-            self.norms[task][-1].drop_unchanged(self._state.sites)
+        parts = self.task_parts(task)
+        if parts is not None:
+            parts[_STATE].drop_unchanged(self._state.sites)
 
     def _end_training(self) -> None:
         self._substitutes.take_back()  # in case a forward pass was interrupted
@@ -232,13 +241,6 @@ class SubnetModel(TaskMaskedModel):
         """Delete the scores of all tasks except these."""
         for task in set(self._learned.tasks) - set(tasks):
             self._learned.drop(task)
-
-    def set_trainable(self, task: int, learn: bool) -> None:
-        """Turn gradients of a task's own modules on or off; norms without gradients in the backbone stay frozen."""
-        super().set_trainable(task, learn)
-        own = self.task_parts(task)
-        if own is not None:
-            self._copies.set_trainable(own.children(), learn)
 
     # Forward --------------------------------------------------------------------------------------------------
 
@@ -272,13 +274,13 @@ class SubnetModel(TaskMaskedModel):
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
         """Run the backbone with substituted weights, norms and tensors."""
-        *norms, own = list[Any](parts or [None])
+        own = None if parts is None else parts[_STATE]
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()
             for module, attribute in self._sites[name]
         ]
-        others += self._copies.standing_in(norms)
+        others += self._copies.standing_in(parts)
         others += self._state.standing_in(own, learns=learns)
         with self._substitutes.put(others):
             features = run_on(self.backbone, x)
@@ -299,7 +301,7 @@ class SubnetModel(TaskMaskedModel):
 
     def compressed_state(self) -> dict[str, Tensor]:
         """Return a ``state_dict`` with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
-        rest = {name: value for name, value in self.state_dict().items() if not name.startswith(f"{self.mask_store}.")}
+        rest = {name: value for name, value in self.state_dict().items() if not name.startswith("_masks.")}
         return rest | {"masks": torch.frombuffer(bytearray(self._encoded_masks()), dtype=torch.uint8)}
 
     def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
@@ -311,16 +313,11 @@ class SubnetModel(TaskMaskedModel):
         tasks = state["_order"].tolist()
         masks = decode_masks(state["masks"].cpu().numpy().tobytes(), len(tasks), self.n_weights)
         rest = {name: value for name, value in state.items() if name != "masks"}
-        packed = {self.mask_name(task): pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
+        packed = {f"_masks.{task}": pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
         self.load_state_dict(rest | packed)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)
-        if self.current_task is not None:
-            return
-        for task in self.tasks:
-            if task in self.norms:
-                self.norms[task][-1].drop_all_but(state, f"norms.{task}.{len(self._copies.prototypes)}.")
-        if "_order" in state:
+        if self.current_task is None and "_order" in state:
             self._masks.reorder(state["_order"].tolist())
             self._masks_changed()

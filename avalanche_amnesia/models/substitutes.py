@@ -6,7 +6,7 @@ So every task has its own copies, which start as the backbone's; unchanged copie
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 Place = tuple[dict[str, Any], str]
 """A dictionary (a module's ``_parameters``, ``_buffers`` or attributes), and a key in it."""
@@ -62,36 +63,35 @@ def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
 
 
 class NormCopies:
-    """Norms of a backbone, frozen, as prototypes of the tasks' copies."""
+    """Norms of a backbone by name, frozen, as prototypes of the tasks' copies."""
 
-    def __init__(self, prototypes: Sequence[nn.Module]) -> None:
-        self.prototypes = list(prototypes)
-        self._learned = [p.requires_grad for norm in self.prototypes for p in norm.parameters()]
-        for norm in self.prototypes:
+    def __init__(self, prototypes: Mapping[str, nn.Module]) -> None:
+        self.prototypes = dict(prototypes)
+        self._learned = {name: [p.requires_grad for p in norm.parameters()] for name, norm in prototypes.items()}
+        for norm in self.prototypes.values():
             norm.requires_grad_(False)
 
-    def begun(self) -> list[nn.Module]:
+    def begun(self) -> OwnModules:
         """Return copies for a new task, with the prototypes' values."""
-        copies = [deepcopy(norm) for norm in self.prototypes]
-        self.set_trainable(copies, True)
-        return copies
-
-    def set_trainable(self, copies: Iterable[nn.Module], learn: bool) -> None:
-        """Turn the copies' gradients on or off; parameters frozen in the backbone stay frozen."""
-        parameters = [parameter for norm in copies for parameter in norm.parameters()]
-        for parameter, learned in zip(parameters, self._learned, strict=True):
-            parameter.requires_grad_(learn and learned)
+        copies = {name: deepcopy(norm) for name, norm in self.prototypes.items()}
+        for name, norm in copies.items():
+            for parameter, learned in zip(norm.parameters(), self._learned[name], strict=True):
+                parameter.requires_grad_(learned)
+        return OwnModules(copies)
 
     def hold(self) -> None:
         """Put the prototypes into evaluation mode, so that running them does not change their statistics."""
-        for norm in self.prototypes:
+        for norm in self.prototypes.values():
             norm.eval()
 
-    def standing_in(self, copies: Iterable[nn.Module], *, learn: bool = True) -> list[tuple[Place, Any]]:
+    def standing_in(self, copies: OwnModules | None, *, learn: bool = True) -> list[tuple[Place, Any]]:
         """Return the substitutes for a forward pass: parameters, statistics and mode of a task's copies."""
         found: list[tuple[Place, Any]] = []
-        for prototype, copy in zip(self.prototypes, copies, strict=False):
-            found += [((vars(prototype), name), vars(copy)[name]) for name in ("_parameters", "_buffers")]
+        if copies is None:
+            return found
+        for name, prototype in self.prototypes.items():
+            copy = copies[name]
+            found += [((vars(prototype), held), vars(copy)[held]) for held in ("_parameters", "_buffers")]
             found.append(((vars(prototype), "training"), copy.training and learn))
         return found
 

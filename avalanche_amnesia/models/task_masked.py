@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
-from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
+from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.graph import Computed
 
 
@@ -40,12 +40,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     state_per_task = True
     learned_by: ClassVar[str]
     """Name of the trainable parameter that determines the current task's mask."""
-    stores: ClassVar[Sequence[str]]
-    """Names of the stores of per-task modules and tensors except heads, in the order of ``state_dict``."""
-    mask_store: ClassVar[str]
-    """Name of the store of masks."""
-    learned_store: ClassVar[str]
-    """Name of the store of the final values of :attr:`learned_by`."""
 
     def __init__(self, backbone: nn.Module, n_features: int | None, graph: Any, sizes: Sequence[int]) -> None:
         super().__init__(backbone, n_features)
@@ -55,16 +49,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._sizes = list(sizes)
         self._opened: Any = None
         self.register_parameter(self.learned_by, None)
-        for name in self.stores:
-            self.add_module(name, TaskModules() if name in self.task_containers else TaskTensors())
-
-    @property
-    def _masks(self) -> TaskTensors:
-        return getattr(self, self.mask_store)
-
-    @property
-    def _learned(self) -> TaskTensors:
-        return getattr(self, self.learned_store)
+        self._masks = TaskTensors()
+        self._learned = TaskTensors()  # final values of the parameter named by `learned_by`
 
     @property
     def _tensors(self) -> dict[str, TaskTensors]:
@@ -111,10 +97,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         for task in self.masked_tasks if tasks is None else tasks:
             total |= self._kept_mask(task)
         return self._unpacked(total)
-
-    def mask_name(self, task: int) -> str:
-        """Return the name, in ``state_dict``, of a task's mask."""
-        return f"{self.mask_store}.{task}"
 
     @abstractmethod
     def _chosen(self) -> Tensor:
@@ -168,28 +150,12 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def fresh_parts(self) -> nn.Module | None:
-        """Return a new task's own modules except its head, with the backbone's values; None if there are none."""
-
-    def task_parts(self, task: int) -> nn.Module | None:
-        """Return the task's own modules except its head (norms), or None if it has none."""
-        (held,) = self._containers[1:]
-        parts: nn.Module | None = held.get(task)
-        return parts
-
-    def add_head(self, task: int, n_classes: int) -> None:
-        """Add a randomly initialised head ``features → n_classes`` for a task, and its other own modules."""
-        super().add_head(task, n_classes)
-        parts = self.fresh_parts()
-        if parts is not None:
-            self._containers[1][task] = parts.train(self.training)
-
     def set_trainable(self, task: int, learn: bool) -> None:
         """Turn gradients of a task's own modules on or off; current gradients are cleared."""
-        for container in self._containers:
-            if task in container:
-                container[task].requires_grad_(learn).zero_grad()
+        self.heads[task].requires_grad_(learn).zero_grad()
+        parts = self.task_parts(task)
+        if parts is not None:
+            parts.requires_grad_(learn)  # again, because OwnModules keeps what the backbone has frozen
 
     @property
     def unfinished(self) -> tuple[int, ...]:
@@ -220,8 +186,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._masks[task] = self._packed_mask(mask)
         if learned is not None:
             self._learned[task] = learned
-        for container in self._containers:
-            container.finish(task)
+        self.heads.finish(task)
         self._end_training()
         return task
 
@@ -276,7 +241,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Return the names, in ``state_dict``, of the tasks' masks, dependent learned values, and statistics."""
-        going = dict.fromkeys(self._tensors, tasks) | {self.learned_store: self._learned_from(tasks)}
+        going = dict.fromkeys(self._tensors, tasks) | {"_learned": self._learned_from(tasks)}
         tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
         return tensors + super().buffer_names(tasks)
 
@@ -298,11 +263,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         super()._match_tasks(state)
         for name, store in self._tensors.items():
             store.match(state, f"{name}.", self._device)
-        for container in self._containers:
-            for task in container.tasks:
-                if task in self._masks:
-                    container.finish(task)
-                elif task not in container.unfinished:
-                    container.resume(task)
-                    self.set_trainable(task, True)
+        for task in self.tasks:
+            if task in self._masks:
+                self.heads.finish(task)
+            elif task not in self.heads.unfinished:
+                self.heads.resume(task)
+                self.set_trainable(task, True)
         self._end_training()

@@ -1,6 +1,6 @@
 """Inventory of a backbone's parameters for weight masks: masked ones, and a rule for every other trainable one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -105,7 +105,7 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
     return "bias" if all(attribute == "bias" for _, attribute in sites) else "weight"
 
 
-def strip_normalisation(norms: list[nn.Module]) -> None:
+def strip_normalisation(norms: Iterable[nn.Module]) -> None:
     """Reduce norms to the statistics of the current batch (or sample), without learned scale and shift."""
     for module in norms:
         for held in (module._parameters, module._buffers):

@@ -204,7 +204,7 @@ class RepairPlugin(MemoryPlugin):
         movable: Mapping[nn.Parameter, Tensor],
     ) -> None:
         """Train for all steps; ``movable``: backbone parameter → bool tensor, True for entries that may change."""
-        own = [p for task in tasks for module in model.task_modules(task) for p in module.parameters()]
+        own = [p for task in tasks for p in model.heads[task].parameters()]
         working = [*movable, *own]
         batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
         stepped = sibling_optimizer(optimizer, working) if self.optimizer is None else self.optimizer(working)

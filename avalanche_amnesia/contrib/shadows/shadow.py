@@ -50,7 +50,7 @@ class Shadow:
         self._originals = [self._main[name] for name in self._values]
         self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
         self._start = {name: start[name][inside] for name, inside in self.region.items()}
-        self.parts = copy.deepcopy(model.parts_of(task)).train()
+        self.parts = copy.deepcopy(model.task_parts(task)).train()
         learned = [*self._values.values(), *self.parts.parameters()]
         self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
 

@@ -213,10 +213,9 @@ class TaskMaskPlugin(TaskEndPlugin):
         """Restore heads and norms of earlier tasks, and parameters without a mask, to their values before the task."""
         now: TaskInTraining = self.in_training
         before = now.before.values
-        own = tuple(f"{container}.{now.task}." for container in model.task_containers)
         for name, parameter in model.named_parameters():
             covered = name.removeprefix("backbone.") in now.adjuster.use.covered
-            if name in before and not covered and not name.startswith(own):
+            if name in before and not covered and not name.startswith(f"heads.{now.task}."):
                 parameter.copy_(before[name])
 
     def hold_back(self, model: TaskMaskedModel) -> None:
