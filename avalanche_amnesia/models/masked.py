@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.gate import EntriesOfMasks, Gate
-from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -126,13 +125,6 @@ class MaskedModel(TaskMaskedModel):
         """Store the importance of a finished task's units, ``(n_units,)``: nonnegative, and 0 outside its mask."""
         self._importances[task] = importance
 
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
-        """Return the tasks whose masks cover any of these entries."""
-        if not tasks:
-            return frozenset()
-        found = self.graph.covering(torch.stack([self._masks[task] for task in tasks]), inside_backbone(entries))
-        return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
-
     def check_gradients(self) -> None:
         """Raise a ModelError if a backbone parameter requires gradients now but did not when the model was created."""
         learning = {name for name, parameter in self.backbone.named_parameters() if parameter.requires_grad}
@@ -166,7 +158,7 @@ class MaskedModel(TaskMaskedModel):
     @torch.no_grad()
     def settle_parts(self, parts: OwnModules, task: int) -> None:
         """End the training of a task's norms (or of a copy), and reset them outside its binary mask."""
-        use = self.graph.sets.use(self._masks[task].float())
+        use = self.graph.sets.use(self.binary_mask(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
     # Life of a task -------------------------------------------------------------------------------------------

@@ -14,9 +14,7 @@ from avalanche_amnesia.models.mask_codes import (
     encode_masks,
     encode_scores,
     pack_bits,
-    unpack_bits,
 )
-from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState, norms_of
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
@@ -102,22 +100,9 @@ class SubnetModel(TaskMaskedModel):
     def _chosen(self) -> Tensor:
         return self.choose(self._in_training.scores.detach()).bool()
 
-    def _packed_mask(self, mask: Tensor) -> Tensor:
-        return pack_bits(mask)
-
-    def _unpacked(self, kept: Tensor) -> Tensor:
-        return unpack_bits(kept, self.n_weights)
-
     def _masks_changed(self) -> None:
         super()._masks_changed()
         self._order = torch.tensor(self.masked_tasks, dtype=torch.int64, device=self._device)
-
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
-        """Return the tasks whose masks contain any of these entries."""
-        nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
-        parts = [(inside.get(name, nothing).reshape(-1).cpu(), of.size) for name, of in self.graph.layers.items()]
-        asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).numpy()
-        return frozenset(task for task in tasks if (self._masks[task].cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the mask for some scores: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.

@@ -1,13 +1,14 @@
 """Base class of models with one mask per task, over units or over weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.mask_codes import pack_bits, unpack_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.graph import Computed
@@ -49,7 +50,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._sizes = list(sizes)
         self._opened: Any = None
         self.register_parameter(self.learned_by, None)
-        self._masks = TaskTensors()
+        self._masks = TaskTensors()  # packed bits
         self._learned = TaskTensors()  # final values of the parameter named by `learned_by`
 
     @property
@@ -80,12 +81,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
         if task == self.current_task:
             return self._chosen()
-        return self._unpacked(self._kept_mask(task))
-
-    def _kept_mask(self, task: int) -> Tensor:
         if task not in self._masks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
-        return self._masks[task]
+        return unpack_bits(self._masks[task], sum(self._sizes))
 
     def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
         """Return the union of some tasks' masks, bool ``(n,)``: ``a^{≤t}``, computed again at every call.
@@ -93,22 +91,14 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Args:
             tasks: tasks with masks; None: all of them.
         """
-        total = self._packed_mask(torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device))
+        total = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device)
         for task in self.masked_tasks if tasks is None else tasks:
-            total |= self._kept_mask(task)
-        return self._unpacked(total)
+            total |= self.binary_mask(task)
+        return total
 
     @abstractmethod
     def _chosen(self) -> Tensor:
         """Return the current mask of the task in training, bool ``(n,)``."""
-
-    def _packed_mask(self, mask: Tensor) -> Tensor:
-        """Convert a mask, bool ``(n,)``, into its stored form."""
-        return mask
-
-    def _unpacked(self, kept: Tensor) -> Tensor:
-        """Convert a mask from its stored form into a new tensor, bool ``(n,)``."""
-        return kept.clone()
 
     def mask_bits(self) -> float | None:
         """Return the bits per weight and task of the masks in ``compressed_state``; None if not compressed."""
@@ -116,17 +106,18 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     # Entries of the backbone ----------------------------------------------------------------------------------
 
-    def entries_of(self, task: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield the backbone entries that a task's mask covers: the task uses them and may change them.
+    def entries_of(self, task: int) -> Mapping[str, Tensor]:
+        """Return the backbone entries that a task's mask covers: the task uses them and may change them.
 
         Args:
             task: a task label; a task without a mask (from a strategy without masks) uses all entries.
 
         Returns:
-            Full parameter name, bool tensor that broadcasts over the parameter.
+            Full parameter name → bool tensor of the parameter's shape, computed at each access.
         """
-        for name, covered in self.graph.reads(self.by_layer(self._mask_or_all(task))):
-            yield f"backbone.{name}", covered
+        reads = self.graph.reads(self.by_layer(self._mask_or_all(task)))
+        names = {f"backbone.{name}": name for name in reads}
+        return Computed(names, lambda name: reads[names[name]].expand(self.get_parameter(name).shape))
 
     def _mask_or_all(self, task: int) -> Tensor:
         """Return a task's mask, bool ``(n,)``; all True if it has none (from a strategy without masks)."""
@@ -134,15 +125,21 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             return self.binary_mask(task)
         return torch.ones(sum(self._sizes), dtype=torch.bool, device=self._device)
 
-    @abstractmethod
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
+    def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
         """Return the tasks that use any of these entries, i.e. whose :meth:`entries_of` overlap them.
 
         Args:
             entries: full parameter name → bool tensor of the parameter's shape; entries outside the backbone, and
                 entries without masks, are ignored.
-            tasks: tasks with masks.
+            tasks: task labels.
         """
+        asked = sorted(entries.items(), key=lambda item: item[1].numel())  # small ones mostly decide
+
+        def uses(task: int) -> bool:
+            own = self.entries_of(task)
+            return any(bool((own[name] & where.to(own[name].device)).any()) for name, where in asked if name in own)
+
+        return frozenset(filter(uses, tasks))
 
     def shared_state(self) -> list[str]:
         """Return names of tensors that forward passes changed or created, and that all tasks share (normally none)."""
@@ -183,7 +180,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """End the task in training: store its mask, bool ``(n,)``, and the values it was computed from."""
         task = self.current_task
         assert task is not None
-        self._masks[task] = self._packed_mask(mask)
+        self._masks[task] = pack_bits(mask)
         if learned is not None:
             self._learned[task] = learned
         self.heads.finish(task)

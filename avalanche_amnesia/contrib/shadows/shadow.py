@@ -136,8 +136,7 @@ class Shadow:
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     """Return the entries that a task uses (all without a mask): backbone parameter name → bool tensor of its shape."""
-    parameters = dict(model.named_parameters())
-    return inside_backbone({name: covered.expand(parameters[name].shape) for name, covered in model.entries_of(task)})
+    return inside_backbone(model.entries_of(task))
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:

@@ -162,7 +162,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         assert recorder is not None
         trajectory = recorder.trajectory
-        use = dict(model.entries_of(task))
+        use = model.entries_of(task)
         # If entries read by remaining tasks stay (WSN), unlearning an earlier task removes nothing from this one.
         sources = frozenset(
             earlier

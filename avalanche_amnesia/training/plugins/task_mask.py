@@ -289,7 +289,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}
-        for name, reads in model.entries_of(training.task):
+        for name, reads in model.entries_of(training.task).items():
             inside = name.removeprefix("backbone.")
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
         training.before.commit(dict(model.named_parameters()), keep)
