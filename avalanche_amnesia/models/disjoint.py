@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.models.multi_head import MultiHeadModel, shapes, with_parts
-from avalanche_amnesia.models.substitutes import kept_tensors, state_sites, unlike
+from avalanche_amnesia.models.substitutes import kept_tensors, outline, state_sites
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.backbones import run_on
@@ -281,7 +281,8 @@ class DisjointModel(MultiHeadModel):
                 "that the backbone holds (hooks, lambdas) and weak references are not copied, and lead to the first "
                 "one: let them be methods, or functools.partial of them, and take modules from their arguments"
             )
-        changed = unlike(self.backbone, held.entries)
+        before, after = outline(self.backbone), outline(held.entries)
+        changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if changed:
             raise ModelError(
                 f"the backbone's forward changes {changed}, or began to keep them: no task can have its own. Make them "

@@ -15,7 +15,7 @@ from avalanche_amnesia.models.mask_codes import (
     encode_scores,
     pack_bits,
 )
-from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState, norms_of
+from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
 from avalanche_amnesia.models.weight_cover import (
@@ -28,8 +28,6 @@ from avalanche_amnesia.models.weight_cover import (
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
-_STATE = "/state"
-"""Name of a task's other tensors among its norms; no module of the backbone can have it."""
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
 
@@ -84,9 +82,9 @@ class SubnetModel(TaskMaskedModel):
         norms = norms_of(backbone)
         if norm == "batch":
             strip_normalisation(norms.values())
-        self._copies = NormCopies(norms if norm == "task" else {})
-        self._state = ForwardState(backbone, norms.values())
-        self._substitutes = Substitutes()
+        of_norms = {*norms.values()}
+        others = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in of_norms)]
+        self._copies = TaskCopies(backbone, norms if norm == "task" else {}, others)
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
         self.train(self.training)
 
@@ -141,18 +139,11 @@ class SubnetModel(TaskMaskedModel):
 
     def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""
-        if not self._copies.prototypes and not self._state.sites:
-            return None
-        parts = self._copies.begun()
-        parts.add_module(_STATE, TaskState(self._state.sites))
-        return parts
+        return self._copies.fresh()
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
         """Return a task's own modules with only those of the backbone's other tensors that were saved."""
-        parts: Any = self.fresh_parts()
-        if parts is not None:
-            parts[_STATE].drop_all_but(saved, f"{_STATE}.")
-        return parts
+        return self._copies.fresh(saved)
 
     def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
         """Begin to learn a task's mask.
@@ -195,12 +186,10 @@ class SubnetModel(TaskMaskedModel):
         if keep_scores and score_bits is not None:
             scores = encode_scores(scores, mask, self._sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
-        parts = self.task_parts(task)
-        if parts is not None:
-            parts[_STATE].drop_unchanged(self._state.sites)
+        self._copies.drop_unchanged(self.task_parts(task))
 
     def _end_training(self) -> None:
-        self._substitutes.take_back()  # in case a forward pass was interrupted
+        self._copies.restore()  # in case a forward pass was interrupted
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
@@ -250,7 +239,7 @@ class SubnetModel(TaskMaskedModel):
 
     def shared_state(self) -> list[str]:
         """Return names of tensors that forward passes changed and all tasks share, e.g. in lists or new attributes."""
-        return self._state.shared()
+        return self._copies.shared()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
         weights = ((name, self.backbone.get_parameter(name), part) for name, part in self.by_layer(mask).items())
@@ -259,18 +248,13 @@ class SubnetModel(TaskMaskedModel):
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
         """Run the backbone with substituted weights, norms and tensors."""
-        own = None if parts is None else parts[_STATE]
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()
             for module, attribute in self._sites[name]
         ]
-        others += self._copies.standing_in(parts)
-        others += self._state.standing_in(own, learns=learns)
-        with self._substitutes.put(others):
-            features = run_on(self.backbone, x)
-            if learns and own is not None:
-                self._state.keep(own)
+        with self._copies.in_place(parts, others, learns=learns):
+            features: Tensor = run_on(self.backbone, x)
         return features
 
     # State ----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel, by_task
-from avalanche_amnesia.models.substitutes import NormCopies, Substitutes, norms_of
+from avalanche_amnesia.models.substitutes import TaskCopies, norms_of
 from avalanche_amnesia.unit_graph.backbones import run_on
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -35,14 +35,13 @@ class TaskNormModel(MultiHeadModel):
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
-        self._copies = NormCopies(norms_of(backbone))
-        self.features_per_task = bool(self._copies.prototypes)
-        self._substitutes = Substitutes()
+        self._copies = TaskCopies(backbone, norms_of(backbone))
+        self.features_per_task = bool(self._copies.norms)
         self.train(self.training)
 
     def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms for a new task; None if the backbone has none."""
-        return self._copies.begun() if self.features_per_task else None
+        return self._copies.fresh()
 
     def train(self, mode: bool = True) -> TaskNormModel:
         """Set the mode like ``nn.Module.train``, but keep the original norms in evaluation mode."""
@@ -57,7 +56,6 @@ class TaskNormModel(MultiHeadModel):
     def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
         """Return features ``(batch, features)`` through a task's present or former norms; None: the original norms."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
-        others = self._copies.standing_in(norms, learn=torch.is_grad_enabled())
-        with self._substitutes.put(others):
+        with self._copies.in_place(norms, learns=False, norms_learn=torch.is_grad_enabled()):
             features: Tensor = run_on(self.backbone, x)
         return features
