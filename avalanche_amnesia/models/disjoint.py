@@ -1,7 +1,7 @@
 """Weight pools: a network whose weights are partitioned among tasks, so that no task uses an unlearnable one's."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import astuple, dataclass
 from functools import lru_cache
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import same_bits, tensor_hash
 from avalanche_amnesia.models.multi_head import MultiHeadModel, shapes, with_parts
-from avalanche_amnesia.models.substitutes import kept_tensors, outline, state_sites
+from avalanche_amnesia.models.substitutes import StateSite, kept_tensors, outline, state_sites
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.backbones import run_on
@@ -96,7 +96,7 @@ class TaskShare(nn.Module):
     """Parameters and buffers of one task: a whole network during its training, afterwards only its own entries.
 
     Args:
-        entries: the network; or, after training, a tree of empty modules with the task's tensors under their names.
+        entries: the network; or, after training, a module with the task's tensors, "/" for "." in their names.
         dealt: result of :meth:`Share.encoded`; None before the network is partitioned.
 
     Attributes:
@@ -118,7 +118,8 @@ class TaskShare(nn.Module):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All parameters and buffers, by their names in the backbone."""
-        return dict((*self.entries.named_parameters(), *self.entries.named_buffers()))
+        held = (*self.entries.named_parameters(), *self.entries.named_buffers())
+        return {name.replace("/", "."): tensor for name, tensor in held}
 
 
 class DisjointModel(MultiHeadModel):
@@ -261,7 +262,7 @@ class DisjointModel(MultiHeadModel):
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Return positions (bool, of the parameter's shape) and values of a finished task's entries."""
         held: TaskShare = self.task_parts(task)
-        values = held.entries.get_parameter(name).detach()
+        values = held.entries.get_parameter(_flat(name)).detach()
         return held.share.owned(name, shape).to(values.device), values
 
     @torch.no_grad()
@@ -289,19 +290,23 @@ class DisjointModel(MultiHeadModel):
                 "buffers, or tensor attributes, that have their final shape when the backbone is wrapped; or keep "
                 "nothing"
             )
-        share, kept = held.share, nn.Module()
-        dealt = self.dealt(share)
-        for name, parameter in held.entries.named_parameters():
+        given = {site.name: site.value.detach() for site in state_sites(self.backbone)}
+        sites = [s for s in state_sites(held.entries) if not bool(same_bits(s.value.detach(), given[s.name]).all())]
+        self.store_task(task, with_parts(self.heads[task], self._own_entries(held.entries, held.share, sites)))
+        self.heads.finish(task)
+
+    def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
+        """Return copies of a task's own entries of its network, and of the tensors at some sites."""
+        kept, dealt = nn.Module(), self.dealt(share)
+        for name, parameter in network.named_parameters():
             if name in self._learning:
                 own = parameter.detach()
                 if name in dealt:
                     own = own.masked_select(share.owned(name, own.shape).to(own.device))
-                _place(kept, name, nn.Parameter(own.clone(), requires_grad=False))
-        for site, given in zip(state_sites(held.entries), state_sites(self.backbone), strict=True):
-            if not bool(same_bits(site.value.detach(), given.value.detach()).all()):
-                _place(kept, site.name, site.value.detach().clone())
-        self.store_task(task, with_parts(self.heads[task], TaskShare(kept, held.dealt)))
-        self.heads.finish(task)
+                kept.register_parameter(_flat(name), nn.Parameter(own.clone(), requires_grad=False))
+        for site in sites:
+            kept.register_buffer(_flat(site.name), site.value.detach().clone())
+        return TaskShare(kept, share.encoded().to(self._device))
 
     def remove_task(self, task: int) -> None:
         """Remove everything of a task, also the cached network."""
@@ -360,19 +365,11 @@ class DisjointModel(MultiHeadModel):
         return same and super()._fits(task, saved)
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> TaskShare:
-        """Return a finished task's share of zeros in the shapes of saved tensors."""
+        """Return a finished task's share, into which saved tensors can be loaded."""
         if _DEALT not in saved:
             raise ValueError("a task of this state has no share: it is none of a DisjointModel's")
-        share, kept = Share.decoded(saved[_DEALT]), nn.Module()
-        dealt = self.dealt(share)
-        for name, parameter in self.backbone.named_parameters():
-            if name in self._learning:
-                owned = [int(share.owned(name, parameter.shape).sum())] if name in dealt else parameter.shape
-                _place(kept, name, nn.Parameter(parameter.new_zeros(owned), requires_grad=False))
-        for site in state_sites(self.backbone):
-            if _ENTRIES + site.name in saved:
-                _place(kept, site.name, torch.zeros_like(site.value))
-        parts = TaskShare(kept, share.encoded().to(self._device))
+        sites = [site for site in state_sites(self.backbone) if _ENTRIES + _flat(site.name) in saved]
+        parts = self._own_entries(self.backbone, Share.decoded(saved[_DEALT]), sites)
         if shapes(parts.state_dict()) != shapes(saved):
             raise ValueError(_NO_SHARE)
         return parts
@@ -419,14 +416,6 @@ def _hashes(backbone: nn.Module) -> dict[str, str]:
     return kept_tensors(backbone) | {name: tensor_hash(parameter) for name, parameter in backbone.named_parameters()}
 
 
-def _place(root: nn.Module, name: str, value: Tensor) -> None:
-    """Register a tensor under a dotted name, and create the modules on the path."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    if isinstance(value, nn.Parameter):
-        root.register_parameter(last, value)
-    else:
-        root.register_buffer(last, value)
+def _flat(name: str) -> str:
+    """Return a name without dots, for a tensor in a module without submodules."""
+    return name.replace(".", "/")

@@ -133,11 +133,12 @@ class TaskMaskedModel(MultiHeadModel, ABC):
                 entries without masks, are ignored.
             tasks: task labels.
         """
-        asked = sorted(entries.items(), key=lambda item: item[1].numel())  # small ones mostly decide
+        asked = sorted(entries, key=lambda name: entries[name].numel())  # small ones mostly decide
 
         def uses(task: int) -> bool:
             own = self.entries_of(task)
-            return any(bool((own[name] & where.to(own[name].device)).any()) for name, where in asked if name in own)
+            common = (own[name].to(entries[name].device) & entries[name] for name in asked if name in own)
+            return any(bool(where.any()) for where in common)
 
         return frozenset(filter(uses, tasks))
 
