@@ -163,19 +163,8 @@ class MaskedModel(TaskMaskedModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def start_task(self, task: int, embedding: Tensor) -> nn.Parameter:
-        """Begin to learn a task's mask.
-
-        Args:
-            task: label of a task without a mask.
-            embedding: initial values, ``(n_units,)``.
-
-        Returns:
-            The embedding, as a parameter for a separate optimizer.
-        """
-        learned = self._begin(task, embedding)
-        self._opened = Gate(learned, self.by_layer, self.graph.open_entries)
-        return learned
+    def _open(self, learned: nn.Parameter) -> Gate:
+        return Gate(learned, self.by_layer, self.graph.open_entries)
 
     def finish_task(self) -> None:
         """End the task in training, and store its binary mask ``a > 0.5``."""

@@ -243,7 +243,10 @@ class MultiHeadModel(MultiTaskModule):
             UnknownTaskError: for a task without a head.
         """
         if task_labels is None:
-            return self._all_logits(x)
+            if self.features_per_task or not self.tasks:
+                return {task: self.forward(x, task) for task in self.tasks}
+            features = self.features(x, self.tasks[0])  # one pass, because features do not depend on the task
+            return {task: self.head(task)(features) for task in self.tasks}
         task = single_task(task_labels)
         if task is not None:
             return self.head(task)(self.features(x, task))
@@ -257,13 +260,6 @@ class MultiHeadModel(MultiTaskModule):
             own = head(features[rows])
             logits[rows, : own.shape[1]] = own
         return logits
-
-    def _all_logits(self, x: Tensor) -> dict[int, Tensor]:
-        """Return the logits of every head: task → ``(batch, classes)``."""
-        if self.features_per_task or not self.tasks:
-            return {task: self.forward(x, task) for task in self.tasks}
-        features = self.features(x, self.tasks[0])  # one pass, because features do not depend on the task
-        return {task: self.head(task)(features) for task in self.tasks}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state like ``nn.Module.load_state_dict``, after adding and removing tasks to match it.

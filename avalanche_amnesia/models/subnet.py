@@ -145,24 +145,13 @@ class SubnetModel(TaskMaskedModel):
         """Return a task's own modules with only those of the backbone's other tensors that were saved."""
         return self._copies.fresh(saved)
 
-    def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
-        """Begin to learn a task's mask.
-
-        Args:
-            task: label of a task without a mask.
-            scores: initial values, ``(n_weights,)``.
-
-        Returns:
-            The scores, as a parameter for a separate optimizer.
-        """
-        learned = self._begin(task, scores)
+    def _open(self, learned: nn.Parameter) -> OpenSubnet:
         weights = {name: self.backbone.get_parameter(name) for name in self.graph.layers}
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
         tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
         choice = Choice(self._sizes, self.choose, tops)
-        self._opened = OpenSubnet(learned, weights, choice, self.straight_through)
-        return learned
+        return OpenSubnet(learned, weights, choice, self.straight_through)
 
     def open_subnet(self) -> None:
         """Choose weights by the current scores, for all forward passes in training mode until the next call.

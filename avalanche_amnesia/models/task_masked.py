@@ -160,15 +160,27 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Labels of the tasks without a mask; their modules are registered in the model and trainable."""
         return self.heads.unfinished
 
-    def _begin(self, task: int, values: Tensor) -> nn.Parameter:
-        """Begin a task: create the parameter ``(n,)`` that determines its mask."""
+    def start_task(self, task: int, values: Tensor) -> nn.Parameter:
+        """Begin to learn a task's mask.
+
+        Args:
+            task: label of a task without a mask.
+            values: initial values ``(n,)`` of the parameter that determines the mask (:attr:`learned_by`).
+
+        Returns:
+            This parameter, for a separate optimizer.
+        """
         if task in self._masks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
         learned = nn.Parameter(values.detach().clone().to(self._device))
         setattr(self, self.learned_by, learned)
-        self.current_task = task
+        self.current_task, self._opened = task, self._open(learned)
         self._masks_changed()
         return learned
+
+    @abstractmethod
+    def _open(self, learned: nn.Parameter) -> Any:
+        """Return the gate or subnetwork of a task in training, for the parameter that determines its mask."""
 
     @property
     def _in_training(self) -> Any:
