@@ -182,11 +182,8 @@ class RepairPlugin(MemoryPlugin):
                 held = self.memory.samples[task]
                 if not bool(held.has_logits.any()):  # stay close to the model's output, because labels are few
                     self.memory.renew(model, task, only_right=True)
-            use = model.graph.parameter_use(*(model.masks[task] for task in tasks))
-            parameters = dict(model.backbone.named_parameters())
-            movable = {name: entries & (use[name] > 0) for name, entries in free.items()}
-            kept = {parameters[name]: entries for name, entries in movable.items() if bool(entries.any())}
-            self._train(model, optimizer, tasks, kept)
+            movable = {model.backbone.get_parameter(name): entries for name, entries in free.items()}
+            self._train(model, optimizer, tasks, movable)
         return self.steps
 
     def _retake_statistics(self, model: TaskMaskedModel, task: int) -> None:
