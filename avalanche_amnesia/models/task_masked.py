@@ -137,8 +137,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
         def uses(task: int) -> bool:
             own = self.entries_of(task)
-            common = (own[name].to(entries[name].device) & entries[name] for name in asked if name in own)
-            return any(bool(where.any()) for where in common)
+            # In numpy, because torch takes several times as long to search bool tensors.
+            common = (own[name].cpu().numpy() & entries[name].cpu().numpy() for name in asked if name in own)
+            return any(where.any() for where in common)
 
         return frozenset(filter(uses, tasks))
 

@@ -127,11 +127,15 @@ class UnitGraph:
         Returns:
             Parameter name (inside the backbone) → bool tensor that broadcasts over it, computed at each access.
         """
-        in_use = self.sets.use(torch.cat([mask[name].float() for name in self.layers])) > 0
-        return Computed(
-            self.factors,
-            lambda name: reduce(torch.logical_and, (in_use[factor.to(in_use.device)] for factor in self.factors[name])),
-        )
+        units = torch.cat([mask[name].float() for name in self.layers])
+        in_use = self.sets.use(units).cpu().numpy() > 0
+
+        def covered(name: str) -> Tensor:
+            factors = (in_use[factor.numpy()] for factor in self.factors[name])
+            entries = np.asarray(reduce(np.logical_and, factors))  # ten times as fast as in torch
+            return torch.from_numpy(entries).to(units.device)
+
+        return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
         """Return weight rows and columns read by some units, bool ``(n_units,)``, where they are a small share."""
