@@ -100,7 +100,7 @@ METHODS = {
 
 def own_bytes(model, task):
     """Bytes that only a task has: its head and its share of the weights, or its network."""
-    return sum(t.nbytes for module in model.task_modules(task) for t in module.state_dict().values())
+    return sum(t.nbytes for t in model.heads[task].state_dict().values())
 
 
 def run(network, method, seed, rate, root, validation):

@@ -54,7 +54,7 @@ def output_contribution(model: MaskedModel, task: int, x: Tensor, y: Tensor) -> 
     """
     draw = torch.Generator().manual_seed(derive_seed(0, "output contribution", task))
     total = torch.zeros(model.n_units)
-    mask, parts = model.binary_mask(task).float(), model.parts_of(task)
+    mask, parts = model.binary_mask(task).float(), model.task_parts(task)
     with evaluating(model), torch.enable_grad():
         for part in x.split(BATCH):
             gates = {name: gate.detach().requires_grad_() for name, gate in model.by_layer(mask).items()}

@@ -14,10 +14,11 @@ import torch
 from avalanche.models import MultiHeadClassifier, avalanche_forward
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.multi_head import MultiHeadModel, with_parts
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.saving.values import checked
+from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.unit_graph.backbones import evaluating, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
@@ -26,46 +27,37 @@ ProbeKind = Literal["own", "remaining", "none"]
 """Masks through which a task's data is seen: that of the task, those of the remaining tasks, or none at all."""
 
 
+_WITH_NORMS = (TaskMaskedModel, TaskNormModel)
+"""Models whose heads contain norms; in a head of another model may be a whole network, which no probe needs."""
+
+
 @dataclass(frozen=True)
 class Probe:
-    """A forgotten task's own mask (None for models without), head (None if it had none) and normalisation."""
+    """A forgotten task's own mask (None for models without), and its head (None if it had none) with its norms."""
 
     mask: Tensor | None
     head: nn.Module | None
-    parts: nn.Module | None = None
+
+    @property
+    def parts(self) -> nn.Module | None:
+        """The norms in the head, or None if there are none."""
+        return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:
         """The probe's tensors."""
-        head, parts = (None if part is None else dict(part.state_dict()) for part in (self.head, self.parts))
-        return {"mask": self.mask, "head": head, "parts": parts}
+        return {"mask": self.mask, "head": None if self.head is None else dict(self.head.state_dict())}
 
     @classmethod
     def from_state(cls, state: Any, model: Any) -> Probe:
         """A probe from what :meth:`state` returned, with modules like a model's."""
-        mask, head, parts = checked(state, mask=Tensor | None, head=dict | None, parts=dict | None)
-        return cls(mask, _module_of(head, model), _module_of(parts, model))
-
-
-def _module_of(tensors: dict[str, Tensor] | None, model: Any) -> nn.Module | None:
-    """A module with these tensors, like those that a model's tasks have."""
-    if tensors is None:
-        return None
-    shapes = {name: value.shape for name, value in tensors.items()}
-    if shapes.keys() == {"weight", "bias"} and tensors["weight"].dim() == 2:
-        weight = tensors["weight"]
-        new: nn.Module = nn.utils.skip_init(
-            nn.Linear, *reversed(weight.shape), device=weight.device, dtype=weight.dtype
-        )
-    else:
-        alike = [part for task in getattr(model, "tasks", ()) for part in model.task_modules(task)]
-        alike += [model.fresh_parts()] if hasattr(model, "fresh_parts") else []
-        found = (m for m in alike if {name: value.shape for name, value in m.state_dict().items()} == shapes)
-        like = next(found, None)
-        if like is None:
-            raise ValueError(f"the model has nothing like {sorted(shapes)}, which an unlearned task had")
-        new = deepcopy(like)
-    new.load_state_dict(tensors)
-    return new.eval()
+        mask, tensors = checked(state, mask=Tensor | None, head=dict | None)
+        if tensors is None:
+            return cls(mask, None)
+        with preserved_rng():
+            with_norms = isinstance(model, _WITH_NORMS)
+            head = model.head_like(tensors) if with_norms else model.new_head(len(tensors["weight"]))
+        head.load_state_dict(tensors)
+        return cls(mask, head.eval())
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
@@ -79,10 +71,10 @@ def take_probe(model: nn.Module, task: int) -> Probe:
         UnknownTaskError: for a task without a head.
     """
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
-    head = deepcopy(model.head(task)) if isinstance(model, MultiHeadModel) else None
-    parts = model.task_parts(task) if isinstance(model, TaskMaskedModel) else None
-    parts = model.task_norms(task) if isinstance(model, TaskNormModel) else parts
-    return Probe(mask, head, deepcopy(parts))
+    if not isinstance(model, MultiHeadModel):
+        return Probe(mask, None)
+    head = model.head(task)
+    return Probe(mask, deepcopy(head if isinstance(model, _WITH_NORMS) else with_parts(head, None)))
 
 
 def features_of(
@@ -103,7 +95,7 @@ def features_of(
             mask, as for models without masks.
         batch_size: samples at a time.
         parts: what else a task's features depend on (``model.task_parts(task)``, used only with a mask; a
-            TaskNormModel's ``task_norms(task)``).
+            TaskNormModel's too).
         task: whose features, where a model has a network per task; None: those of a task that it does not have.
 
     Returns:

@@ -1,7 +1,7 @@
 """Weight pools: a network whose weights are partitioned among tasks, so that no task uses an unlearnable one's."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import astuple, dataclass
 from functools import lru_cache
@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.bits import same_bits, tensor_hash
-from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.substitutes import kept_tensors, state_sites, unlike
-from avalanche_amnesia.models.task_store import TaskModules
+from avalanche_amnesia.models.multi_head import MultiHeadModel, shapes, with_parts
+from avalanche_amnesia.models.substitutes import StateSite, kept_tensors, outline, state_sites
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.backbones import run_on
@@ -97,7 +96,7 @@ class TaskShare(nn.Module):
     """Parameters and buffers of one task: a whole network during its training, afterwards only its own entries.
 
     Args:
-        entries: the network; or, after training, a tree of empty modules with the task's tensors under their names.
+        entries: the network; or, after training, a module with the task's tensors, "/" for "." in their names.
         dealt: result of :meth:`Share.encoded`; None before the network is partitioned.
 
     Attributes:
@@ -119,7 +118,8 @@ class TaskShare(nn.Module):
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All parameters and buffers, by their names in the backbone."""
-        return dict((*self.entries.named_parameters(), *self.entries.named_buffers()))
+        held = (*self.entries.named_parameters(), *self.entries.named_buffers())
+        return {name.replace("/", "."): tensor for name, tensor in held}
 
 
 class DisjointModel(MultiHeadModel):
@@ -141,14 +141,12 @@ class DisjointModel(MultiHeadModel):
         ModelError: if the width of the features is unknown, or the backbone can't be copied.
     """
 
-    task_containers = ("heads", "shares")
     features_per_task = True
     state_per_task = True
     isolates = True
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__(backbone, n_features)
-        self.shares = TaskModules()
         self._learning = frozenset(name for name, p in backbone.named_parameters() if p.requires_grad)
         self._opened = _Opened()
         self.copied()  # raises if the backbone can't be copied
@@ -157,7 +155,7 @@ class DisjointModel(MultiHeadModel):
 
     def share(self, task: int) -> Share | None:
         """Return a task's partition, or None if it has none yet."""
-        held: TaskShare | None = self.shares.get(task)
+        held: TaskShare | None = self.task_parts(task)
         return None if held is None or held.dealt is None else held.share
 
     def tasks_read(self, task: int) -> Sequence[int]:
@@ -204,7 +202,7 @@ class DisjointModel(MultiHeadModel):
 
     def begins_as(self, name: str) -> str:
         """Return the backbone's parameter name for a parameter of a task's copy; other names unchanged."""
-        return re.sub(rf"^shares\.\d+\.{re.escape(_ENTRIES)}", "backbone.", name)
+        return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
         """Return the share of partitioned weights that no task owns, in [0, 1]."""
@@ -218,14 +216,10 @@ class DisjointModel(MultiHeadModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def adaptation(self, experience: Any) -> None:
-        """Add heads of new tasks, and, in training mode, copies of the backbone, which :meth:`deal` reduces later."""
-        super().adaptation(experience)
-        if self.training:
-            self._opened = _Opened()  # frees memory for the new network
-        for task in map(int, experience.task_labels if self.training else ()):
-            if task not in self.shares:
-                self.shares[task] = TaskShare(self.copied()).train(self.training)
+    def fresh_parts(self) -> TaskShare:
+        """Return a copy of the backbone for a new task, which :meth:`deal` reduces later."""
+        self._opened = _Opened()  # frees memory for the new network
+        return TaskShare(self.copied())
 
     def copied(self) -> nn.Module:
         """Return a copy of the backbone that shares its parameters without gradients."""
@@ -252,7 +246,7 @@ class DisjointModel(MultiHeadModel):
         Returns:
             Name in the backbone → bool tensor of the task's own entries, for all partitioned parameters.
         """
-        held: TaskShare = self.shares[task]
+        held: TaskShare = self.task_parts(task)
         held.dealt, held.backbone = share.encoded(), _hashes(self.backbone)
         parameters, owned = dict(held.entries.named_parameters()), {}
         for name, initial in self.dealt(share).items():
@@ -267,8 +261,8 @@ class DisjointModel(MultiHeadModel):
 
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
         """Return positions (bool, of the parameter's shape) and values of a finished task's entries."""
-        held: TaskShare = self.shares[task]
-        values = held.entries.get_parameter(name).detach()
+        held: TaskShare = self.task_parts(task)
+        values = held.entries.get_parameter(_flat(name)).detach()
         return held.share.owned(name, shape).to(values.device), values
 
     @torch.no_grad()
@@ -279,7 +273,7 @@ class DisjointModel(MultiHeadModel):
             ModelError: if forward passes changed a tensor that is no parameter, buffer or tensor attribute of a module,
                 or if the training changed the original backbone.
         """
-        held: TaskShare = self.shares[task]
+        held: TaskShare = self.task_parts(task)
         now = _hashes(self.backbone)
         moved = sorted(name for name in {*now, *held.backbone} if now.get(name) != held.backbone.get(name))
         if moved:
@@ -288,45 +282,46 @@ class DisjointModel(MultiHeadModel):
                 "that the backbone holds (hooks, lambdas) and weak references are not copied, and lead to the first "
                 "one: let them be methods, or functools.partial of them, and take modules from their arguments"
             )
-        changed = unlike(self.backbone, held.entries)
+        before, after = outline(self.backbone), outline(held.entries)
+        changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
         if changed:
             raise ModelError(
                 f"the backbone's forward changes {changed}, or began to keep them: no task can have its own. Make them "
                 "buffers, or tensor attributes, that have their final shape when the backbone is wrapped; or keep "
                 "nothing"
             )
-        share, kept = held.share, nn.Module()
-        dealt = self.dealt(share)
-        for name, parameter in held.entries.named_parameters():
+        given = {site.name: site.value.detach() for site in state_sites(self.backbone)}
+        sites = [s for s in state_sites(held.entries) if not bool(same_bits(s.value.detach(), given[s.name]).all())]
+        self.store_task(task, with_parts(self.heads[task], self._own_entries(held.entries, held.share, sites)))
+        self.heads.finish(task)
+
+    def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
+        """Return copies of a task's own entries of its network, and of the tensors at some sites."""
+        kept, dealt = nn.Module(), self.dealt(share)
+        for name, parameter in network.named_parameters():
             if name in self._learning:
                 own = parameter.detach()
                 if name in dealt:
                     own = own.masked_select(share.owned(name, own.shape).to(own.device))
-                _place(kept, name, nn.Parameter(own.clone(), requires_grad=False))
-        for site, given in zip(state_sites(held.entries), state_sites(self.backbone), strict=True):
-            if not bool(same_bits(site.value.detach(), given.value.detach()).all()):
-                _place(kept, site.name, site.value.detach().clone())
-        self._keep(task, TaskShare(kept, held.dealt))
+                kept.register_parameter(_flat(name), nn.Parameter(own.clone(), requires_grad=False))
+        for site in sites:
+            kept.register_buffer(_flat(site.name), site.value.detach().clone())
+        return TaskShare(kept, share.encoded().to(self._device))
 
     def remove_task(self, task: int) -> None:
         """Remove everything of a task, also the cached network."""
         self._opened = _Opened()
         super().remove_task(task)
 
-    def _keep(self, task: int, share: TaskShare) -> None:
-        self.shares[task] = share
-        for container in self._containers:
-            container.finish(task)
-
     # Forward --------------------------------------------------------------------------------------------------
 
     def network(self, task: int) -> nn.Module:
         """Return a task's network; for a finished task, it is valid only until the next call for another task."""
-        if task not in self.shares:
+        if task not in self.heads:
             return self.backbone
-        held: TaskShare = self.shares[task]
-        if task in self.shares.unfinished:
-            return held.entries
+        if task in self.heads.unfinished:
+            network: nn.Module = self.task_parts(task).entries
+            return network
         return self._opened.network(self, task)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
@@ -335,7 +330,7 @@ class DisjointModel(MultiHeadModel):
     @torch.no_grad()
     def write_network(self, network: nn.Module, task: int) -> None:
         """Write a finished task's network into a copy of the backbone."""
-        held: TaskShare = self.shares[task]
+        held: TaskShare = self.task_parts(task)
         dealt, own = self.dealt(held.share), held.tensors
         for name, parameter in network.named_parameters():
             if name in dealt:
@@ -357,45 +352,33 @@ class DisjointModel(MultiHeadModel):
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         self._opened = _Opened()
         super()._match_tasks(state)
-        saved = {task: _inside(state, f"shares.{task}.") for task in self.tasks}
-        for task, held in saved.items():
-            if _DEALT not in held and task not in self.shares.unfinished:
-                raise ValueError(f"this state has no share of task {task}: it is none of a DisjointModel's")
-        shares = {task: Share.decoded(held[_DEALT]) for task, held in saved.items() if _DEALT in held}
+        shares = {task: share for task in self.tasks if (share := self.share(task)) is not None}
         for task, share in shares.items():
-            in_training = task in self.shares.unfinished and self.share(task) == share
-            if in_training and _shapes(self.shares[task].state_dict()) == _shapes(saved[task]):
-                continue  # a state saved during this training
-            room = self._room(share, saved[task])
             others = {other for other in shares if other != task and not shares[other].overlaps(share)}
-            fits = _shapes(room.state_dict()) == _shapes(saved[task])
-            if not fits or len(others) + 1 < len(shares) or not others.issuperset(share.reads):
-                raise ValueError(
-                    f"what this state holds of task {task} is no share of this backbone, or no other one than those of "
-                    "all other tasks: it was saved with another backbone, or in the middle of a training; save "
-                    "between tasks"
-                )
-            self._keep(task, room)
+            if len(others) + 1 < len(shares) or not others.issuperset(share.reads):
+                raise ValueError(_NO_SHARE)
+            if not self.task_parts(task).backbone:  # not saved during this training
+                self.heads.finish(task)
 
-    def _room(self, share: Share, saved: Mapping[str, Tensor]) -> TaskShare:
-        """Return zero tensors in the shapes of a finished task's entries, for a state to load into."""
-        kept, dealt = nn.Module(), self.dealt(share)
-        for name, parameter in self.backbone.named_parameters():
-            if name in self._learning:
-                owned = [int(share.owned(name, parameter.shape).sum())] if name in dealt else parameter.shape
-                _place(kept, name, nn.Parameter(parameter.new_zeros(owned), requires_grad=False))
-        for site in state_sites(self.backbone):
-            if _ENTRIES + site.name in saved:
-                _place(kept, site.name, torch.zeros_like(site.value))
-        return TaskShare(kept, share.encoded().to(self._device))
+    def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
+        same = _DEALT in saved and self.share(task) == Share.decoded(saved[_DEALT])
+        return same and super()._fits(task, saved)
+
+    def parts_like(self, saved: Mapping[str, Tensor]) -> TaskShare:
+        """Return a finished task's share, into which saved tensors can be loaded."""
+        if _DEALT not in saved:
+            raise ValueError("a task of this state has no share: it is none of a DisjointModel's")
+        sites = [site for site in state_sites(self.backbone) if _ENTRIES + _flat(site.name) in saved]
+        parts = self._own_entries(self.backbone, Share.decoded(saved[_DEALT]), sites)
+        if shapes(parts.state_dict()) != shapes(saved):
+            raise ValueError(_NO_SHARE)
+        return parts
 
 
-def _inside(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-
-
-def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: value.shape for name, value in state.items()}
+_NO_SHARE = (
+    "a task's part of this state is no share of this backbone, or overlaps another task's share: it was saved with "
+    "another backbone, or in the middle of a training; save between tasks"
+)
 
 
 class _Opened:
@@ -422,8 +405,8 @@ class _Opened:
 
 def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
     """Return versions of a network's source tensors and of its own, as a forward may write into its buffers."""
-    held: TaskShare = model.shares[task]
-    sources = (network, held, *(model.shares[other] for other in held.share.reads))
+    held: TaskShare = model.task_parts(task)
+    sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
     return task, [(id(tensor), tensor._version) for tensor in tensors]
 
@@ -433,14 +416,6 @@ def _hashes(backbone: nn.Module) -> dict[str, str]:
     return kept_tensors(backbone) | {name: tensor_hash(parameter) for name, parameter in backbone.named_parameters()}
 
 
-def _place(root: nn.Module, name: str, value: Tensor) -> None:
-    """Register a tensor under a dotted name, and create the modules on the path."""
-    *path, last = name.split(".")
-    for part in path:
-        if part not in root._modules:
-            root.add_module(part, nn.Module())
-        root = root.get_submodule(part)
-    if isinstance(value, nn.Parameter):
-        root.register_parameter(last, value)
-    else:
-        root.register_buffer(last, value)
+def _flat(name: str) -> str:
+    """Return a name without dots, for a tensor in a module without submodules."""
+    return name.replace(".", "/")

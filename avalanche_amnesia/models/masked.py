@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.gate import EntriesOfMasks, Gate
-from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
+from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
@@ -59,14 +58,9 @@ class MaskedModel(TaskMaskedModel):
     task-owned norms: Duan, HAT-CL, 2023.
     """
 
-    task_containers = ("heads", "own")
     learned_by = "embedding"
-    mask_store, learned_store = "_binary", "_embeddings"
-    stores = (mask_store, learned_store, "_importances", "own")
-    _importances: TaskTensors
     backbone: MaskedBackbone
     graph: UnitGraph
-    own: TaskModules
 
     def __init__(
         self,
@@ -92,6 +86,7 @@ class MaskedModel(TaskMaskedModel):
         )
         sizes = [layer.units for layer in graph.layers.values()]
         super().__init__(module, len(graph.output), graph, sizes)
+        self._importances = TaskTensors()
         self._entries_of = EntriesOfMasks(self.graph.open_entries)
 
     def describe(self) -> Description:
@@ -130,13 +125,6 @@ class MaskedModel(TaskMaskedModel):
         """Store the importance of a finished task's units, ``(n_units,)``: nonnegative, and 0 outside its mask."""
         self._importances[task] = importance
 
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
-        """Return the tasks whose masks cover any of these entries."""
-        if not tasks:
-            return frozenset()
-        found = self.graph.covering(torch.stack([self._masks[task] for task in tasks]), inside_backbone(entries))
-        return frozenset(task for task, reads in zip(tasks, found.tolist(), strict=True) if reads)
-
     def check_gradients(self) -> None:
         """Raise a ModelError if a backbone parameter requires gradients now but did not when the model was created."""
         learning = {name for name, parameter in self.backbone.named_parameters() if parameter.requires_grad}
@@ -163,50 +151,26 @@ class MaskedModel(TaskMaskedModel):
 
     # Per-task modules -----------------------------------------------------------------------------------------
 
-    def adaptation(self, experience: Any) -> None:
-        """Create the heads of new tasks; in training mode, let only this experience's tasks update their norms."""
-        super().adaptation(experience)
-        if self.training:
-            labels = {int(task) for task in experience.task_labels}
-            for task in self.own.unfinished:
-                self.own[task].learn(task in labels, True)
-
     def fresh_parts(self) -> OwnModules:
         """Return copies of the per-task modules (except heads), with the backbone's values."""
         return self.backbone.fresh_parts()
 
-    def parts_of(self, task: int) -> OwnModules:
-        """Return a task's own modules except its head; new ones, if it has none yet."""
-        parts = self.task_parts(task)
-        return parts if isinstance(parts, OwnModules) else self.fresh_parts().train(self.training)
-
     @torch.no_grad()
     def settle_parts(self, parts: OwnModules, task: int) -> None:
         """End the training of a task's norms (or of a copy), and reset them outside its binary mask."""
-        use = self.graph.sets.use(self._masks[task].float())
+        use = self.graph.sets.use(self.binary_mask(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def start_task(self, task: int, embedding: Tensor) -> nn.Parameter:
-        """Begin to learn a task's mask.
-
-        Args:
-            task: label of a task without a mask.
-            embedding: initial values, ``(n_units,)``.
-
-        Returns:
-            The embedding, as a parameter for a separate optimizer.
-        """
-        learned = self._begin(task, embedding)
-        self._opened = Gate(learned, self.by_layer, self.graph.open_entries)
-        return learned
+    def _open(self, learned: nn.Parameter) -> Gate:
+        return Gate(learned, self.by_layer, self.graph.open_entries)
 
     def finish_task(self) -> None:
         """End the task in training, and store its binary mask ``a > 0.5``."""
         task = self._keep(self.gate.open_units(), self.gate.embedding.detach())
-        if task in self.own:
-            self.settle_parts(self.parts_of(task), task)
+        if task in self.heads:
+            self.settle_parts(self.task_parts(task), task)
 
     @property
     def gate(self) -> Gate:
@@ -216,9 +180,8 @@ class MaskedModel(TaskMaskedModel):
     # Forward --------------------------------------------------------------------------------------------------
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        if task == self.current_task and self.training:
-            return self.backbone(x, self.parts_of(task), self.gate.leaves)
-        return self.masked_features(x, self._mask_or_all(task), self.parts_of(task))
+        mask = self.gate.leaves if task == self.current_task and self.training else self._mask_or_all(task)
+        return self.masked_features(x, mask, self.task_parts(task))
 
     def masked_features(self, x: Tensor, mask: Tensor | LayerMasks, parts: nn.Module | None = None) -> Tensor:
         """Return features ``(batch, features)`` through any mask, also one converted by :meth:`read_mask`."""
@@ -232,5 +195,5 @@ class MaskedModel(TaskMaskedModel):
         if self.current_task is not None:  # a state saved during this training
             self.gate.reread()
             return
-        for task in self.own.tasks:
-            self.own[task].learn(task not in self._masks, self.training)
+        for task in self.tasks:
+            self.task_parts(task).learn(task not in self._masks, self.training)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 import torch
@@ -12,13 +13,14 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 # Logit of classes unknown to a sample's task, in batches that mix tasks with different numbers of classes.
 NO_CLASS = -1000.0
 _BACKBONE = "backbone."
 _EXTRA = "_extra_state"
 _KNOWN = "known_label"
-_HEAD = re.compile(r"heads\.\d+\.weight")
+_OF_TASK = re.compile(r"heads\.(\d+)\.(.+)")
 Value = TypeVar("Value")
 
 
@@ -44,6 +46,9 @@ class NoHead(nn.Module):
 class MultiHeadModel(MultiTaskModule):
     """Multi-head model: a feature extractor shared by all tasks, and one linear head per task.
 
+    Other modules of a task (norms, a network) are inside its head, as ``heads.<task>.own``. So one module contains
+    everything that belongs only to a task.
+
     Unlike Avalanche's multi-head classifier, it creates no head during evaluation, so an evaluation never changes
     later training; and heads can be removed. If an Avalanche strategy evaluates a task without a head, all its classes
     get equal logits.
@@ -57,8 +62,6 @@ class MultiHeadModel(MultiTaskModule):
         TypeError: if the backbone is no module.
     """
 
-    task_containers: tuple[str, ...] = ("heads",)
-    """Names of the containers of per-task modules (task label → module)."""
     features_per_task = False
     """True if features depend on the task, through its norms, mask or network."""
     state_per_task = False
@@ -95,10 +98,6 @@ class MultiHeadModel(MultiTaskModule):
         return next(self.backbone.parameters()).device
 
     @property
-    def _containers(self) -> list[TaskModules]:
-        return [getattr(self, name) for name in self.task_containers]
-
-    @property
     def _stores(self) -> list[TaskStore]:
         return [module for module in self.children() if isinstance(module, TaskStore)]
 
@@ -108,7 +107,10 @@ class MultiHeadModel(MultiTaskModule):
         return self.heads.tasks
 
     def adaptation(self, experience: Any) -> None:
-        """Create a head for a task that will be trained; in evaluation mode, only record its number of classes."""
+        """Create heads of new tasks, and let only the experience's tasks update their norms.
+
+        In evaluation mode, only record the new tasks' numbers of classes.
+        """
         if not hasattr(experience, "task_labels"):
             raise UnknownTaskError(
                 "an experience has no task labels, by which heads are told apart: give its stream some, by "
@@ -120,6 +122,10 @@ class MultiHeadModel(MultiTaskModule):
                     self.add_head(int(task), _n_classes(experience))
                 else:
                     self._evaluated_untrained[int(task)] = _n_classes(experience)
+        for task in self.heads.unfinished if self.training else ():
+            parts = self.task_parts(task)
+            if isinstance(parts, OwnModules):
+                parts.learn(task in experience.task_labels, True)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move the model like ``nn.Module.to``; return at once if all tensors are already on the device."""
@@ -130,18 +136,35 @@ class MultiHeadModel(MultiTaskModule):
         return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Add a randomly initialised head ``features → n_classes`` for a task."""
-        self.heads[task] = self._new_head(n_classes)
+        """Add a randomly initialised head ``features → n_classes`` for a task, and its other own modules."""
+        self.store_task(task, with_parts(self.new_head(n_classes), self.fresh_parts()))
+
+    def store_task(self, task: int, head: nn.Module) -> None:
+        """Store the head of a task, with its other own modules in it."""
+        self.heads[task] = head.train(self.training)
         self.known_train_tasks_labels.add(task)
 
-    def _new_head(self, n_classes: int) -> nn.Module:
+    def fresh_parts(self) -> nn.Module | None:
+        """Return a new task's own modules except its head, with the backbone's values; None if there are none."""
+        return None
+
+    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+        """Return own modules except the head, into which saved tensors (their ``state_dict``) can be loaded."""
+        return self.fresh_parts()
+
+    def task_parts(self, task: int) -> Any:
+        """Return the task's own modules except its head (norms, a network), or None if it has none."""
+        return getattr(self.heads.get(task), "own", None)
+
+    def new_head(self, n_classes: int) -> nn.Module:
+        """Return a randomly initialised head that is no part of the model."""
         like = next(self.backbone.parameters())
         return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return new parameters like those of a next task's head, e.g. for their shapes; not part of the model."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
-            return list(self._new_head(1).parameters())
+            return list(self.new_head(1).parameters())
 
     def remove_task(self, task: int) -> None:
         """Remove everything that belongs only to this task."""
@@ -149,24 +172,10 @@ class MultiHeadModel(MultiTaskModule):
             store.drop(task)
         self.known_train_tasks_labels.discard(task)
 
-    def task_modules(self, task: int) -> list[nn.Module]:
-        """Return the modules that belong only to this task: its head, then its other modules.
-
-        Raises:
-            UnknownTaskError: if the task has no head.
-        """
-        head = self.heads[task] if task in self.heads else self.head(task)
-        return [head, *(held[task] for held in self._containers[1:] if task in held)]
-
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Return the names, in ``state_dict``, of the buffers in the tasks' own modules."""
-        return [
-            f"{path}.{task}.{name}"
-            for path, container in zip(self.task_containers, self._containers, strict=True)
-            for task in tasks
-            if task in container
-            for name, _ in container[task].named_buffers()
-        ]
+        present = [task for task in tasks if task in self.heads]
+        return [f"heads.{task}.{name}" for task in present for name, _ in self.heads[task].named_buffers()]
 
     def task_state(self) -> Any:
         """Return the per-task state for :meth:`restore_task_state`, as references, without copies."""
@@ -234,7 +243,10 @@ class MultiHeadModel(MultiTaskModule):
             UnknownTaskError: for a task without a head.
         """
         if task_labels is None:
-            return self._all_logits(x)
+            if self.features_per_task or not self.tasks:
+                return {task: self.forward(x, task) for task in self.tasks}
+            features = self.features(x, self.tasks[0])  # one pass, because features do not depend on the task
+            return {task: self.head(task)(features) for task in self.tasks}
         task = single_task(task_labels)
         if task is not None:
             return self.head(task)(self.features(x, task))
@@ -248,13 +260,6 @@ class MultiHeadModel(MultiTaskModule):
             own = head(features[rows])
             logits[rows, : own.shape[1]] = own
         return logits
-
-    def _all_logits(self, x: Tensor) -> dict[int, Tensor]:
-        """Return the logits of every head: task → ``(batch, classes)``."""
-        if self.features_per_task or not self.tasks:
-            return {task: self.forward(x, task) for task in self.tasks}
-        features = self.features(x, self.tasks[0])  # one pass, because features do not depend on the task
-        return {task: self.head(task)(features) for task in self.tasks}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state like ``nn.Module.load_state_dict``, after adding and removing tasks to match it.
@@ -295,24 +300,43 @@ class MultiHeadModel(MultiTaskModule):
 
     def _unlike(self, state: Mapping[str, Tensor]) -> list[str]:
         """Describe the differences of names and shapes between a state and the model, one line each."""
-        here, there = ({n: tuple(getattr(v, "shape", ())) for n, v in of.items()} for of in (self.state_dict(), state))
+        here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
         return other + [f"{text} {names}" for text, names in lists.items() if names]
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        shapes = {
-            int(name.split(".")[1]): value.shape
-            for name, value in state.items()
-            if _HEAD.fullmatch(name) and value.dim() == 2
-        }
-        for task in set(self.tasks) - set(shapes):
+        saved: dict[int, dict[str, Tensor]] = {}
+        for match in filter(None, map(_OF_TASK.fullmatch, state)):
+            saved.setdefault(int(match[1]), {})[match[2]] = state[match[0]]
+        saved = {task: tensors for task, tensors in saved.items() if "weight" in tensors}
+        for task in set(self.tasks) - saved.keys():
             self.remove_task(task)
-        for task, shape in shapes.items():
-            if task in self.heads and self.heads[task].weight.shape == shape:
-                continue
-            with torch.random.fork_rng(devices=[]):  # the draw is overwritten, so keep the random stream
-                self.add_head(task, shape[0])
+        for task, tensors in saved.items():
+            if task not in self.heads or not self._fits(task, tensors):
+                with torch.random.fork_rng(devices=[]):  # the draw is overwritten, so keep the random stream
+                    self.store_task(task, self.head_like(tensors))
+
+    def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
+        """Return True if a task's modules have the names and shapes of saved tensors."""
+        return shapes(self.heads[task].state_dict()) == shapes(saved)
+
+    def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
+        """Return a head with own modules in it, into which the saved tensors of a task's head can be loaded."""
+        own = {name.removeprefix("own."): value for name, value in saved.items() if name.startswith("own.")}
+        return with_parts(self.new_head(saved["weight"].shape[0]), self.parts_like(own))
+
+
+def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:
+    """Return a copy of a head that shares its tensors, with other own modules of a task in it."""
+    head = copy(head)  # a rollback may restore the given object
+    head._modules = {} if parts is None else {"own": parts}
+    return head
+
+
+def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in a ``state_dict``; () for values that are no tensors."""
+    return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
 def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:

@@ -14,12 +14,9 @@ from avalanche_amnesia.models.mask_codes import (
     encode_masks,
     encode_scores,
     pack_bits,
-    unpack_bits,
 )
-from avalanche_amnesia.models.multi_head import inside_backbone
-from avalanche_amnesia.models.substitutes import ForwardState, NormCopies, Place, Substitutes, TaskState, norms_of
+from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.task_store import TaskModules
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
 from avalanche_amnesia.models.weight_cover import (
     BiasRule,
@@ -29,6 +26,7 @@ from avalanche_amnesia.models.weight_cover import (
     take_inventory,
 )
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 _leaky_relu_backward = torch.ops.aten.leaky_relu_backward.grad_input
 
@@ -63,12 +61,8 @@ class SubnetModel(TaskMaskedModel):
     """
 
     graph: WeightCover
-    norms: TaskModules
     keeps_shared_entries = True
-    task_containers = ("heads", "norms")
     learned_by = "scores"
-    mask_store, learned_store = "_packed", "_scores"
-    stores = ("norms", mask_store, learned_store)
 
     def __init__(
         self,
@@ -85,12 +79,12 @@ class SubnetModel(TaskMaskedModel):
         self.density, self.bias, self._sites = density, bias, sites
         for module, attribute in biases:  # equivalent to biases of zero
             module._parameters[attribute] = None
-        norms = list(norms_of(backbone).values())
+        norms = norms_of(backbone)
         if norm == "batch":
-            strip_normalisation(norms)
-        self._copies = NormCopies(norms if norm == "task" else [])
-        self._state = ForwardState(backbone, norms)
-        self._substitutes = Substitutes()
+            strip_normalisation(norms.values())
+        of_norms = {*norms.values()}
+        others = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in of_norms)]
+        self._copies = TaskCopies(backbone, norms if norm == "task" else {}, others)
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
         self.train(self.training)
 
@@ -104,22 +98,9 @@ class SubnetModel(TaskMaskedModel):
     def _chosen(self) -> Tensor:
         return self.choose(self._in_training.scores.detach()).bool()
 
-    def _packed_mask(self, mask: Tensor) -> Tensor:
-        return pack_bits(mask)
-
-    def _unpacked(self, kept: Tensor) -> Tensor:
-        return unpack_bits(kept, self.n_weights)
-
     def _masks_changed(self) -> None:
         super()._masks_changed()
         self._order = torch.tensor(self.masked_tasks, dtype=torch.int64, device=self._device)
-
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
-        """Return the tasks whose masks contain any of these entries."""
-        nothing, inside = torch.zeros(0, dtype=torch.bool), inside_backbone(entries)
-        parts = [(inside.get(name, nothing).reshape(-1).cpu(), of.size) for name, of in self.graph.layers.items()]
-        asked = pack_bits(torch.cat([p if len(p) else p.new_zeros(size) for p, size in parts])).numpy()
-        return frozenset(task for task in tasks if (self._masks[task].cpu().numpy() & asked).any())
 
     def choose(self, scores: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the mask for some scores: 1 at each layer's ``k`` largest ``|score|``, else 0, float ``(n_weights,)``.
@@ -150,35 +131,27 @@ class SubnetModel(TaskMaskedModel):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    def _new_head(self, n_classes: int) -> nn.Linear:
+    def new_head(self, n_classes: int) -> nn.Linear:
+        """Return a randomly initialised head; without a bias if the model has none."""
         like = next(self.backbone.parameters())
         biased = self.bias != "off"
         return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
 
-    def fresh_parts(self) -> nn.ModuleList | None:
+    def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""
-        if not self._copies.prototypes and not self._state.sites:
-            return None
-        return nn.ModuleList([*self._copies.begun(), TaskState(self._state.sites)])
+        return self._copies.fresh()
 
-    def start_task(self, task: int, scores: Tensor) -> nn.Parameter:
-        """Begin to learn a task's mask.
+    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+        """Return a task's own modules with only those of the backbone's other tensors that were saved."""
+        return self._copies.fresh(saved)
 
-        Args:
-            task: label of a task without a mask.
-            scores: initial values, ``(n_weights,)``.
-
-        Returns:
-            The scores, as a parameter for a separate optimizer.
-        """
-        learned = self._begin(task, scores)
+    def _open(self, learned: nn.Parameter) -> OpenSubnet:
         weights = {name: self.backbone.get_parameter(name) for name in self.graph.layers}
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
         tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
         choice = Choice(self._sizes, self.choose, tops)
-        self._opened = OpenSubnet(learned, weights, choice, self.straight_through)
-        return learned
+        return OpenSubnet(learned, weights, choice, self.straight_through)
 
     def open_subnet(self) -> None:
         """Choose weights by the current scores, for all forward passes in training mode until the next call.
@@ -202,11 +175,10 @@ class SubnetModel(TaskMaskedModel):
         if keep_scores and score_bits is not None:
             scores = encode_scores(scores, mask, self._sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
-        if task in self.norms:
-            self.norms[task][-1].drop_unchanged(self._state.sites)
+        self._copies.drop_unchanged(self.task_parts(task))
 
     def _end_training(self) -> None:
-        self._substitutes.take_back()  # in case a forward pass was interrupted
+        self._copies.restore()  # in case a forward pass was interrupted
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
@@ -233,13 +205,6 @@ class SubnetModel(TaskMaskedModel):
         for task in set(self._learned.tasks) - set(tasks):
             self._learned.drop(task)
 
-    def set_trainable(self, task: int, learn: bool) -> None:
-        """Turn gradients of a task's own modules on or off; norms without gradients in the backbone stay frozen."""
-        super().set_trainable(task, learn)
-        own = self.task_parts(task)
-        if own is not None:
-            self._copies.set_trainable(own.children(), learn)
-
     # Forward --------------------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> SubnetModel:
@@ -263,7 +228,7 @@ class SubnetModel(TaskMaskedModel):
 
     def shared_state(self) -> list[str]:
         """Return names of tensors that forward passes changed and all tasks share, e.g. in lists or new attributes."""
-        return self._state.shared()
+        return self._copies.shared()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
         weights = ((name, self.backbone.get_parameter(name), part) for name, part in self.by_layer(mask).items())
@@ -272,18 +237,13 @@ class SubnetModel(TaskMaskedModel):
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
         """Run the backbone with substituted weights, norms and tensors."""
-        *norms, own = list[Any](parts or [None])
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()
             for module, attribute in self._sites[name]
         ]
-        others += self._copies.standing_in(norms)
-        others += self._state.standing_in(own, learns=learns)
-        with self._substitutes.put(others):
-            features = run_on(self.backbone, x)
-            if learns and own is not None:
-                self._state.keep(own)
+        with self._copies.in_place(parts, others, learns=learns):
+            features: Tensor = run_on(self.backbone, x)
         return features
 
     # State ----------------------------------------------------------------------------------------------------
@@ -299,7 +259,7 @@ class SubnetModel(TaskMaskedModel):
 
     def compressed_state(self) -> dict[str, Tensor]:
         """Return a ``state_dict`` with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
-        rest = {name: value for name, value in self.state_dict().items() if not name.startswith(f"{self.mask_store}.")}
+        rest = {name: value for name, value in self.state_dict().items() if not name.startswith("_masks.")}
         return rest | {"masks": torch.frombuffer(bytearray(self._encoded_masks()), dtype=torch.uint8)}
 
     def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
@@ -311,16 +271,11 @@ class SubnetModel(TaskMaskedModel):
         tasks = state["_order"].tolist()
         masks = decode_masks(state["masks"].cpu().numpy().tobytes(), len(tasks), self.n_weights)
         rest = {name: value for name, value in state.items() if name != "masks"}
-        packed = {self.mask_name(task): pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
+        packed = {f"_masks.{task}": pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
         self.load_state_dict(rest | packed)
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)
-        if self.current_task is not None:
-            return
-        for task in self.tasks:
-            if task in self.norms:
-                self.norms[task][-1].drop_all_but(state, f"norms.{task}.{len(self._copies.prototypes)}.")
-        if "_order" in state:
+        if self.current_task is None and "_order" in state:
             self._masks.reorder(state["_order"].tolist())
             self._masks_changed()

@@ -6,7 +6,7 @@ So every task has its own copies, which start as the backbone's; unchanged copie
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -16,40 +16,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 Place = tuple[dict[str, Any], str]
 """A dictionary (a module's ``_parameters``, ``_buffers`` or attributes), and a key in it."""
 NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Classes of norms that can be copied per task."""
-
-
-class Substitutes:
-    """Replaces parts of a backbone during one forward pass, and restores them.
-
-    It stores all original parts before it replaces the first, so it can restore them even if a forward pass was
-    interrupted.
-    """
-
-    def __init__(self) -> None:
-        self._own: list[tuple[dict[str, Any], str, Any]] = []
-
-    @contextmanager
-    def put(self, others: Sequence[tuple[Place, Any]]) -> Iterator[None]:
-        """Replace the values at some places for the duration of a ``with`` block."""
-        self.take_back()
-        self._own = [(*place, place[0][place[1]]) for place, _ in others]
-        try:
-            for (holder, name), other in others:
-                holder[name] = other
-            yield
-        finally:
-            self.take_back()
-
-    def take_back(self) -> None:
-        """Restore the backbone's original values; does nothing if they are already restored."""
-        for holder, name, value in self._own:
-            holder[name] = value
-        self._own = []
 
 
 def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
@@ -59,41 +31,6 @@ def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
         for name, module in backbone.named_modules()
         if isinstance(module, NORMS) and (any(p.requires_grad for p in module.parameters()) or [*module.buffers()])
     }
-
-
-class NormCopies:
-    """Norms of a backbone, frozen, as prototypes of the tasks' copies."""
-
-    def __init__(self, prototypes: Sequence[nn.Module]) -> None:
-        self.prototypes = list(prototypes)
-        self._learned = [p.requires_grad for norm in self.prototypes for p in norm.parameters()]
-        for norm in self.prototypes:
-            norm.requires_grad_(False)
-
-    def begun(self) -> list[nn.Module]:
-        """Return copies for a new task, with the prototypes' values."""
-        copies = [deepcopy(norm) for norm in self.prototypes]
-        self.set_trainable(copies, True)
-        return copies
-
-    def set_trainable(self, copies: Iterable[nn.Module], learn: bool) -> None:
-        """Turn the copies' gradients on or off; parameters frozen in the backbone stay frozen."""
-        parameters = [parameter for norm in copies for parameter in norm.parameters()]
-        for parameter, learned in zip(parameters, self._learned, strict=True):
-            parameter.requires_grad_(learn and learned)
-
-    def hold(self) -> None:
-        """Put the prototypes into evaluation mode, so that running them does not change their statistics."""
-        for norm in self.prototypes:
-            norm.eval()
-
-    def standing_in(self, copies: Iterable[nn.Module], *, learn: bool = True) -> list[tuple[Place, Any]]:
-        """Return the substitutes for a forward pass: parameters, statistics and mode of a task's copies."""
-        found: list[tuple[Place, Any]] = []
-        for prototype, copy in zip(self.prototypes, copies, strict=False):
-            found += [((vars(prototype), name), vars(copy)[name]) for name in ("_parameters", "_buffers")]
-            found.append(((vars(prototype), "training"), copy.training and learn))
-        return found
 
 
 # Buffers, and attributes that are tensors ----------------------------------------------------------------------------
@@ -120,53 +57,104 @@ class StateSite:
         return holder.get(name)
 
 
-class TaskState(nn.Module):
-    """One task's copies of the tensors at a backbone's sites, by the number of the site."""
+class TaskCopies:
+    """Copies of a backbone's norms and other tensors for each task, which replace the originals in a forward pass.
 
-    def __init__(self, sites: Sequence[StateSite]) -> None:
-        super().__init__()
-        for number, site in enumerate(sites):
-            self.register_buffer(str(number), site.value.detach().clone())
+    The originals are stored before the first is replaced, so that they can be restored even if a forward pass was
+    interrupted.
 
-    def of(self, number: int) -> Tensor | None:
-        """Return the task's tensor for a site, or None if it uses the backbone's."""
-        return self._buffers.get(str(number))
+    Args:
+        backbone: the network of all tasks.
+        norms: its norms to copy, by name; the originals are frozen.
+        sites: its other tensors to copy.
+    """
 
-    def drop_unchanged(self, sites: Sequence[StateSite]) -> None:
-        """Delete tensors that are equal to the backbone's."""
-        for number, site in enumerate(sites):
-            own = self.of(number)
-            if own is not None and bool(same_bits(own, site.value.detach().to(own.device)).all()):
-                del self._buffers[str(number)]
-
-    def drop_all_but(self, kept: Collection[str], prefix: str) -> None:
-        """Delete all tensors except those whose names, with the prefix, are in ``kept``."""
-        for name in [name for name in self._buffers if prefix + name not in kept]:
-            del self._buffers[name]
-
-
-class ForwardState:
-    """Non-parameter tensors of a backbone: sites with a copy per task, and tensors that all tasks must share."""
-
-    def __init__(self, backbone: nn.Module, norms: Collection[nn.Module]) -> None:
+    def __init__(self, backbone: nn.Module, norms: Mapping[str, nn.Module], sites: Iterable[StateSite] = ()) -> None:
         self._backbone = (backbone,)  # a tuple, so that torch does not register a submodule
-        self.sites = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in set(norms))]
-        self._known = {name: tensor_hash(tensor) for name, tensor in self._others()}
+        self.norms, self.sites = dict(norms), list(sites)
+        self._learned = {name: [p.requires_grad for p in norm.parameters()] for name, norm in norms.items()}
+        for norm in norms.values():
+            norm.requires_grad_(False)
+        self._originals: list[tuple[dict[str, Any], str, Any]] = []
+        self._known, self._at_sites = outline(backbone), {site.name for site in state_sites(backbone)}
         self._reshaped: set[str] = set()
 
-    def standing_in(self, own: TaskState | None, *, learns: bool) -> list[tuple[Place, Tensor]]:
-        """Return the substitutes for a forward pass: the task's tensors if it learns, else temporary copies."""
-        found = []
+    def fresh(self, saved: Collection[str] | None = None) -> OwnModules | None:
+        """Return copies for a new task, None if there is nothing to copy; of other tensors, only the saved ones."""
+        if not self.norms and not self.sites:
+            return None
+        copies = {name: deepcopy(norm) for name, norm in self.norms.items()}
+        for name, norm in copies.items():
+            for parameter, learned in zip(norm.parameters(), self._learned[name], strict=True):
+                parameter.requires_grad_(learned)
+        parts = OwnModules(copies)
+        if self.sites:
+            parts.add_module(_STATE, nn.Module())
         for number, site in enumerate(self.sites):
-            mine = None if own is None else own.of(number)
-            value = site.value if mine is None else mine
-            found.append((site.place, value if learns and mine is not None else value.detach().clone()))
-        return found
+            if saved is None or f"{_STATE}.{number}" in saved:
+                _tensors_of(parts)[str(number)] = site.value.detach().clone()
+        return parts
 
-    def keep(self, own: TaskState) -> None:
+    def drop_unchanged(self, parts: nn.Module | None) -> None:
+        """Delete a task's tensors that are equal to the backbone's."""
+        own = _tensors_of(parts)
+        for number, site in enumerate(self.sites):
+            mine = own.get(str(number))
+            if mine is not None and bool(same_bits(mine, site.value.detach().to(mine.device)).all()):
+                del own[str(number)]
+
+    def hold(self) -> None:
+        """Put the original norms into evaluation mode, so that running them does not change their statistics."""
+        for norm in self.norms.values():
+            norm.eval()
+
+    @contextmanager
+    def in_place(
+        self,
+        parts: Any,
+        others: Iterable[tuple[Place, Any]] = (),
+        *,
+        learns: bool,
+        norms_learn: bool = True,
+    ) -> Iterator[None]:
+        """Replace the originals by a task's copies, and values at other places, for the duration of a ``with`` block.
+
+        Args:
+            parts: the task's copies; None: the original norms, and temporary copies of other tensors.
+            others: further places with their values.
+            learns: whether the forward pass may change the task's tensors; otherwise it gets temporary copies.
+            norms_learn: whether norms in training mode may change the task's statistics.
+        """
+        self.restore()
+        substitutes, own = [*others], _tensors_of(parts)
+        for name, norm in self.norms.items() if parts is not None else ():
+            copy = parts[name]
+            substitutes += [((vars(norm), held), vars(copy)[held]) for held in ("_parameters", "_buffers")]
+            substitutes.append(((vars(norm), "training"), copy.training and norms_learn))
+        for number, site in enumerate(self.sites):
+            mine = own.get(str(number))
+            value = site.value if mine is None else mine
+            substitutes.append((site.place, value if learns and mine is not None else value.detach().clone()))
+        self._originals = [(*place, place[0][place[1]]) for place, _ in substitutes]
+        try:
+            for (holder, name), value in substitutes:
+                holder[name] = value
+            yield
+            if learns:
+                self._keep(own)
+        finally:
+            self.restore()
+
+    def restore(self) -> None:
+        """Restore the backbone's original values; does nothing if they are already restored."""
+        for holder, name, value in self._originals:
+            holder[name] = value
+        self._originals = []
+
+    def _keep(self, own: Mapping[str, Tensor]) -> None:
         """Copy the values written by a forward pass to the task's tensors, before the substitution ends."""
         for number, site in enumerate(self.sites):
-            mine, now = own.of(number), site.value
+            mine, now = own.get(str(number)), site.value
             if mine is None or now is mine:
                 continue
             if isinstance(now, Tensor) and now.shape == mine.shape and now.dtype == mine.dtype:
@@ -176,25 +164,26 @@ class ForwardState:
 
     def shared(self) -> list[str]:
         """Return names of tensors that forward passes changed or created, and that can't be copied per task."""
-        new = {name for name, now in self._others() if name not in self._known or tensor_hash(now) != self._known[name]}
-        return sorted(new | self._reshaped)
-
-    def _others(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every tensor outside the sites: in new attributes, lists, tuples and mappings."""
-        known = {site.name for site in self.sites}
-        yield from ((name, tensor) for name, tensor in _attributes(self._backbone[0]) if name not in known)
+        now = outline(self._backbone[0])
+        changed = {name for name, value in now.items() if self._known.get(name) != value} - self._at_sites
+        return sorted(changed | self._reshaped)
 
 
-def unlike(given: nn.Module, now: nn.Module) -> list[str]:
-    """Return names of tensors that differ between a backbone and its copy, except for values at its sites."""
-    # Tensors in lists and mappings must be unchanged; tensors at a site need the same shape and type.
-    held = []
-    for module in (given, now):
-        sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(module)}
-        own = {id(parameter) for parameter in module.parameters()}  # a recurrent layer has them in a list too
-        others = ((name, t) for name, t in _attributes(module) if name not in sites and id(t) not in own)
-        held.append(sites | {name: tensor_hash(tensor) for name, tensor in others})
-    return sorted(name for name in {*held[0], *held[1]} if held[0].get(name) != held[1].get(name))
+_STATE = "/state"
+"""Name of a task's other tensors beside its norms; no module of a backbone can have it."""
+
+
+def _tensors_of(parts: Any) -> dict[str, Any]:
+    """Return a task's tensors by the number of their site; they can be replaced in this dictionary."""
+    return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
+
+
+def outline(model: nn.Module) -> dict[str, Any]:
+    """Return shapes and types of the tensors at a model's sites, and hashes of all other tensors but parameters."""
+    sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(model)}
+    own = {id(parameter) for parameter in model.parameters()}  # a recurrent layer has them in a list too
+    others = ((name, tensor) for name, tensor in _attributes(model) if name not in sites and id(tensor) not in own)
+    return sites | {name: tensor_hash(tensor) for name, tensor in others}
 
 
 def kept_tensors(model: nn.Module) -> dict[str, str]:

@@ -1,15 +1,16 @@
 """Base class of models with one mask per task, over units or over weights."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models.mask_codes import pack_bits, unpack_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
-from avalanche_amnesia.models.task_store import TaskModules, TaskTensors
+from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.graph import Computed
 
 
@@ -40,12 +41,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     state_per_task = True
     learned_by: ClassVar[str]
     """Name of the trainable parameter that determines the current task's mask."""
-    stores: ClassVar[Sequence[str]]
-    """Names of the stores of per-task modules and tensors except heads, in the order of ``state_dict``."""
-    mask_store: ClassVar[str]
-    """Name of the store of masks."""
-    learned_store: ClassVar[str]
-    """Name of the store of the final values of :attr:`learned_by`."""
 
     def __init__(self, backbone: nn.Module, n_features: int | None, graph: Any, sizes: Sequence[int]) -> None:
         super().__init__(backbone, n_features)
@@ -55,16 +50,8 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._sizes = list(sizes)
         self._opened: Any = None
         self.register_parameter(self.learned_by, None)
-        for name in self.stores:
-            self.add_module(name, TaskModules() if name in self.task_containers else TaskTensors())
-
-    @property
-    def _masks(self) -> TaskTensors:
-        return getattr(self, self.mask_store)
-
-    @property
-    def _learned(self) -> TaskTensors:
-        return getattr(self, self.learned_store)
+        self._masks = TaskTensors()  # packed bits
+        self._learned = TaskTensors()  # final values of the parameter named by `learned_by`
 
     @property
     def _tensors(self) -> dict[str, TaskTensors]:
@@ -94,12 +81,9 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """
         if task == self.current_task:
             return self._chosen()
-        return self._unpacked(self._kept_mask(task))
-
-    def _kept_mask(self, task: int) -> Tensor:
         if task not in self._masks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
-        return self._masks[task]
+        return unpack_bits(self._masks[task], sum(self._sizes))
 
     def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
         """Return the union of some tasks' masks, bool ``(n,)``: ``a^{≤t}``, computed again at every call.
@@ -107,26 +91,14 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Args:
             tasks: tasks with masks; None: all of them.
         """
-        total = self._packed_mask(torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device))
+        total = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device)
         for task in self.masked_tasks if tasks is None else tasks:
-            total |= self._kept_mask(task)
-        return self._unpacked(total)
-
-    def mask_name(self, task: int) -> str:
-        """Return the name, in ``state_dict``, of a task's mask."""
-        return f"{self.mask_store}.{task}"
+            total |= self.binary_mask(task)
+        return total
 
     @abstractmethod
     def _chosen(self) -> Tensor:
         """Return the current mask of the task in training, bool ``(n,)``."""
-
-    def _packed_mask(self, mask: Tensor) -> Tensor:
-        """Convert a mask, bool ``(n,)``, into its stored form."""
-        return mask
-
-    def _unpacked(self, kept: Tensor) -> Tensor:
-        """Convert a mask from its stored form into a new tensor, bool ``(n,)``."""
-        return kept.clone()
 
     def mask_bits(self) -> float | None:
         """Return the bits per weight and task of the masks in ``compressed_state``; None if not compressed."""
@@ -134,17 +106,18 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     # Entries of the backbone ----------------------------------------------------------------------------------
 
-    def entries_of(self, task: int) -> Iterator[tuple[str, Tensor]]:
-        """Yield the backbone entries that a task's mask covers: the task uses them and may change them.
+    def entries_of(self, task: int) -> Mapping[str, Tensor]:
+        """Return the backbone entries that a task's mask covers: the task uses them and may change them.
 
         Args:
             task: a task label; a task without a mask (from a strategy without masks) uses all entries.
 
         Returns:
-            Full parameter name, bool tensor that broadcasts over the parameter.
+            Full parameter name → bool tensor of the parameter's shape, computed at each access.
         """
-        for name, covered in self.graph.reads(self.by_layer(self._mask_or_all(task))):
-            yield f"backbone.{name}", covered
+        reads = self.graph.reads(self.by_layer(self._mask_or_all(task)))
+        names = {f"backbone.{name}": name for name in reads}
+        return Computed(names, lambda name: reads[names[name]].expand(self.get_parameter(name).shape))
 
     def _mask_or_all(self, task: int) -> Tensor:
         """Return a task's mask, bool ``(n,)``; all True if it has none (from a strategy without masks)."""
@@ -152,15 +125,23 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             return self.binary_mask(task)
         return torch.ones(sum(self._sizes), dtype=torch.bool, device=self._device)
 
-    @abstractmethod
-    def users_of(self, entries: Mapping[str, Tensor], tasks: Sequence[int]) -> frozenset[int]:
+    def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
         """Return the tasks that use any of these entries, i.e. whose :meth:`entries_of` overlap them.
 
         Args:
             entries: full parameter name → bool tensor of the parameter's shape; entries outside the backbone, and
                 entries without masks, are ignored.
-            tasks: tasks with masks.
+            tasks: task labels.
         """
+        asked = sorted(entries, key=lambda name: entries[name].numel())  # small ones mostly decide
+
+        def uses(task: int) -> bool:
+            own = self.entries_of(task)
+            # In numpy, because torch takes several times as long to search bool tensors.
+            common = (own[name].cpu().numpy() & entries[name].cpu().numpy() for name in asked if name in own)
+            return any(where.any() for where in common)
+
+        return frozenset(filter(uses, tasks))
 
     def shared_state(self) -> list[str]:
         """Return names of tensors that forward passes changed or created, and that all tasks share (normally none)."""
@@ -168,43 +149,39 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     # Life of a task -------------------------------------------------------------------------------------------
 
-    @abstractmethod
-    def fresh_parts(self) -> nn.Module | None:
-        """Return a new task's own modules except its head, with the backbone's values; None if there are none."""
-
-    def task_parts(self, task: int) -> nn.Module | None:
-        """Return the task's own modules except its head (norms), or None if it has none."""
-        (held,) = self._containers[1:]
-        parts: nn.Module | None = held.get(task)
-        return parts
-
-    def add_head(self, task: int, n_classes: int) -> None:
-        """Add a randomly initialised head ``features → n_classes`` for a task, and its other own modules."""
-        super().add_head(task, n_classes)
-        parts = self.fresh_parts()
-        if parts is not None:
-            self._containers[1][task] = parts.train(self.training)
-
     def set_trainable(self, task: int, learn: bool) -> None:
         """Turn gradients of a task's own modules on or off; current gradients are cleared."""
-        for container in self._containers:
-            if task in container:
-                container[task].requires_grad_(learn).zero_grad()
+        self.heads[task].requires_grad_(learn).zero_grad()
+        parts = self.task_parts(task)
+        if parts is not None:
+            parts.requires_grad_(learn)  # again, because OwnModules keeps what the backbone has frozen
 
     @property
     def unfinished(self) -> tuple[int, ...]:
         """Labels of the tasks without a mask; their modules are registered in the model and trainable."""
         return self.heads.unfinished
 
-    def _begin(self, task: int, values: Tensor) -> nn.Parameter:
-        """Begin a task: create the parameter ``(n,)`` that determines its mask."""
+    def start_task(self, task: int, values: Tensor) -> nn.Parameter:
+        """Begin to learn a task's mask.
+
+        Args:
+            task: label of a task without a mask.
+            values: initial values ``(n,)`` of the parameter that determines the mask (:attr:`learned_by`).
+
+        Returns:
+            This parameter, for a separate optimizer.
+        """
         if task in self._masks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
         learned = nn.Parameter(values.detach().clone().to(self._device))
         setattr(self, self.learned_by, learned)
-        self.current_task = task
+        self.current_task, self._opened = task, self._open(learned)
         self._masks_changed()
         return learned
+
+    @abstractmethod
+    def _open(self, learned: nn.Parameter) -> Any:
+        """Return the gate or subnetwork of a task in training, for the parameter that determines its mask."""
 
     @property
     def _in_training(self) -> Any:
@@ -217,11 +194,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """End the task in training: store its mask, bool ``(n,)``, and the values it was computed from."""
         task = self.current_task
         assert task is not None
-        self._masks[task] = self._packed_mask(mask)
+        self._masks[task] = pack_bits(mask)
         if learned is not None:
             self._learned[task] = learned
-        for container in self._containers:
-            container.finish(task)
+        self.heads.finish(task)
         self._end_training()
         return task
 
@@ -276,7 +252,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Return the names, in ``state_dict``, of the tasks' masks, dependent learned values, and statistics."""
-        going = dict.fromkeys(self._tensors, tasks) | {self.learned_store: self._learned_from(tasks)}
+        going = dict.fromkeys(self._tensors, tasks) | {"_learned": self._learned_from(tasks)}
         tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
         return tensors + super().buffer_names(tasks)
 
@@ -298,11 +274,10 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         super()._match_tasks(state)
         for name, store in self._tensors.items():
             store.match(state, f"{name}.", self._device)
-        for container in self._containers:
-            for task in container.tasks:
-                if task in self._masks:
-                    container.finish(task)
-                elif task not in container.unfinished:
-                    container.resume(task)
-                    self.set_trainable(task, True)
+        for task in self.tasks:
+            if task in self._masks:
+                self.heads.finish(task)
+            elif task not in self.heads.unfinished:
+                self.heads.resume(task)
+                self.set_trainable(task, True)
         self._end_training()

@@ -1,6 +1,6 @@
 """Inventory of a backbone's parameters for weight masks: masked ones, and a rule for every other trainable one."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -48,9 +48,9 @@ class WeightCover:
     def _use(self, masks: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
         return torch.stack([mask[name].float() for mask in masks]).sum(0).reshape(self.layers[name].shape)
 
-    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the entries that a mask contains: parameter name, bool tensor of its shape."""
-        yield from ((name, mask[name].bool().reshape(tensor.shape)) for name, tensor in self.layers.items())
+    def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the entries that a mask contains: parameter name → bool tensor of its shape."""
+        return {name: mask[name].bool().reshape(tensor.shape) for name, tensor in self.layers.items()}
 
     def layer_of(self, parameter: str) -> int:
         """Return the index of a parameter among the masked ones."""
@@ -105,7 +105,7 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
     return "bias" if all(attribute == "bias" for _, attribute in sites) else "weight"
 
 
-def strip_normalisation(norms: list[nn.Module]) -> None:
+def strip_normalisation(norms: Iterable[nn.Module]) -> None:
     """Reduce norms to the statistics of the current batch (or sample), without learned scale and shift."""
     for module in norms:
         for held in (module._parameters, module._buffers):

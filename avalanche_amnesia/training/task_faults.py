@@ -165,7 +165,7 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
     """Return why the trained task has diverged, or None."""
     # Weights may be finite and still useless: if features or logits overflow float32 when squared, losses, variances
     # and fitted heads of every later task that reads these units fail too.
-    own = (parameter for module in model.task_modules(task) for parameter in module.parameters())
+    own = model.heads[task].parameters()
     touched = (*model.parameters(recurse=False), *model.backbone.parameters(), *own)  # other tasks' were put back
     if not all(bool(parameter.isfinite().all()) for parameter in touched):
         return "some of its weights are infinite or NaN"

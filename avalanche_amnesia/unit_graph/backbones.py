@@ -43,7 +43,7 @@ def check_backbone(backbone: nn.Module) -> None:
                 f"{inner} was compiled by torch.jit, which leaves no Python code to be read or copied: give the module "
                 "from which torch.jit.script or torch.jit.trace made it"
             )
-        if hasattr(module, "task_containers"):
+        if hasattr(module, "task_parts"):
             raise ModelError(
                 f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
                 "extractor from which it was made, in a fresh copy"

@@ -23,8 +23,6 @@ LayerKey = tuple[tuple[tuple[str, int | None], ...], str, int]
 """Parameters of a layer's weight with hashes of the used entries (None: all), the layer's kind and its units."""
 _MUCH_LESS = 0.6
 """Share of a weight below which it is faster to select its open entries: ``benchmarks/open_entries.py``."""
-_ROW_BY_ROW = 2**13
-"""Entries per mask above which checking the mask's own rows is faster than one matrix product for all masks."""
 
 
 class OpenEntries(NamedTuple):
@@ -127,16 +125,24 @@ class UnitGraph:
         sources[ALWAYS] = 0
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
-    def reads(self, mask: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the entries of each parameter that one mask covers: where :meth:`parameter_use` is positive.
+    def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the entries of each parameter that one mask covers: where :meth:`parameter_use` is positive.
 
         Args:
             mask: layer name → ``(units,)``, bool.
 
-        Yields:
-            Parameter name (inside the backbone), bool tensor that broadcasts over the parameter.
+        Returns:
+            Parameter name (inside the backbone) → bool tensor that broadcasts over it, computed at each access.
         """
-        yield from ((name, use > 0) for name, use in self.parameter_use(mask).items())
+        units = torch.cat([mask[name].float() for name in self.layers])
+        in_use = self.sets.use(units).cpu().numpy() > 0
+
+        def covered(name: str) -> Tensor:
+            factors = (in_use[factor.numpy()] for factor in self.factors[name])
+            entries = np.asarray(reduce(np.logical_and, factors))  # ten times as fast as in torch
+            return torch.from_numpy(entries).to(units.device)
+
+        return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
         """Return weight rows and columns read by some units, bool ``(n_units,)``, where they are a small share."""
@@ -154,36 +160,11 @@ class UnitGraph:
                 found[name] = OpenEntries(rows, columns, 1 - share)
         return found
 
-    def covering(self, masks: Tensor, entries: Mapping[str, Tensor]) -> Tensor:
-        """Return which masks, bool ``(k, n_units)``, cover any of the given entries, as bool ``(k,)``."""
-        in_use = self.sets.use(masks.float()).cpu().numpy() > 0
-        found = np.zeros(len(masks), dtype=bool)
-        # Small parameters first: they usually decide every mask before a large parameter is checked.
-        for name in sorted(entries.keys() & self.factors.keys(), key=lambda name: entries[name].numel()):
-            where, asked = entries[name].cpu().numpy(), np.flatnonzero(~found)
-            if where.size and len(asked):
-                factors = [factor.numpy() for factor in self.factors[name]]
-                found[asked] = self._any_in_use(factors, in_use[asked], where)
-        return torch.from_numpy(found).to(masks.device)
-
-    @staticmethod
-    def _any_in_use(factors: Sequence[np.ndarray], in_use: np.ndarray, where: np.ndarray) -> np.ndarray:
-        """Return the rows of ``in_use`` ``(k, sets)`` that use any chosen entry of a parameter, as bool ``(k,)``."""
-        shaped = [factor.reshape(*(1,) * (where.ndim - factor.ndim), *factor.shape) for factor in factors]
-        if len(shaped) == 1:
-            shaped.append(np.full((1,) * where.ndim, ALWAYS))
-        along = [[axis for axis, size in enumerate(factor.shape) if size > 1] for factor in shaped]
-        if len(shaped) > 2 or set(along[0]) & set(along[1]):
-            return np.array([(reduce(np.logical_and, (use[f] for f in shaped)) & where).any() for use in in_use])
-        # The units and their sources vary along separate axes (Linear, Conv).
-        others = [axis for axis in range(where.ndim) if axis not in (*along[0], *along[1])]
-        units, sources = (factor.reshape(-1) for factor in shaped)
-        rows = where.transpose(*along[0], *along[1], *others).reshape(len(units), len(sources), -1)
-        if rows.size > _ROW_BY_ROW * len(in_use):
-            return np.array([(rows[use[units]].any(0) & use[sources, None]).any() for use in in_use])
-        table, reads = (torch.from_numpy(part.astype(np.float32)) for part in (rows.any(-1), in_use[:, sources]))
-        # Use torch because it respects its thread limit: numpy starts threads of its own.
-        return (((reads @ table.T).numpy() > 0) & in_use[:, units]).any(1)
+    def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
+        """Return a mask per parameter of the weight rows and biases of these units, ``(n_units,)``."""
+        of_sets = self.sets.use(units.float())
+        of_sets[ALWAYS] = 0
+        return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
 
     def sources(self, layer: str) -> Tensor | None:
         """Return the set numbers of a layer's inputs, or None if it has no weight with two factors (only a bias)."""

@@ -132,7 +132,7 @@ def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
 
 def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
     """Return the parameters with every entry outside a mask replaced, including its sign."""
-    covered = dict(graph.reads({name: mask > 0 for name, mask in masks.items()}))
+    covered = graph.reads({name: mask > 0 for name, mask in masks.items()})
     moved = {}
     for name, value in start.items():
         other = _noise(value, draw).sub_(value, alpha=3)

@@ -91,35 +91,21 @@ class UnlearningContext:
 
 def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
     """Return the names of the parameters that belong only to these tasks (heads, normalisation)."""
+    stores = ((MultiHeadModel, "heads"), (MultiHeadClassifier, "classifiers"))
     return frozenset(
-        f"{name}{container}.{task}.{inner}"
-        for name, module in _shared_modules(model)
-        for container in _containers(module)
+        f"{path}.{store}.{task}.{name}".removeprefix(".")
+        for path, module in model.named_modules()
+        for kind, store in stores
+        if isinstance(module, kind)
         for task in tasks
-        if str(task) in (held := getattr(module, container))
-        for inner, _ in held[str(task)].named_parameters()
+        if str(task) in (heads := getattr(module, store))
+        for name, _ in heads[str(task)].named_parameters()
     )
-
-
-def _shared_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the modules that tasks share, each with the prefix of its parameters' names."""
-    found = [("", model)]
-    for prefix, module in found:  # the list grows during the loop
-        containers = _containers(module)
-        inner = [(name, part) for name, part in module._modules.items() if part is not None and name not in containers]
-        found += [(f"{prefix}{name}.", part) for name, part in inner]
-    return found
-
-
-def _containers(module: nn.Module) -> tuple[str, ...]:
-    if isinstance(module, MultiHeadModel):
-        return module.task_containers
-    return ("classifiers",) if isinstance(module, MultiHeadClassifier) else ()
 
 
 def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
     """Remove the task's heads, masks and embeddings from a model of this package or of Avalanche."""
-    for _, module in _shared_modules(model):
+    for module in list(model.modules()):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())
             if task in module.tasks:

@@ -101,20 +101,17 @@ def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parame
 def _readers(context: UnlearningContext) -> Readers:
     """Return the entries that each remaining task reads, for tasks that read an entry of an unlearned task."""
     # Only WSN keeps entries that remaining tasks read; for other methods the result is empty.
-    model, parameters = context.model, context.parameters
+    model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
-    return {
-        task: {name: reads.expand(parameters[name].shape) for name, reads in model.entries_of(task)}
-        for task in _users(context, model, context.trajectory.moved_with(context.tasks))
-    }
+    users = _users(context, model, context.trajectory.moved_with(context.tasks))
+    return {task: dict(model.entries_of(task)) for task in users}
 
 
 def _users(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[str, Tensor]) -> list[int]:
     """Return the remaining tasks that use some of the entries; a task without a mask uses all entries."""
-    masked = frozenset(model.masked_tasks)
-    users = model.users_of(entries, [task for task in context.remaining if task in masked])
-    return [task for task in context.remaining if task in users or task not in masked]
+    users = model.users_of(entries, context.remaining)
+    return [task for task in context.remaining if task in users]
 
 
 def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:

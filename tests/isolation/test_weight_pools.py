@@ -151,7 +151,7 @@ def test_a_share_starts_as_scaled_values_of_the_backbone():
 
 def test_each_task_has_its_own_copy_of_layers_with_fewer_inputs_than_slots():
     strategy = learn(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream[:1])
-    tensors = strategy.model.shares[0].tensors
+    tensors = strategy.model.task_parts(0).tensors
     assert tensors["layers.0.weight"].dim() == 1
     assert tensors["layers.1.weight"].shape == (8, 4)
 
@@ -185,7 +185,7 @@ def test_later_tasks_read_a_permanent_task_and_never_change_it():
         assert model.share(3).reads == (2,)
         network, weight = model.network(3), model.backbone.layers[1].weight
         theirs = model.share(2).owned("layers.1.weight", weight.shape)
-        assert torch.equal(network.layers[1].weight[theirs], model.shares[2].tensors["layers.1.weight"])
+        assert torch.equal(network.layers[1].weight[theirs], model.task_parts(2).tensors["layers.1.weight"])
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if ".2." in name)
 
 
@@ -325,9 +325,9 @@ def test_a_state_of_another_backbone_or_from_an_unfinished_training_is_refused()
     with pytest.raises(ValueError, match="is no share of this backbone"):
         DisjointModel(MLP(64, hidden=(20,), features=16)).load_state_dict(state)
     cut = {name: value for name, value in state.items() if not name.endswith("dealt")}
-    with pytest.raises(ValueError, match="has no share of task 0"):
+    with pytest.raises(ValueError, match="a task of this state has no share"):
         DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(cut)
-    whole = state | {"shares.0.entries.layers.0.weight": strategy.model.backbone.layers[0].weight.detach()}
+    whole = state | {"heads.0.own.entries.layers.0.weight": strategy.model.backbone.layers[0].weight.detach()}
     with pytest.raises(ValueError, match="in the middle of a training"):
         DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(whole)
 
@@ -339,7 +339,7 @@ def test_a_state_with_impossible_shares_is_refused_and_changes_nothing():
         for into in (model, empty):
             tasks = into.tasks
             with pytest.raises(ValueError, match="is no share"):
-                into.load_state_dict(good | {"shares.1.dealt": torch.tensor(wrong)})
+                into.load_state_dict(good | {"heads.1.own.dealt": torch.tensor(wrong)})
             assert into.tasks == tasks
     assert same_state(state(model), good)
 
@@ -349,10 +349,10 @@ def test_a_finished_task_is_loaded_over_its_interrupted_training():
     strategy, done = disjoint(plugins=[fails]), state(learn(disjoint(), STREAM.train_stream[:1]).model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(STREAM.train_stream[0])
-    assert strategy.model.shares.unfinished == (0,)
+    assert strategy.model.heads.unfinished == (0,)
     strategy.model.load_state_dict(done)
     assert same_state(state(strategy.model), done)
-    assert strategy.model.shares.unfinished == ()
+    assert strategy.model.heads.unfinished == ()
 
 
 def test_an_unlearned_task_leaves_the_memory():
@@ -446,7 +446,7 @@ def test_a_description_lists_the_rule_of_every_parameter():
     assert "dealt to 3 slots" in rule["down.0.weight"]
     assert "each task's own" in rule["scale"]
     assert "without gradients" in rule["layers.0.weight"]
-    kept = sum(t.numel() for t in strategy.model.shares[0].tensors.values())
+    kept = sum(t.numel() for t in strategy.model.task_parts(0).tensors.values())
     said = int(described[-1].partition(" ")[0].replace(",", ""))
     assert said == pytest.approx(kept, rel=0.05)  # rows have one entry more or less
 
@@ -454,5 +454,5 @@ def test_a_description_lists_the_rule_of_every_parameter():
 def test_every_task_reads_a_frozen_parameter_and_owns_no_part_of_it():
     model = learn(disjoint("adapters"), STREAM.train_stream[:1]).model
     learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
-    assert set(model.shares[0].tensors) == {*learned, "scale"}
+    assert set(model.task_parts(0).tensors) == {*learned, "scale"}
     assert model.network(0).layers[0].weight is model.backbone.layers[0].weight

@@ -186,7 +186,7 @@ def test_an_overwritten_mask_of_a_task_is_read_again():
     model.finish_task()
     x = torch.rand(8, 64)
     before = model.features(x, 0)
-    model.state_dict()[model.mask_name(0)].data.fill_(True)
+    model.state_dict()["_masks.0"].data.fill_(255)
     opened = model.features(x, 0)
     assert not torch.equal(opened, before)
     assert torch.equal(opened, model.masked_features(x, torch.ones(model.n_units)))

@@ -211,7 +211,7 @@ def test_the_norm_of_a_task_starts_from_the_backbone_and_is_fixed_after_training
     x = torch.rand(20, 64)
     for task in (0, 1):
         model.add_head(task, 2)
-        own = model.task_parts(task)[0]
+        own = model.task_parts(task)["norm"]
         assert own.weight.unique().tolist() == [pytest.approx(1.7)]
         assert own.running_mean.unique().tolist() == [pytest.approx(0.3)]
         model.start_task(task, torch.randn(model.n_weights))
@@ -222,7 +222,7 @@ def test_the_norm_of_a_task_starts_from_the_backbone_and_is_fixed_after_training
     model.train()(x, torch.tensor([0, 1] * 10))
     assert all(torch.equal(v, kept[n]) for n, v in model.state_dict().items())
     assert not backbone.norm.weight.requires_grad
-    assert not model.task_parts(0)[0].weight.requires_grad
+    assert not model.task_parts(0)["norm"].weight.requires_grad
 
 
 def test_a_frozen_parameter_is_frozen_in_every_copy():
@@ -232,8 +232,8 @@ def test_a_frozen_parameter_is_frozen_in_every_copy():
     model = SubnetModel(backbone, n_features=5)
     model.add_head(0, 2)
     model.set_trainable(0, True)
-    assert not model.task_parts(0)[0].weight.requires_grad
-    assert model.task_parts(0)[0].bias.requires_grad
+    assert not model.task_parts(0)["norm"].weight.requires_grad
+    assert model.task_parts(0)["norm"].bias.requires_grad
     assert "linear.weight" not in model.graph.layers
 
 
@@ -351,8 +351,8 @@ def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
     logits = model(x, 7)
     model.remove_task(6)
     assert names - set(model.state_dict()) == announced
-    assert "_scores.7" in announced
-    assert "_scores.5" not in announced
+    assert "_learned.7" in announced
+    assert "_learned.5" not in announced
     assert torch.equal(model(x, 7), logits)
     with pytest.raises(UnknownTaskError, match="task 6 has no mask"):
         model.binary_mask(6)

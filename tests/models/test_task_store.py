@@ -60,7 +60,7 @@ def test_torch_lists_no_parameter_of_a_finished_task(name):
     assert model.unfinished == ()
     model.train()
     with whole(model):
-        own = [part for task in model.tasks for top in model.task_modules(task) for part in top.modules()]
+        own = [part for task in model.tasks for part in model.heads[task].modules()]
     assert own
     parameters = [p for part in own for p in part.parameters(recurse=False)]
     assert not any(part.training for part in own)
@@ -102,10 +102,10 @@ def test_a_task_without_a_mask_in_the_state_can_be_trained(name):
     model.train().load_state_dict(unmasked.state_dict())
     assert model.tasks == model.unfinished == (0,)
     assert model.masked_tasks == ()
-    own = [p for module in model.task_modules(0) for p in module.parameters()]
+    own = list(model.heads[0].parameters())
     assert all(any(p is parameter for parameter in model.parameters()) for p in own)
     assert all(p.requires_grad for p in own)
-    assert all(part.training for module in model.task_modules(0) for part in module.modules())
+    assert all(part.training for part in model.heads[0].modules())
 
 
 @pytest.mark.parametrize("model_class", [MaskedModel, SubnetModel, MultiHeadModel])
@@ -169,7 +169,7 @@ def test_an_interrupted_state_dict_loses_nothing_and_the_next_task_hides_finishe
         with pytest.raises(Interrupted), interrupted_at(position):
             model.state_dict()
         model.add_head(2, 2)
-        own = tuple(f"{container}.{task}." for container in model.task_containers for task in (0, 1))
+        own = ("heads.0.", "heads.1.")
         assert not [path for path, _ in model.named_parameters() if path.startswith(own)]
         model.remove_task(2)
         assert bits(model) == before

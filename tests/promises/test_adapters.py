@@ -180,7 +180,7 @@ def test_masks_over_weights_leave_out_weights_without_gradients():
     assert_retained(make(WSN, model=model, optimizer="adam"), DIGITS, 3)
     assert not still.keys() & model.graph.layers.keys()
     assert all(torch.equal(backbone.get_parameter(name), value) for name, value in still.items())
-    norms = [part for part in model.task_parts(0) or [] if isinstance(part, nn.LayerNorm)]
+    norms = [part for part in model.heads[0].modules() if isinstance(part, nn.LayerNorm)]
     assert norms == []  # all tasks read the given one
 
 
@@ -191,7 +191,7 @@ def test_each_task_has_its_own_statistics_of_a_norm_without_gradients(made):
     model = copy.deepcopy(made("images")[0]).train()
     (norm,) = (module for module in model.backbone.modules() if isinstance(module, nn.BatchNorm2d))
     learn(make(HAT, model=model, optimizer="adam"), DIGITS.train_stream[:2])
-    own = [next(iter(model.parts_of(task).children())) for task in (0, 1)]
+    own = [next(iter(model.task_parts(task).children())) for task in (0, 1)]
     assert not torch.equal(own[0].running_mean, own[1].running_mean)
     for mine in own:
         assert torch.equal(mine.weight, norm.weight)
@@ -207,7 +207,7 @@ def test_a_norm_without_gradients_after_gates_uses_open_units_and_learns_nothing
     model.add_head(0, 2)
     for trainable in (False, True):
         model.set_trainable(0, trainable)
-        own = list(model.parts_of(0).parameters())
+        own = list(model.task_parts(0).parameters())
         assert own
         assert not any(parameter.requires_grad for parameter in own)
 

@@ -100,7 +100,6 @@ def test_tasks_are_learned_kept_and_unlearned(name, data_root):
     strategy.unlearn([0, 1])
     assert model.tasks == ()
     assert dict(model.masks) == {}
-    assert model.own.tasks == ()
     for parameter, value in initial_values(model).items():
         assert torch.equal(value, initial[parameter]), parameter
     assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []

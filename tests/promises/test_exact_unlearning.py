@@ -187,9 +187,9 @@ class WritesEverywhere(SupervisedPlugin):
     @torch.no_grad()
     def after_update(self, strategy, **kwargs):
         for task in strategy.model.masked_tasks:
-            for module in strategy.model.task_modules(task):
-                for tensor in (*module.parameters(), *module.buffers()):
-                    tensor.add_(1)
+            own = strategy.model.heads[task]
+            for tensor in (*own.parameters(), *own.buffers()):
+                tensor.add_(1)
 
 
 def test_what_a_plugin_writes_into_finished_tasks_is_undone_when_a_task_ends():

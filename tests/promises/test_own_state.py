@@ -130,7 +130,7 @@ def test_every_task_has_its_own_state_and_is_unlearned_exactly(net):
     state = strategy.model.state_dict()
     assert state.keys() == reference.keys()
     assert all(torch.equal(state[name], reference[name]) for name in state)
-    assert any(name.startswith("norms.0.") for name in state)
+    assert any(name.startswith("heads.0.own.") for name in state)
 
 
 @pytest.mark.parametrize(("net", "name"), [(KeepsActivations, "last"), (Collects, "seen"), (Grows, "rows")])

@@ -63,7 +63,7 @@ trained = partial(strategies.trained, maker=strategy)
 
 
 def statistics(model, task):
-    return {name: value.clone() for name, value in model.task_norms(task).named_buffers()}
+    return {name: value.clone() for name, value in model.task_parts(task).named_buffers()}
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -78,12 +78,10 @@ def test_every_strategy_learns_unlearns_and_trains_on(host):
         kept[task] = statistics(made.model, task)
         assert kept[task]["norm.num_batches_tracked"] > 0
     record = unlearning_plugin(made).unlearn(made, [1])
-    assert {"heads.1.norms.norm.running_mean", "heads.1.norms.block/1.weight", "heads.1.weight"} <= {
-        *record.plan.removed
-    }
+    assert {"heads.1.own.norm.running_mean", "heads.1.own.block/1.weight", "heads.1.weight"} <= {*record.plan.removed}
     assert record.plan.shared_state == ()
     assert not [name for name in made.model.state_dict() if name.startswith("heads.1.")]
-    assert made.model.task_norms(1) is None
+    assert made.model.task_parts(1) is None
     made.train(DIGITS.train_stream[3])
     assert accuracy(made, DIGITS.test_stream[3]) > 0.9
     for task in (0, 2):

@@ -136,17 +136,17 @@ def test_norms_of_an_unlearned_task_are_gone():
     strategy = amnesiac(build())
     model = strategy.model
     learn(strategy, DIGITS.train_stream[:3])
-    gone = [weakref.ref(module) for module in model.own["1"].modules()]
-    gone += [weakref.ref(parameter) for parameter in model.own["1"].parameters()]
+    gone = [weakref.ref(module) for module in model.task_parts(1).modules()]
+    gone += [weakref.ref(parameter) for parameter in model.task_parts(1).parameters()]
     record = strategy.unlearn([1])
-    assert "own.1.norm1.running_mean" in record.plan.removed
-    assert "own.1.norm1.weight" in record.plan.removed
-    assert [name for name in model.state_dict() if "own.1." in name] == []
-    assert [name for name in strategy.optimized_param_id if "own.1." in name] == []
+    assert "heads.1.own.norm1.running_mean" in record.plan.removed
+    assert "heads.1.own.norm1.weight" in record.plan.removed
+    assert [name for name in model.state_dict() if ".1.own." in name] == []
+    assert [name for name in strategy.optimized_param_id if ".1.own." in name] == []
     known = {id(p) for p in model.parameters()}
     assert all(id(p) in known for group in strategy.optimizer.param_groups for p in group["params"])
     logs = find_plugin(strategy, TrajectoryPlugin).trajectory.logs
-    assert [name for log in logs.values() for name in log if "own." in name] == []
+    assert [name for log in logs.values() for name in log if ".own." in name] == []
     gc.collect()
     assert [ref() for ref in gone if ref() is not None] == []
     before = own(model, 2)

@@ -127,7 +127,7 @@ def test_scores_are_kept_for_unlearnable_tasks_alone():
         strategy.train(experience)
         if experience.task_label in (1, 2):
             strategy.mark_permanent([experience.task_label])
-    kept = {int(n.split(".")[1]) for n in strategy.model.state_dict() if n.startswith("_scores.")}
+    kept = {int(n.split(".")[1]) for n in strategy.model.state_dict() if n.startswith("_learned.")}
     assert kept == {2, 3}  # 3's own, and 2's to go back to; nothing lies before 0 but the seed
     assert strategy.unlearn([3]).claim == "exact"
 
@@ -177,4 +177,4 @@ def test_the_own_probe_looks_through_the_task_s_own_normalisation():
     probed = metric.probes[1].parts.state_dict()
     assert probed.keys() == own.keys()
     assert all(torch.equal(value, own[name]) for name, value in probed.items())
-    assert not [n for n in strategy.model.state_dict() if n.startswith("norms.1.")]
+    assert not [n for n in strategy.model.state_dict() if n.startswith("heads.1.")]

@@ -30,8 +30,4 @@ def plugin_of(strategy):
 
 
 def own_names(strategy, tasks):
-    return {
-        n
-        for n in values(strategy.model)
-        if n.startswith(tuple(f"{kind}.{t}." for kind in ("heads", "own") for t in tasks))
-    }
+    return {n for n in values(strategy.model) if n.startswith(tuple(f"heads.{t}." for t in tasks))}

@@ -262,7 +262,7 @@ class Scenario(SupervisedPlugin):
         self.oracle.order = order
 
     def _residue(self, task: int) -> TaskResidue:
-        own = [parameter for module in self.model.task_modules(task) for parameter in module.parameters()]
+        own = list(self.model.heads[task].parameters())
         masked = isinstance(self.model, TaskMaskedModel)
         if hasattr(self.model, "task_embedding"):
             own.append(self.model.task_embedding(task))

@@ -55,7 +55,7 @@ def with_tasks(model: MaskedModel, seed: int = 0) -> MaskedModel:
     generator = torch.Generator().manual_seed(seed)
     for task in (HALF, STARVED):
         model.add_head(task, 4 + task)
-        for name, value in (*model.own[str(task)].named_parameters(), *model.own[str(task)].named_buffers()):
+        for name, value in (*model.task_parts(task).named_parameters(), *model.task_parts(task).named_buffers()):
             if value.is_floating_point():
                 low = 0.5 if name.endswith("running_var") else -0.3
                 value.add_(low + 0.6 * torch.rand(value.shape, generator=generator))

@@ -190,7 +190,7 @@ def test_running_statistics_are_those_without_the_task():
     assert bits(plain.model) == bits(ours.model)
     plain.unlearn([0])
     assert ours.unlearn([0]).plan.compensated
-    assert not torch.equal(*(s.model.own["1"]["1"].running_mean for s in (plain, ours)))
-    assert torch.equal(*(s.model.own["1"]["1"].weight for s in (plain, ours)))
+    assert not torch.equal(*(s.model.task_parts(1)["1"].running_mean for s in (plain, ours)))
+    assert torch.equal(*(s.model.task_parts(1)["1"].weight for s in (plain, ours)))
     for task in ours.model.masks:
         assert accuracy(ours, DIGITS.test_stream[task]) > accuracy(plain, DIGITS.test_stream[task]) - 0.05

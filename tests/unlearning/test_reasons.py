@@ -62,7 +62,7 @@ def step_by_hand(strategy):
 
 @torch.no_grad()
 def change_a_mask(strategy):
-    mask = strategy.model._binary[2]
+    mask = strategy.model._masks[2]
     mask[0] = ~mask[0]
 
 

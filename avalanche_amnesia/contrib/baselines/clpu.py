@@ -61,7 +61,7 @@ class CLPUPlugin(MemoryPlugin):
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
         """Distil the side networks of tasks that can no longer be unlearned into the main network, and delete them."""
         model = strategy.model
-        for task in [t for t in model.tasks if t in model.networks and t not in unlearnable]:
+        for task in [t for t in model.tasks if t not in model.main_tasks and t not in unlearnable]:
             if model.main_tasks:
                 model.drop_network(task)
                 self._distil(model, task)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.models.task_store import TaskModules
+from avalanche_amnesia.models.multi_head import MultiHeadModel, with_parts
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
@@ -32,25 +31,19 @@ class NetworkPerTask(MultiHeadModel):
         ModelError: if the width of the features is unknown.
     """
 
-    task_containers = ("heads", "networks")
     features_per_task = True
     state_per_task = True
     isolates = True
     trains_again = True
 
-    def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
-        super().__init__(backbone, n_features)
-        self.networks = TaskModules()
-
     def network(self, task: int) -> nn.Module:
         """Return a task's own network, or the backbone if it has none."""
-        network: nn.Module = self.networks.get(task, self.backbone)
-        return network
+        own: nn.Module | None = self.task_parts(task)
+        return self.backbone if own is None else own
 
-    def add_head(self, task: int, n_classes: int) -> None:
-        """Add a randomly initialised head for a task, and a copy of the backbone."""
-        super().add_head(task, n_classes)
-        self.networks[task] = deepcopy(self.backbone)
+    def fresh_parts(self) -> nn.Module:
+        """Return a copy of the backbone."""
+        return deepcopy(self.backbone)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         return run_on(self.network(task), x)
@@ -80,7 +73,7 @@ class SideNetworks(NetworkPerTask):
     @property
     def main_tasks(self) -> tuple[int, ...]:
         """Tasks without a side network: they run through the main network."""
-        return tuple(task for task in self.tasks if task not in self.networks)
+        return tuple(task for task in self.tasks if self.task_parts(task) is None)
 
     def adaptation(self, experience: Any) -> None:
         """Add the new tasks' heads, and side networks unless the experience is permanent."""
@@ -88,21 +81,16 @@ class SideNetworks(NetworkPerTask):
         super().adaptation(experience)
         if self.training and getattr(experience, "permanent", False):
             for task in new:
-                self.networks.drop(task)
+                self.store_task(task, with_parts(self.heads[task], None))
 
     def drop_network(self, task: int) -> None:
         """Delete a task's side network, so that the task runs through the main network from now on."""
-        self.networks.drop(task)
+        self.store_task(task, with_parts(self.heads[task], None))
         self._merged_late = torch.ones_like(self._merged_late)
 
-    def _match_tasks(self, state: Mapping[str, Any]) -> None:
-        super()._match_tasks(state)
-        for task in self.tasks:
-            has_network = any(name.startswith(f"networks.{task}.") for name in state)
-            if not has_network:
-                self.networks.drop(task)
-            elif task not in self.networks:
-                self.networks[task] = deepcopy(self.backbone)
+    def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
+        """Return a network for saved tensors; None for the tasks of the main network, of which there are none."""
+        return self.fresh_parts() if saved else None
 
 
 class Independent(TaskStrategy):

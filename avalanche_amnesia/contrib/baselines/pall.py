@@ -106,7 +106,7 @@ class PALLPlugin(SubnetPlugin):
         """Return the reset entries that remaining tasks use (name → bool tensor), and the list of these tasks."""
         readers = {}
         for task in model.masks:
-            use = dict(model.entries_of(task))
+            use = model.entries_of(task)
             reads = {name: where.to(use[name].device) & use[name] for name, where in reset.items()}
             if task in self.memory.samples and any(bool(where.any()) for where in reads.values()):
                 readers[task] = reads

@@ -97,7 +97,7 @@ def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
     """
     if not isinstance(model, TaskMaskedModel):
         return None
-    masks = {task: model.by_layer(model.binary_mask(task)) for task in model.masks}
+    masks = dict(model.masks)
     return {layer: owners({task: by_layer[layer] for task, by_layer in masks.items()}) for layer in model.graph.layers}
 
 

@@ -182,11 +182,8 @@ class RepairPlugin(MemoryPlugin):
                 held = self.memory.samples[task]
                 if not bool(held.has_logits.any()):  # stay close to the model's output, because labels are few
                     self.memory.renew(model, task, only_right=True)
-            use = model.graph.parameter_use(*(model.masks[task] for task in tasks))
-            parameters = dict(model.backbone.named_parameters())
-            movable = {name: entries & (use[name] > 0) for name, entries in free.items()}
-            kept = {parameters[name]: entries for name, entries in movable.items() if bool(entries.any())}
-            self._train(model, optimizer, tasks, kept)
+            movable = {model.backbone.get_parameter(name): entries for name, entries in free.items()}
+            self._train(model, optimizer, tasks, movable)
         return self.steps
 
     def _retake_statistics(self, model: TaskMaskedModel, task: int) -> None:
@@ -204,7 +201,7 @@ class RepairPlugin(MemoryPlugin):
         movable: Mapping[nn.Parameter, Tensor],
     ) -> None:
         """Train for all steps; ``movable``: backbone parameter → bool tensor, True for entries that may change."""
-        own = [p for task in tasks for module in model.task_modules(task) for p in module.parameters()]
+        own = [p for task in tasks for p in model.heads[task].parameters()]
         working = [*movable, *own]
         batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
         stepped = sibling_optimizer(optimizer, working) if self.optimizer is None else self.optimizer(working)

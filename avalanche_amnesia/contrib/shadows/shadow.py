@@ -47,7 +47,7 @@ class Shadow:
         self._originals = [self._main[name] for name in self._values]
         self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
         self._start = {name: start[name][inside] for name, inside in self.region.items()}
-        self.parts = copy.deepcopy(model.parts_of(task)).train()
+        self.parts = copy.deepcopy(model.task_parts(task)).train()
         learned = [*self._values.values(), *self.parts.parameters()]
         self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
 
@@ -120,8 +120,7 @@ class Shadow:
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
     """Return the entries that a task uses (all without a mask): backbone parameter name → bool tensor of its shape."""
-    parameters = dict(model.named_parameters())
-    return inside_backbone({name: covered.expand(parameters[name].shape) for name, covered in model.entries_of(task)})
+    return inside_backbone(model.entries_of(task))
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:

@@ -162,16 +162,15 @@ class CounterfactualPlugin(SupervisedPlugin):
         model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         assert recorder is not None
         trajectory = recorder.trajectory
-        use = dict(model.entries_of(task))
         # If entries read by remaining tasks stay (WSN), unlearning an earlier task removes nothing from this one.
         sources = frozenset(
             earlier
             for earlier in unlearnable
-            if earlier != task and not model.keeps_shared_entries and _reads(use, trajectory.moved(earlier))
+            if earlier != task and not model.keeps_shared_entries and model.users_of(trajectory.moved(earlier), [task])
         )
         self.sources[task], self.heads[task] = sources, {}
         removals = _sets(sources)
-        if _reads(use, trajectory.moved_with(())):
+        if model.users_of(trajectory.moved_with(()), [task]):
             removals.append(frozenset())  # the next request removes the repair
         if not removals:
             return
@@ -281,10 +280,6 @@ class CounterfactualPlugin(SupervisedPlugin):
 
 def _plain(heads: Mapping[frozenset[int], FittedHead]) -> dict[frozenset[int], dict[str, Any]]:
     return {gone: dict(vars(head)) for gone, head in heads.items()}
-
-
-def _reads(use: Mapping[str, Tensor], moved: Mapping[str, Tensor]) -> bool:
-    return any(name in use and bool((use[name].cpu() & where).any()) for name, where in moved.items())
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:

@@ -214,10 +214,9 @@ class TaskMaskPlugin(TaskEndPlugin):
         """Restore heads and norms of earlier tasks, and parameters without a mask, to their values before the task."""
         now: TaskInTraining = self.in_training
         before = now.before.values
-        own = tuple(f"{container}.{now.task}." for container in model.task_containers)
         for name, parameter in model.named_parameters():
             covered = name.removeprefix("backbone.") in now.adjuster.use.covered
-            if name in before and not covered and not name.startswith(own):
+            if name in before and not covered and not name.startswith(f"heads.{now.task}."):
                 parameter.copy_(before[name])
 
     def restore_protected_entries(self, model: TaskMaskedModel) -> None:
@@ -291,7 +290,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}
-        for name, reads in model.entries_of(training.task):
+        for name, reads in model.entries_of(training.task).items():
             inside = name.removeprefix("backbone.")
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
         training.before.commit(dict(model.named_parameters()), keep)

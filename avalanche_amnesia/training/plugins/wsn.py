@@ -239,11 +239,7 @@ class SubnetPlugin(TaskMaskPlugin):
         """Everything that the task in training learns: the tensors themselves."""
         now: SubnetTask = self.in_training
         weights = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
-        own = {
-            f"{index}.{name}": value.detach()
-            for index, module in enumerate(model.task_modules(now.task))
-            for name, value in module.state_dict(keep_vars=True).items()
-        }
+        own = {name: value.detach() for name, value in model.heads[now.task].state_dict(keep_vars=True).items()}
         return {"scores": now.scores.detach(), **weights, **own}
 
     @torch.no_grad()

@@ -35,8 +35,7 @@ def _lasting(model: nn.Module) -> set[str]:
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
-    prefixes = ("backbone.", *(f"{container}." for container in model.task_containers))
-    return {name for name in names if name.startswith(prefixes)}
+    return {name for name in names if name.startswith(("backbone.", "heads."))}
 
 
 def _filled(store: Store, value: float) -> Store:

@@ -220,10 +220,10 @@ def test_norms_of_a_shadow_are_used_and_removed_with_their_task():
     own = ours.model.task_parts(1).state_dict()
     assert {name for name, value in own.items() if value.dim()} == {n for n, v in state.items() if v.dim()}
     assert all(torch.equal(own[name], value) for name, value in state.items())
-    assert any(kept_before[f"own.1.{name}"] != bits(ours.model)[f"own.1.{name}"] for name in state)
+    assert any(kept_before[f"heads.1.own.{name}"] != bits(ours.model)[f"heads.1.own.{name}"] for name in state)
     ours.unlearn([1])
     assert backups(ours).kept == {}
-    assert not any(name.startswith("own.1") for name in bits(ours.model))
+    assert not any(name.startswith("heads.1.own") for name in bits(ours.model))
 
 
 def test_a_failed_unlearning_restores_shadows_and_norms(monkeypatch):
