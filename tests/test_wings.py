@@ -27,7 +27,6 @@ FLOORS = (
         "bits",
         "text_table",
         "seeding",
-        "object_walk",
         "optimizers",
         "transaction",
     ],

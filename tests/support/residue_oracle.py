@@ -1,6 +1,7 @@
 """Traces of a forgotten task, and a check whether tensors hold one: a slow twin of the audit."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,25 +35,34 @@ class TaskResidue:
 
 def tensors_within(root: object, skip: tuple[type, ...] = ()) -> list[Tensor]:
     """Every tensor that can be reached from an object through attributes and containers."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
-    queue: list[Any] = [root]
+    return [thing for _, thing in things_within(root, skip=skip) if isinstance(thing, Tensor)]
+
+
+def things_within(
+    root: object, skip: tuple[type, ...] = (), beside: Iterable[object] = ()
+) -> Iterator[tuple[str, object]]:
+    """Path and object of everything that can be reached from an object, but for classes to skip and things beside."""
+    seen = {id(thing): thing for thing in beside}
+    queue: list[tuple[str, Any]] = [("", root)]
     while queue:
-        thing = queue.pop()
+        path, thing = queue.pop()
+        if isinstance(thing, (int, float)):
+            yield path, thing
         if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type, *skip)):
             continue
-        seen.add(id(thing))
+        seen[id(thing)] = thing
+        yield path, thing.detach() if isinstance(thing, Tensor) else thing
         if isinstance(thing, Tensor):
-            found += [thing.detach()] + ([thing.grad] if thing.grad is not None else [])
+            inside = [] if thing.grad is None else [("grad", thing.grad)]
         elif isinstance(thing, dict):
-            queue += [*thing.keys(), *thing.values()]
-        elif isinstance(thing, (list, tuple, set, frozenset)):
-            queue += list(thing)
-        elif hasattr(thing, "__dict__"):
-            queue += list(vars(thing).values())
+            inside = [*(("key", key) for key in thing), *thing.items()]
+        elif isinstance(thing, (list, tuple, set, frozenset, deque)):
+            inside = list(enumerate(thing))
+        else:
+            inside = list(getattr(thing, "__dict__", {}).items())
         if hasattr(thing, "func") and hasattr(thing, "args"):
-            queue += [thing.func, *thing.args]
-    return found
+            inside += [("func", thing.func), ("args", thing.args)]
+        queue += [(f"{path}.{name}", part) for name, part in inside]
 
 
 def integers(tensor: Tensor) -> np.ndarray:
