@@ -19,7 +19,7 @@ _LEAVES = (str, bytes, int, float, type(None), type, ModuleType)
 
 
 def is_known(thing: object) -> bool:
-    """Return True if an object's class derives from a class of this package, or of plugins or buffers of Avalanche.
+    """Return True if an object's class is a known class.
 
     Strategies, networks and data are not known, nor are objects that cannot change or that have their own ``restorer``.
     """
@@ -33,7 +33,13 @@ def _is_known(kind: type) -> bool:
         return False
     if is_frozen(kind) or hasattr(kind, "restorer") or not kind.__dictoffset__:
         return False
-    return any(f"{base.__module__}.".startswith(("avalanche_amnesia.", "avalanche.training.")) for base in kind.__mro__)
+    return is_known_class(kind)
+
+
+def is_known_class(kind: type) -> bool:
+    """Return True if a class is Avalanche's, or derives from this package or from Avalanche's plugins and buffers."""
+    bases = any(base.__module__.startswith(("avalanche_amnesia.", "avalanche.training.")) for base in kind.__mro__)
+    return bases or kind.__module__.startswith("avalanche.")
 
 
 def known_parts(roots: Iterable[object], skip: Iterable[object] = ()) -> Iterator[Any]:

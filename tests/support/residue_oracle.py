@@ -35,34 +35,31 @@ class TaskResidue:
 
 def tensors_within(root: object, skip: tuple[type, ...] = ()) -> list[Tensor]:
     """Every tensor that can be reached from an object through attributes and containers."""
-    return [thing for _, thing in things_within(root, skip=skip) if isinstance(thing, Tensor)]
+    return [thing for thing in things_within(root, skip=skip) if isinstance(thing, Tensor)]
 
 
-def things_within(
-    root: object, skip: tuple[type, ...] = (), beside: Iterable[object] = ()
-) -> Iterator[tuple[str, object]]:
-    """Path and object of everything that can be reached from an object, but for classes to skip and things beside."""
+def things_within(root: object, skip: tuple[type, ...] = (), beside: Iterable[object] = ()) -> Iterator[object]:
+    """Everything that can be reached from an object through attributes and containers, but for things beside it."""
     seen = {id(thing): thing for thing in beside}
-    queue: list[tuple[str, Any]] = [("", root)]
+    queue: list[Any] = [root]
     while queue:
-        path, thing = queue.pop()
+        thing = queue.pop()
         if isinstance(thing, (int, float)):
-            yield path, thing
+            yield thing
         if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type, *skip)):
             continue
         seen[id(thing)] = thing
-        yield path, thing.detach() if isinstance(thing, Tensor) else thing
+        yield thing.detach() if isinstance(thing, Tensor) else thing
         if isinstance(thing, Tensor):
-            inside = [] if thing.grad is None else [("grad", thing.grad)]
+            queue += [] if thing.grad is None else [thing.grad]
         elif isinstance(thing, dict):
-            inside = [*(("key", key) for key in thing), *thing.items()]
+            queue += [*thing.keys(), *thing.values()]
         elif isinstance(thing, (list, tuple, set, frozenset, deque)):
-            inside = list(enumerate(thing))
-        else:
-            inside = list(getattr(thing, "__dict__", {}).items())
+            queue += list(thing)
+        elif hasattr(thing, "__dict__"):
+            queue += list(vars(thing).values())
         if hasattr(thing, "func") and hasattr(thing, "args"):
-            inside += [("func", thing.func), ("args", thing.args)]
-        queue += [(f"{path}.{name}", part) for name, part in inside]
+            queue += [thing.func, *thing.args]
 
 
 def integers(tensor: Tensor) -> np.ndarray:

@@ -7,18 +7,16 @@ aborting the task restores it first; that may itself be interrupted and repeated
 retraining of a task take a complete snapshot in the same way.
 """
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from operator import is_
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from avalanche_amnesia.models.task_store import whole
-from avalanche_amnesia.saving.known_objects import CONTAINERS, entries_of, is_known, known_parts
+from avalanche_amnesia.saving.known_objects import CONTAINERS, entries_of, is_known, is_known_class, known_parts
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import set_attributes
@@ -31,8 +29,8 @@ class Snapshot:
     """State of a strategy that the end of a task, a load or a retraining may change, to be restored in place.
 
     It consists of the attributes and containers of known objects (:mod:`~avalanche_amnesia.saving.known_objects`), the
-    modules of the networks, values of tensors, and random generators. Objects of the user are neither stored nor
-    changed, but for plugins with ``state()`` and ``load_state()`` in a complete snapshot.
+    modules of the networks, and values of tensors. Objects of the user are neither stored nor changed, except plugins
+    with ``state()`` and ``load_state()`` in a complete snapshot.
 
     Args:
         strategy: the strategy.
@@ -66,7 +64,7 @@ class Snapshot:
         parts += [part for module in modules for part in _parts_of(module)]
         self._contents = [(part, entries_of(part)) for part in parts]
         self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in tensors]
-        self._restorers = [restorer for each in found for restorer in _restorers_of(each)]
+        self._restorers = [each.restorer() for each in found if hasattr(type(each), "restorer")]
         if complete:
             self._restorers.append(partial(restore_users, states_of_users(strategy)))
 
@@ -89,13 +87,13 @@ class Snapshot:
 
 
 def _parts_of(module: nn.Module) -> Iterator[Any]:
-    """Yield the attributes of a module, its dictionaries, and containers and known objects of a module defined here."""
+    """Yield the attributes and dictionaries of a module, and containers and known objects in one of a known class."""
     yield vars(module)
-    ours = type(module).__module__.startswith("avalanche_amnesia.")
+    known = is_known_class(type(module))
     for name, value in vars(module).items():
-        if name in _OF_MODULES or (ours and isinstance(value, CONTAINERS)):
+        if name in _OF_MODULES or (known and isinstance(value, CONTAINERS)):
             yield value
-        elif ours and is_known(value):
+        elif known and is_known(value):
             yield vars(value)
 
 
@@ -110,19 +108,6 @@ def _refill(part: Any, entries: list[Any]) -> None:
     else:
         part.clear()
         (part.update if isinstance(part, set) else part.extend)(entries)
-
-
-def _restorers_of(thing: Any) -> Iterator[Callable[[], Any]]:
-    """Yield a function that restores an object by itself, or the state of a random generator."""
-    if hasattr(type(thing), "restorer"):
-        yield thing.restorer()
-    elif type(thing) in (torch.Generator, np.random.RandomState):  # torch's own check of instances takes long
-        put_back: Callable[[Any], Any] = thing.set_state
-        yield partial(put_back, thing.get_state())
-    elif isinstance(thing, np.random.Generator):
-        yield partial(setattr, thing.bit_generator, "state", thing.bit_generator.state)
-    elif isinstance(thing, random.Random):
-        yield partial(thing.setstate, thing.getstate())
 
 
 # The task in its last steps ----------------------------------------------------------------------------------------

@@ -33,14 +33,13 @@ class Marks(SupervisedPlugin):
 
 
 def marked(strategy, name):
-    """Paths at which the keeper of the state holds a value that only the mark explains."""
+    """Tensors of the keeper of the state with a value that only the mark explains."""
     n = first_weights(strategy).numel()
     root = {k: v for k, v in vars(keeper(strategy, name)).items() if k not in ("plugins", "optimizer", "model")}
+    beside = [strategy.evaluator, *strategy.model.modules(), *strategy.model.parameters()]
     return [
-        path
-        for path, thing in things_within(
-            root, beside=[strategy.evaluator, *strategy.model.modules(), *strategy.model.parameters()]
-        )
+        thing
+        for thing in things_within(root, beside=beside)
         if isinstance(thing, Tensor)
         and thing.is_floating_point()
         and thing.numel() == n
@@ -95,7 +94,7 @@ def test_no_sample_of_an_unlearned_task_is_left_in_memory(name):
         """Tasks with a reachable image, or a reachable data set that makes their images."""
         found = set()
         inside = [strategy.model, strategy.plugins, strategy.evaluator]
-        for _, thing in things_within(vars(keeper(strategy, name)), beside=inside):
+        for thing in things_within(vars(keeper(strategy, name)), beside=inside):
             if hasattr(thing, "transform") and hasattr(thing, "base") and hasattr(thing, "index"):
                 rows = thing.tensors()[0].flatten(1)
             elif isinstance(thing, Tensor) and thing.dim() > 1 and thing.numel() == 64 * len(thing):
@@ -151,9 +150,8 @@ def test_a_failed_unlearning_restores_the_state_of_every_strategy(name):
     def state():
         own = {name: value for name, value in vars(kept).items() if name not in ("plugins", "optimizer", "model")}
         beside = [strategy, strategy.evaluator, strategy.clock, *strategy.model.modules(), *strategy.model.parameters()]
-        found = dict(things_within(own, beside=beside))
-        held = {path: tensor_hash(thing) for path, thing in found.items() if isinstance(thing, Tensor)}
-        held |= {path: thing for path, thing in found.items() if isinstance(thing, (int, float))}
+        found = [thing for thing in things_within(own, beside=beside) if isinstance(thing, (Tensor, int, float))]
+        held = [tensor_hash(thing) if isinstance(thing, Tensor) else thing for thing in found]
         owners = [(n, b) for n, b in strategy.model.state_dict().items() if b.dtype != torch.float32]
         return frozen([held, fingerprint(strategy), dict(owners)])
 
