@@ -172,15 +172,6 @@ class BareStep:
         self.steps += 1
         flush_denormals(self.optimizer, self.steps)
 
-    def way_back(self) -> Callable[[], None]:
-        """Return a function that restores the optimizer's state and the number of steps."""
-        steps, moments = self.steps, copied(self.optimizer.state)
-
-        def go_back() -> None:
-            self.steps, self.optimizer.state = steps, copied(moments)
-
-        return go_back
-
 
 def flushed_below(dtype: torch.dtype) -> float:
     """Return the bound below which numbers become 0; 0 for float16, because its useful numbers are that small."""

@@ -26,7 +26,6 @@ FLOORS = (
         "bits",
         "text_table",
         "seeding",
-        "object_walk",
         "optimizers",
         "transaction",
     ],

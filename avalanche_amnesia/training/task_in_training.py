@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import finished_tensors
 from avalanche_amnesia.optimizers import copied
+from avalanche_amnesia.saving.known_objects import is_known
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.adjuster import Adjuster
 
 
@@ -46,17 +49,20 @@ class TaskInTraining:
 
 
 class TaskSnapshot:
-    """Copies of all parameters of a model, of the task's own statistics and of the optimizer's state.
+    """Copies of all parameters of a model, the task's statistics, the optimizer's state and states of user plugins.
 
     Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
     Modules of finished tasks are copied separately: no training moves them, and no trajectory counts them, but a
     user's plugin may write there.
     """
 
-    def __init__(self, model: nn.Module, task: int, optimizer: Optimizer) -> None:
+    def __init__(self, strategy: Strategy, task: int) -> None:
+        model: nn.Module = strategy.model
         self.task = task
-        self.moments = copied(optimizer.state)
+        self.moments = copied(strategy.optimizer.state)
         """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
+        self.states = states_of_users(strategy)
+        """States of the user's plugins; emptied when a task goes, like the moments."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
         buffers = dict(model.named_buffers())
@@ -69,9 +75,10 @@ class TaskSnapshot:
         self.finished = copied_finished(model)
 
     @torch.no_grad()
-    def restore(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def restore(self, strategy: Strategy) -> None:
         """Restore the copied values of everything that still exists."""
-        optimizer.state = copied(self.moments)
+        model: nn.Module = strategy.model
+        strategy.optimizer.state = copied(self.moments)
         for name, parameter in model.named_parameters():
             if name in self.values:
                 parameter.copy_(self.values[name])
@@ -79,6 +86,7 @@ class TaskSnapshot:
             if name in self._statistics:
                 buffer.copy_(self._statistics[name])
         self.restore_finished_tasks(model)
+        restore_users(self.states)
 
     @torch.no_grad()
     def restore_finished_tasks(self, model: nn.Module) -> None:
@@ -93,6 +101,22 @@ class TaskSnapshot:
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
+
+
+States = Sequence[tuple[Any, Any]]
+"""Plugins of the user, each with its state."""
+
+
+def states_of_users(strategy: Strategy) -> States:
+    """Return copies of the ``state()`` of all user plugins that have a ``load_state``."""
+    users = [p for p in strategy.plugins if hasattr(type(p), "load_state") and not is_known(p)]
+    return [(plugin, deepcopy(plugin.state())) for plugin in users]
+
+
+def restore_users(states: States) -> None:
+    """Give plugins copies of their states."""
+    for plugin, state in states:
+        plugin.load_state(deepcopy(state))
 
 
 def copied_finished(model: nn.Module) -> dict[str, Tensor]:

@@ -300,7 +300,7 @@ class Trajectory:
         self._logs = dict(logs)
         self._swap(logs, self._merged)
 
-    def way_back(self) -> Callable[[], None]:
+    def restorer(self) -> Callable[[], None]:
         """Return a function that restores the current logs."""
         logs = self.logs
         return lambda: None if self.logs is logs else self.restore(logs)

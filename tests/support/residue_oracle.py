@@ -1,6 +1,7 @@
 """Traces of a forgotten task, and a check whether tensors hold one: a slow twin of the audit."""
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,25 +35,31 @@ class TaskResidue:
 
 def tensors_within(root: object, skip: tuple[type, ...] = ()) -> list[Tensor]:
     """Every tensor that can be reached from an object through attributes and containers."""
-    found: list[Tensor] = []
-    seen: set[int] = set()
+    return [thing for thing in things_within(root, skip=skip) if isinstance(thing, Tensor)]
+
+
+def things_within(root: object, skip: tuple[type, ...] = (), beside: Iterable[object] = ()) -> Iterator[object]:
+    """Everything that can be reached from an object through attributes and containers, but for things beside it."""
+    seen = {id(thing): thing for thing in beside}
     queue: list[Any] = [root]
     while queue:
         thing = queue.pop()
+        if isinstance(thing, (int, float)):
+            yield thing
         if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type, *skip)):
             continue
-        seen.add(id(thing))
+        seen[id(thing)] = thing
+        yield thing.detach() if isinstance(thing, Tensor) else thing
         if isinstance(thing, Tensor):
-            found += [thing.detach()] + ([thing.grad] if thing.grad is not None else [])
+            queue += [] if thing.grad is None else [thing.grad]
         elif isinstance(thing, dict):
             queue += [*thing.keys(), *thing.values()]
-        elif isinstance(thing, (list, tuple, set, frozenset)):
+        elif isinstance(thing, (list, tuple, set, frozenset, deque)):
             queue += list(thing)
         elif hasattr(thing, "__dict__"):
             queue += list(vars(thing).values())
         if hasattr(thing, "func") and hasattr(thing, "args"):
             queue += [thing.func, *thing.args]
-    return found
 
 
 def integers(tensor: Tensor) -> np.ndarray:

@@ -31,7 +31,7 @@ class Backup:
     parts: Mapping[str, Tensor]
 
 
-@dataclass  # not frozen, so that a rollback of the strategy finds the shadows and restores them
+@dataclass(frozen=True)
 class _ShadowedTask:
     """Shadows of the task in training."""
 

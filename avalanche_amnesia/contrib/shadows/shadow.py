@@ -1,7 +1,7 @@
 """Shadow: a copy of backbone entries that learns the task in training without an earlier task."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.nn.functional as F
@@ -71,18 +71,6 @@ class Shadow:
         self._step()
         for parameter in self._learned:
             parameter.grad = None
-
-    def way_back(self) -> Callable[[], None]:
-        """Return a function that restores the current values, norms and optimizer state after further steps."""
-        values = [(tensor, tensor.detach().clone()) for tensor in (*self._learned, *self.parts.buffers())]
-        step_back = self._step.way_back()
-
-        def go_back() -> None:
-            for tensor, value in values:
-                tensor.data.copy_(value)
-            step_back()
-
-        return go_back
 
     @torch.no_grad()
     def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:

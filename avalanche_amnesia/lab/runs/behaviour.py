@@ -3,27 +3,31 @@
 import hashlib
 import sys
 import sysconfig
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
-from functools import cached_property
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property, partial
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from avalanche_amnesia.bits import bit_sums, tensor_hash
-from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import contents, reachable
-from avalanche_amnesia.saving.strategy_settings import learning_settings
+from avalanche_amnesia.saving.strategy_settings import is_of, learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import listens
-from avalanche_amnesia.training.host.rollback import is_ours, of_anybody
-from avalanche_amnesia.unlearning.assumptions import hooks_of
+from avalanche_amnesia.unlearning.assumptions import attributes_of, hooks_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
+_LEAVES = (*_PLAIN, Tensor, np.ndarray, CodeType, ModuleType)
+_LONG = 1000  # longer containers hold samples
+_LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}  # from a task to other tasks
+_Origin = Literal["root", "code", "object"]
+"""How an object was reached: not from the script, from its code, or from one of its objects."""
 _WRAPPERS = (staticmethod, classmethod, cached_property, property)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -45,12 +49,16 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
             (tensors if isinstance(value, Tensor) else facts)[f"{place}: {name}"] = value
     settings = learning_settings(strategy).items()
     facts |= {f"{of}.{name}": repr(value) for of, own in settings for name, value in own.items()}
-    others = [(f"model.{path}", module) for path, module in model.named_modules() if not is_ours(module)]
+    others = [
+        (f"model.{path}", module)
+        for path, module in model.named_modules()
+        if not is_of(type(module), "avalanche_amnesia")
+    ]
     others += [(type(plugin).__name__, plugin) for plugin in strategy.plugins if _is_a_script_s(plugin)]
     held = ((f"{path}.{name}", value) for path, thing in others for name, value in vars(thing).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
-    skip = [strategy, optimizer, strategy.evaluator, *strategy.plugins]
-    facts |= dict(memory_of(strategy._criterion, "criterion", skip, Parts(model)))
+    held = ((f"{path}.{name}", value) for path, of in attributes_of(strategy).items() for name, value in of.items())
+    facts |= {place: value for place, value in held if place.startswith("criterion")}
     facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # faster than hashes
     facts |= {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
@@ -62,48 +70,63 @@ def _is_a_script_s(plugin: Any) -> bool:
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
 
 
-def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[str]:
-    """Return sorted lines that describe the code reachable from some objects: functions, classes, and their contents.
+def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
+    """Return sorted lines that describe the code that some objects use: functions and classes of the script.
 
-    Attributes of the user's classes are followed, and functions that a script put into classes of installed packages.
-    For instances of the user's classes only numbers count: the rest may be caches.
+    Functions are described with the values in their closures, defaults and globals; so are functions that a script put
+    into classes of installed packages. Containers and objects of installed classes are entered. Of an object of the
+    script only its class, and numbers and functions among its attributes count: the rest may be caches.
     """
-    reached = [thing for _, thing in reachable(list(roots), skip=skip, enter=of_anybody)]
-    functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
-    kinds = {type(thing) for thing in (*roots, *reached)}
-    patches = [
-        value for kind in kinds if _is_installed(kind) for value in vars(kind).values() if type(value) is FunctionType
-    ]
-    stack: list[Any] = [*functions, *kinds, *patches]
-    objects = [thing for thing in reached if not _is_installed(type(thing))]
-    numbers = ((thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (int, float))
-    lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
+    lines: set[str] = set()
     seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
-    while stack:
-        thing = stack.pop()
-        if isinstance(thing, (*_PLAIN, Tensor, CodeType, ModuleType)) or id(thing) in seen or _is_installed(thing):
-            continue  # plain values are in the line of their owner
+    todo: deque[tuple[Any, _Origin]] = deque((thing, "root") for thing in roots)
+    while todo:
+        thing, origin = todo.popleft()
+        if isinstance(thing, _LEAVES) or id(thing) in seen:
+            continue
         seen[id(thing)] = thing
+        is_code = isinstance(thing, (type, FunctionType))
+        scripts = not _is_installed(thing if is_code else type(thing))
+        closed = _is_installed(thing) or (origin == "object" and scripts)
+        parts = dict(_parts(thing, deep=origin == "root" or not closed))
         name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
-        parts = dict(_parts(thing))
-        lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts.items()}
-        stack += parts.values()
+        if origin == "code" or is_code:
+            lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts.items()}
+            origin = "code"
+        elif scripts:
+            numbers = ((place, part) for place, part in parts.items() if type(part) in (int, float))
+            lines |= {f"{type(thing).__qualname__}{place} {number}" for place, number in numbers}
+            origin = "object"
+        todo += ((part, origin) for part in parts.values())
     return sorted(lines)
 
 
-def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a function, class or instance with their places in it."""
+def _parts(thing: Any, *, deep: bool) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a function, class, container or object with their places; without ``deep`` only the class."""
     if isinstance(thing, type):
-        yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
-        yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
-        return
-    if isinstance(thing, FunctionType):
-        yield ".code", thing.__code__
-    elif isinstance(thing, _WRAPPERS):
-        yield from ((f".{name}", getattr(thing, name, None)) for name in ("__func__", "func", "fget", "fset"))
+        if _is_installed(thing):
+            patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
+            yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
+        else:
+            yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
+            yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
+    elif isinstance(thing, FunctionType):
+        if not _is_installed(thing):
+            yield from ((".code", thing.__code__), (".default", thing.__defaults__), (".named", thing.__kwdefaults__))
+            yield from ((f".<global>.{n}", value) for n, value in _globals(thing.__code__, thing.__globals__))
+            for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
+                with suppress(ValueError):  # a name that the outer function has not bound yet
+                    yield f".<closure>.{name}", cell.cell_contents
+    elif isinstance(thing, (list, tuple, set, frozenset, deque, dict)):
+        entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        yield from ((f"[{key}]", value) for key, value in entries if len(thing) < _LONG)
+    elif isinstance(thing, (*_WRAPPERS, MethodType, partial)):
+        names = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset")
+        yield from ((f".{name}", getattr(thing, name, None)) for name in names)
     else:
         yield ".class", type(thing)
-    yield from held(thing)
+        held = getattr(thing, "__dict__", {})
+        yield from ((f".{name}", value) for name, value in held.items() if deep and name not in _LEADING_OUT)
 
 
 def _as_text(part: object) -> str:
@@ -129,33 +152,6 @@ def _is_installed(thing: Any) -> bool:
     module = sys.modules.get(top)
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
     return top in {*_HOSTS, *sys.stdlib_module_names} or any(place.startswith(_INSTALLED) for place in places)
-
-
-def memory_of(
-    root: object, name: str, skip: Iterable[object] = (), beside: Container[object] | None = None
-) -> tuple[tuple[str, str], ...]:
-    """Return path and value of every reachable tensor and number; tensors as hashes.
-
-    Numbers in attributes, containers, closures and the globals of functions are included. Two calls return the same
-    result as long as none of these values changes.
-    """
-    found: list[tuple[str, str]] = []
-    for path, thing in reachable(root, name, skip, beside=beside):
-        if isinstance(thing, Tensor):
-            found.append((path, tensor_hash(thing)))
-        elif not isinstance(thing, type):
-            numbers = ((place, value) for place, value in held(thing) if type(value) in (int, float))
-            found += [(f"{path}{place}", repr(value)) for place, value in numbers]
-    return tuple(found)
-
-
-def held(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the direct contents of an object; for a function, also the globals that it uses."""
-    yield from contents(thing)
-    if isinstance(thing, MethodType):
-        yield ".__func__", thing.__func__
-    elif isinstance(thing, FunctionType):
-        yield from ((f".<global>.{name}", value) for name, value in _globals(thing.__code__, thing.__globals__))
 
 
 def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -13,7 +13,6 @@ from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
-from avalanche_amnesia.training.host.rollback import Contents, of_anybody
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 
@@ -22,11 +21,10 @@ class NotRepeatableError(Exception):
 
 
 def first_batches(strategy: Strategy, experience: Any, steps: int, **options: Any) -> list[list[str]]:
-    """Return hashes of all tensors in the first mini-batches of a training; read them twice, and restore the data."""
+    """Return hashes of all tensors in the first mini-batches of a training, which are read twice."""
     host: Any = strategy  # its methods of a training are not public
     plugins = [plugin for plugin in strategy.plugins if isinstance(plugin, SeedingPlugin)]
-    attributes, seeding = dict(vars(strategy)), Contents(plugins, [strategy])
-    data = Contents([experience], [strategy], of_anybody)  # a data set may count its calls
+    attributes = dict(vars(strategy))
     with preserved_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the training itself warns
         try:
@@ -43,8 +41,6 @@ def first_batches(strategy: Strategy, experience: Any, steps: int, **options: An
                 f"the training could not begin without plugins of others: {type(error).__name__}: {error}"
             ) from error
         finally:
-            seeding.go_back()
-            data.go_back()
             set_attributes(strategy, attributes)
     other = next((at for at, pair in enumerate(zip(first, second, strict=True), 1) if pair[0] != pair[1]), None)
     if other is not None:

@@ -30,7 +30,6 @@ from avalanche_amnesia.saving.files import BLOB, STATE, Parts, read_body, read_s
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.host.rollback import Contents, of_anybody
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unlearning.assumptions import hooks_of
@@ -453,10 +452,8 @@ def _facts_of_data(experience: Any) -> list[Any]:
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
-    contents = Contents([experience], [], of_anybody)  # to restore the data set: it may count how often it is read
     found = getattr(experience, "tensors_at", lambda where: None)(None)
     inputs = few_samples(experience) if found is None else found[0]
-    contents.go_back()
     stream = getattr(experience, "origin_stream", None) or [experience]
     return [
         labels_fingerprint(experience),
@@ -486,7 +483,8 @@ def _code_of(strategy: Strategy) -> list[Any]:
     parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]
     traced = [part for part in parts if isinstance(part, MaskedBackbone)]
     graphs = [backbone.code(training) for backbone in traced for training in (False, True)]  # both modes
-    return [script_code([strategy, *parts, *hooks], skip), graphs, [(place, len(several)) for place, several in hooked]]
+    kinds = [type(each) for each in skip]
+    return [script_code([*kinds, *parts, *hooks], skip), graphs, [(place, len(several)) for place, several in hooked]]
 
 
 def _told(options: Mapping[str, Any]) -> dict[str, str]:

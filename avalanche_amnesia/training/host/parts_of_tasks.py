@@ -23,7 +23,7 @@ from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
-from avalanche_amnesia.training.host.states import before_loading
+from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TrainAgain
@@ -226,13 +226,7 @@ def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], ch
     model, optimizer, clock = strategy.model, strategy.optimizer, strategy.clock
     plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, PeriodicEval))]
     attributes, counts, mode = dict(vars(strategy)), dict(vars(clock)), model.training
-    go_back = before_loading(strategy, [optimizer, strategy._criterion, *plugins])
-
-    def undo() -> None:
-        go_back()
-        set_attributes(strategy, attributes)
-
-    change.call(undo)
+    change.call(Snapshot(strategy, complete=True).restore)
     with preserved_rng(), torch.enable_grad():
         dispatch_to(strategy, plugins)
         vars(strategy).update(experience=experience, is_training=True, _stop_training=False)

@@ -1,78 +1,80 @@
-"""State of a strategy at the end of a training, to go back to until the task is finished.
+"""Snapshot of a strategy in memory, to be restored after an interruption or an error.
 
 A task ends in several steps: its mask is kept, its update is recorded, heads are fitted, the task is entered into the
 ledger. An interruption, Ctrl-C or an error in any plugin, must leave the state before the task or the state after it.
-So everything that these steps may change is stored before the first of them, and dropped in one assignment after the
-last. Until then aborting the task restores it first; that may itself be interrupted and repeated.
+So a snapshot is taken before the first of these steps, and dropped in one assignment after the last. Until then
+aborting the task restores it first; that may itself be interrupted and repeated. The loading of a state and the
+retraining of a task take a complete snapshot in the same way.
 """
 
-import random
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from functools import cache, partial
+from collections.abc import Iterator
+from functools import partial
 from operator import is_
-from types import FunctionType
 from typing import Any
 
-import numpy as np
 import torch
-from avalanche.benchmarks import CLExperience
-from avalanche.benchmarks.utils import AvalancheDataset
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
-from avalanche_amnesia.object_walk import reachable
-from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
+from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.saving.known_objects import CONTAINERS, entries_of, is_known, is_known_class, known_parts
+from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.listening import set_attributes
+from avalanche_amnesia.training.task_in_training import restore_users, states_of_users
 
-CONTAINERS = (dict, list, set, deque)
-_LONG = 1000
-"""Entries of a container from which on those of its entries are not looked at: they are a data set's samples."""
-
-
-def is_ours(plugin: object) -> bool:
-    """Return True if the object's class, or one of its bases, is defined in this package."""
-    return is_of(type(plugin), "avalanche_amnesia")
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
-def of_package_and_host(thing: object) -> bool:
-    """Return True for containers and for objects of this package and Avalanche, which the end of a task may change."""
-    kind: Any = type(thing)
-    return _is_written(kind)
+class Snapshot:
+    """State of a strategy that the end of a task, a load or a retraining may change, to be restored in place.
 
+    It consists of the attributes and containers of known objects (:mod:`~avalanche_amnesia.saving.known_objects`), the
+    modules of the networks, and values of tensors. Objects of the user are neither stored nor changed, except plugins
+    with ``state()`` and ``load_state()`` in a complete snapshot.
 
-def of_anybody(thing: object) -> bool:
-    """Return False for long containers, which hold a data set's samples."""
-    return not isinstance(thing, (*CONTAINERS, tuple)) or len(thing) < _LONG
+    Args:
+        strategy: the strategy.
+        complete: include all attributes of the strategy, all modules of model and loss, all parameters, the clock and
+            the metrics; otherwise only what the end of a task changes, without the values of parameters.
+    """
 
-
-# Of objects and containers the contents are stored, which copies nothing. Values of tensors are copied only for
-# the given ones. An object with a method ``way_back()`` returns its own restore
-# function.
-class Contents:
-    """Contents of all objects that some lead to and that may be written into, and states of random generators there."""
-
-    def __init__(
-        self,
-        roots: Iterable[object],
-        skip: Iterable[object],
-        enter: Callable[[object], bool] = of_package_and_host,
-        parts: Iterable[Any] = (),
-        tensors: Iterable[Tensor] = (),
-    ) -> None:
-        found = [thing for _, thing in reachable(list(roots), skip=skip, enter=enter)]
-        entered = [thing for thing in found if enter(thing)]
-        holders = [*(part for thing in entered for part in _parts(thing)), *parts]
-        self._contents = [(part, _entries(part)) for part in holders]
-        held = (entry for _, entries in self._contents for entry in entries)
-        things = {id(thing): thing for thing in (*held, *found)}
-        self._ways_back = [way for thing in things.values() for way in _ways_back(thing)]
+    def __init__(self, strategy: Strategy, *, complete: bool) -> None:
+        self._strategy, self._complete = strategy, complete
+        plugins = [plugin for plugin in strategy.plugins if plugin is not strategy.evaluator]
+        if complete:
+            self._attributes = dict(vars(strategy))
+            networks = [each for each in (strategy.model, strategy._criterion) if isinstance(each, nn.Module)]
+            with whole(strategy.model):
+                modules = [module for network in networks for module in network.modules()]
+                tensors = [t for network in networks for t in (*network.parameters(), *network.buffers())]
+            roots = [*plugins, *getattr(strategy.evaluator, "metrics", ())]
+        else:
+            self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
+            for plugin in plugins:
+                if hasattr(type(plugin), "memory_of"):
+                    self._attributes |= plugin.memory_of(strategy)
+            # In the dictionaries of modules tasks' modules and tensors come and go.
+            modules, tensors = [strategy.model, *strategy.model.children()], list(strategy.model.buffers())
+            roots = [*self._attributes.values(), *(plugin for plugin in plugins if not isinstance(plugin, OF_THE_HOST))]
+        optimizer = strategy.optimizer
+        roots += [optimizer.state, optimizer.param_groups, optimizer.defaults]
+        found = list(known_parts(roots, skip=[strategy, strategy.evaluator]))
+        parts = [each for each in found if isinstance(each, CONTAINERS)]
+        parts += [vars(each) for each in (optimizer, *found) if each is optimizer or is_known(each)]
+        parts += [part for module in modules for part in _parts_of(module)]
+        self._contents = [(part, entries_of(part)) for part in parts]
         self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in tensors]
+        self._restorers = [each.restorer() for each in found if hasattr(type(each), "restorer")]
+        if complete:
+            self._restorers.append(partial(restore_users, states_of_users(strategy)))
 
     @torch.no_grad()
-    def go_back(self) -> None:
-        """Give them their contents back; to be called again if it was interrupted."""
+    def restore(self) -> None:
+        """Restore everything; safe to call again after an interruption."""
+        if self._complete:
+            set_attributes(self._strategy, self._attributes)
+        else:
+            vars(self._strategy).update(self._attributes)
         for part, entries in self._contents:
             _refill(part, entries)
         for tensor, value, learns, gradient in self._values:
@@ -80,26 +82,24 @@ class Contents:
                 tensor.detach().copy_(value)
             if tensor.is_leaf:
                 tensor.requires_grad_(learns).grad = gradient
-        for way_back in self._ways_back:
-            way_back()
+        for restorer in self._restorers:
+            restorer()
 
 
-def _parts(thing: Any) -> Iterator[Any]:
-    """The containers that make up an object: itself, and its attributes."""
-    if isinstance(thing, CONTAINERS):
-        yield thing
-    if hasattr(thing, "__dict__"):
-        yield vars(thing)
-
-
-def _entries(part: Any) -> list[Any]:
-    """Entries of a container; of a dict its keys, and then its values."""
-    return [*part, *part.values()] if isinstance(part, dict) else list(part)
+def _parts_of(module: nn.Module) -> Iterator[Any]:
+    """Yield the attributes and dictionaries of a module, and containers and known objects in one of a known class."""
+    yield vars(module)
+    known = is_known_class(type(module))
+    for name, value in vars(module).items():
+        if name in _OF_MODULES or (known and isinstance(value, CONTAINERS)):
+            yield value
+        elif known and is_known(value):
+            yield vars(value)
 
 
 def _refill(part: Any, entries: list[Any]) -> None:
     """Give a container its old contents, in their order; one that still has them is not touched."""
-    now, half = _entries(part), len(entries) // 2
+    now, half = entries_of(part), len(entries) // 2
     if len(now) == len(entries) and all(map(is_, now, entries)):
         return
     if isinstance(part, dict):  # a class's own clear() and update() may do more than that
@@ -110,77 +110,13 @@ def _refill(part: Any, entries: list[Any]) -> None:
         (part.update if isinstance(part, set) else part.extend)(entries)
 
 
-def _ways_back(thing: Any) -> Iterator[Callable[[], Any]]:
-    """Functions that put back the state of a random generator, or the variables that a function captured."""
-    if hasattr(type(thing), "way_back"):
-        yield thing.way_back()
-    elif type(thing) in (torch.Generator, np.random.RandomState):  # torch's own check of instances takes long
-        put_back: Callable[[Any], Any] = thing.set_state
-        yield partial(put_back, thing.get_state())
-    elif isinstance(thing, np.random.Generator):
-        yield partial(setattr, thing.bit_generator, "state", thing.bit_generator.state)
-    elif isinstance(thing, random.Random):
-        yield partial(thing.setstate, thing.getstate())
-    elif isinstance(thing, FunctionType):
-        for cell in thing.__closure__ or ():
-            with suppress(ValueError):  # a name that the outer function has not bound yet
-                yield partial(setattr, cell, "cell_contents", cell.cell_contents)
-
-
-@cache  # some of the host's classes are slow to compare with
-def _is_written(kind: type) -> bool:
-    if issubclass(kind, (*CONTAINERS, tuple, Optimizer)):
-        return True
-    # Modules and data sets are replaced, never written into; an object whose attributes are frozen can't be.
-    replaced = issubclass(kind, (nn.Module, AvalancheDataset, CLExperience))
-    if replaced or is_frozen(kind) or hasattr(kind, "way_back"):
-        return False
-    return is_of(kind, "avalanche_amnesia", "avalanche")
-
-
-# The end of a training ---------------------------------------------------------------------------------------------
-
-
-# Values of tensors are copied only where they are written in place and no snapshot has the old ones: the model's
-# buffers. Plugins of Avalanche, and plugins that one of this package knows (``host_state(strategy)`` returns attributes
-# of the strategy and plugins), are stored; a user's plugin is not.
-class RollbackPoint:
-    """Contents of everything that the end of a task's training may change."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        model = strategy.model
-        self._strategy = strategy
-        self._attributes = {name: getattr(strategy, name) for name in ("optimizer", "optimized_param_id")}
-        plugins = [p for p in strategy.plugins if _is_known(p)]
-        for plugin in [p for p in plugins if hasattr(type(p), "host_state")]:
-            attributes, known = plugin.host_state(strategy)
-            self._attributes |= attributes
-            plugins += known
-        roots = [*plugins, *self._attributes.values()]
-        # In the dictionaries of modules tasks' modules and tensors come and go.
-        parts = [vars(module) for module in (model, *model.children())]
-        parts += [part for held in parts for part in held.values() if isinstance(part, dict)]
-        self._contents = Contents(roots, [strategy, strategy.evaluator], parts=parts, tensors=model.buffers())
-
-    def go_back(self) -> None:
-        """Put everything back; to be called again if it was interrupted."""
-        vars(self._strategy).update(self._attributes)
-        self._contents.go_back()
-
-
-def _is_known(plugin: object) -> bool:
-    """Return True if the plugin's own class is defined in Avalanche, or if it derives from this package."""
-    brought = type(plugin).__module__.partition(".")[0] == "avalanche" and not isinstance(plugin, OF_THE_HOST)
-    return brought or is_ours(plugin)
-
-
 # The task in its last steps ----------------------------------------------------------------------------------------
 
 
 def begin_finishing(strategy: Strategy) -> None:
     """Store everything before the first step that ends a task; later calls do nothing."""
     if not is_finishing(strategy):
-        strategy.rollback_point = RollbackPoint(strategy)
+        strategy.rollback_point = Snapshot(strategy, complete=False)
 
 
 def is_finishing(strategy: Strategy) -> bool:
@@ -202,7 +138,7 @@ def finish(strategy: Strategy) -> None:
 def go_back(strategy: Strategy) -> None:
     """Go back to the last step of the training, if the task in training has begun to be finished."""
     if is_finishing(strategy):
-        strategy.rollback_point.go_back()
+        strategy.rollback_point.restore()
         strategy.rollback_point = None
 
 

@@ -20,9 +20,8 @@ from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
 from avalanche_amnesia.training.host.lookup import UnfinishedLoad, refuse_unfinished, unlearning_of
-from avalanche_amnesia.training.host.rollback import is_finishing
+from avalanche_amnesia.training.host.rollback import Snapshot, is_finishing
 from avalanche_amnesia.training.host.states import (
-    before_loading,
     load_model_state,
     load_state_of,
     model_state,
@@ -106,8 +105,7 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
             plugins = _in_saved_order(strategy, plugins, [name for name, _ in state["plugins"]])
             strategy.plugins = [mark, *plugins]
             parts = list(_parts(strategy, state))
-            others = [strategy.optimizer, strategy._criterion, *_plugins(strategy), *_metrics(strategy)]
-            go_back = before_loading(strategy, others)
+            snapshot = Snapshot(strategy, complete=True)
         except Exception:
             strategy.plugins = before  # nothing was changed
             raise
@@ -117,7 +115,7 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
                     give()
             trigger_plugins(strategy, "after_loading")
         except BaseException:  # the mark stays, because the strategy must not be used with a partial state
-            go_back()
+            snapshot.restore()
             raise
     strategy.plugins = plugins
 

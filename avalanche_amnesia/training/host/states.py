@@ -1,7 +1,7 @@
 """Convert the model and the plugins of a strategy to values of a saved state, and back."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,6 @@ from avalanche_amnesia.saving.encoding import Apart, Joined, encode
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.rollback import CONTAINERS, Contents
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
@@ -206,23 +205,3 @@ def filled(held: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
     new.clear()
     new.update(items)
     return new
-
-
-def before_loading(strategy: Strategy, given: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that undoes the loading of a state into a strategy, its network and further objects."""
-    networks = [network for network in (strategy.model, *given) if isinstance(network, nn.Module)]
-    with whole(strategy.model):
-        modules = [module for network in networks for module in network.modules()]
-        tensors = [tensor for network in networks for tensor in (*network.parameters(), *network.buffers())]
-    things = [*given, *modules]
-    held = [value for thing in things for value in vars(thing).values()]
-    parts = [vars(thing) for thing in (*things, *held) if isinstance(getattr(thing, "__dict__", None), dict)]
-    parts += [value for value in held if isinstance(value, CONTAINERS)]
-    attributes = dict(vars(strategy))
-    contents = Contents(given, [strategy, strategy.evaluator], parts=parts, tensors=tensors)
-
-    def go_back() -> None:
-        vars(strategy).update(attributes)
-        contents.go_back()
-
-    return go_back

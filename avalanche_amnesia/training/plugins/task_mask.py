@@ -177,7 +177,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         go_back(strategy)
         model = self.model_of(strategy)
         if self.snapshot is not None:
-            self.snapshot.restore(model, strategy.optimizer)
+            self.snapshot.restore(strategy)
         model.drop_current_task()
         task = None if self.training is None else self.training.task
         if task in model.tasks and task not in model.masked_tasks:
@@ -203,7 +203,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         """Copy the values before the task, and freeze the own modules of all earlier tasks."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
-        now.snapshot = TaskSnapshot(model, now.task, strategy.optimizer)
+        now.snapshot = TaskSnapshot(strategy, now.task)
         self.rule.start(self.seed, now.task)
         for other in model.unfinished:  # torch's optimizers skip parameters without a gradient
             model.set_trainable(other, other == now.task)

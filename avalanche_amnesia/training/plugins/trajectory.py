@@ -120,7 +120,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         """Undo an interrupted task, and delete its modules from the model."""
         go_back(strategy)
         if self.snapshot is not None:
-            self.snapshot.restore(strategy.model, strategy.optimizer)
+            self.snapshot.restore(strategy)
         if self._new is not None:
             with Transaction() as change:
                 remove_task_modules(strategy.model, self._new, change)
@@ -132,15 +132,14 @@ class TrajectoryPlugin(SupervisedPlugin):
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
             self.training = TaskInTraining(single_task(strategy.experience))
-            self.training.snapshot = TaskSnapshot(strategy.model, self.training.task, strategy.optimizer)
+            self.training.snapshot = TaskSnapshot(strategy, self.training.task)
         else:
             self.training = masking.training  # one copy of the model serves both
         self._state_before = _shared_state(strategy.model)
 
-    def host_state(self, strategy: Strategy) -> tuple[dict[str, Any], list[object]]:
-        """State that the host itself keeps of tasks, and its plugins that keep some: to go back to, see rollback."""
-        own = own_attributes(strategy) if purger_of(strategy) is not None else {}
-        return own, [plugin for plugin in strategy.plugins if purger_of(plugin) is not None]
+    def memory_of(self, strategy: Strategy) -> dict[str, Any]:
+        """Return the attributes in which a strategy of Avalanche keeps data of tasks (DER), for a snapshot."""
+        return own_attributes(strategy) if purger_of(strategy) is not None else {}
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Drop the values stored at the end of the last epoch, because requests may change them in this one."""

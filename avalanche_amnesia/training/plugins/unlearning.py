@@ -432,8 +432,8 @@ class UnlearningPlugin(SupervisedPlugin):
         change.set(strategy.evaluator, last_metric_results=results)
         snapshot = self._snapshot(strategy)
         if snapshot is not None:
-            # its moments mix the tasks' gradients: giving a task up must not bring them back
-            change.set(snapshot, moments={})
+            # moments mix the tasks' gradients, and states may hold a task: aborting must not bring them back
+            change.set(snapshot, moments={}, states=())
 
     def _prepare(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool

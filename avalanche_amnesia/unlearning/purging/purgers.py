@@ -4,17 +4,18 @@ Without purgers an Avalanche strategy would relearn an unlearned task: EWC pulls
 distils a model that knows it, and Replay trains on its samples. Learned state without a purger is detected.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
+from avalanche.benchmarks import CLExperience
+from avalanche.training.templates.base import BaseTemplate
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.saving.known_objects import known_parts
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -99,20 +100,20 @@ class UnknownStateError(RequestError):
 
 
 UnknownState = Sequence[tuple[object, str]]
-"""Plugins, the strategy or its criterion, each with the path to its learned state without a purger."""
+"""Plugins, the strategy or its criterion, each with the attribute that holds learned state without a purger."""
 
 
 def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
-    """Return those of some objects without a purger that have learned state, with the path to this state."""
-    known = [strategy, strategy.optimizer, strategy.evaluator, strategy._criterion, *strategy.plugins]
-    paths = [(thing, learned_state(thing, known, strategy.model)) for thing in things]
-    return [(thing, path) for thing, path in paths if path is not None]
+    """Return those of some objects without a purger that have learned state, with the attribute that holds it."""
+    beside, others = Parts(strategy.model), [strategy.optimizer, strategy.evaluator, *strategy.plugins]
+    names = [(thing, learned_state(thing, beside, others)) for thing in things]
+    return [(thing, name) for thing, name in names if name is not None]
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
     """Raise an error if there is learned state without a purger."""
     if unknown:
-        names = ", ".join(f"{type(plugin).__name__} (in its {path})" for plugin, path in unknown)
+        names = ", ".join(f"{type(plugin).__name__} (in its {name})" for plugin, name in unknown)
         first = type(unknown[0][0]).__name__
         raise UnknownStateError(
             f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
@@ -121,21 +122,23 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
         )
 
 
-def learned_state(thing: object, skip: Iterable[object] = (), model: nn.Module | None = None) -> str | None:
-    """Return the path to the first tensor, array or data set in an object, outside ``model``; None if there is none."""
-    if _is_plain_module(thing):
-        return None
-    parts = own_attributes(thing) if _is_strategy(thing) else {"": thing}
-    parts = {name: value for name, value in parts.items() if not isinstance(value, _PLAIN)}
-    if not parts:
-        return None
-    beside, others = None if model is None else Parts(model), [other for other in skip if other is not thing]
-    for name, value in parts.items():
-        if name and beside is not None and value in beside:
-            continue
-        for path, part in reachable(value, name, others, beside=beside):
-            if _is_state(part):
-                return path
+def learned_state(thing: object, beside: Container[object] = (), others: Collection[object] = ()) -> str | None:
+    """Return the first attribute of an object that holds learned state, or ``state()`` if that does; else None.
+
+    Learned state is a tensor, array, data set, experience, or module with tensors: in the attribute itself, or in
+    containers and objects of Avalanche and this package there. It is none in ``beside`` or in ``others``. An object
+    with ``load_state`` has the state that ``state()`` returns. Objects of other classes are not entered.
+    """
+    if hasattr(type(thing), "load_state"):
+        held = {"state()": getattr(thing, "state")()}  # noqa: B009 - any class may have it
+    elif isinstance(thing, BaseTemplate):
+        held = own_attributes(thing)
+    else:
+        tensors = [*thing.named_parameters(), *thing.named_buffers()] if isinstance(thing, nn.Module) else []
+        held = {**dict(tensors), **getattr(thing, "__dict__", {})}
+    for name, value in held.items():
+        if any(_is_state(part) for part in known_parts([value], skip=others) if part not in beside):
+            return name
     return None
 
 
@@ -144,26 +147,13 @@ def own_attributes(strategy: object) -> dict[str, Any]:
     return {name: value for name, value in vars(strategy).items() if name not in OF_EVERY_STRATEGY}
 
 
-_PLAIN = (str, int, float, type(None), torch.device)
-
-
-def _is_plain_module(thing: object) -> bool:
-    """Return True if a torch module has only plain values, like most losses, so that no search is needed."""
-    if not isinstance(thing, nn.Module) or not type(thing).__module__.startswith("torch.nn."):
-        return False
-    held = [value for name, value in vars(thing).items() if name != "_buffers" and not isinstance(value, _PLAIN)]
-    return not [value for value in [*held, *thing.buffers()] if not isinstance(value, (dict, set)) or value]
-
-
-def _is_strategy(thing: object) -> bool:
-    return hasattr(thing, "plugins") and hasattr(thing, "optimizer")
-
-
-def _is_state(thing: object) -> bool:
+def _is_state(thing: Any) -> bool:
     if isinstance(thing, Tensor):
         return thing.numel() > 0
+    if isinstance(thing, nn.Module):
+        return any(True for _ in (*thing.parameters(), *thing.buffers()))
     if isinstance(thing, np.ndarray):
         return thing.size > 0 and thing.dtype.kind in "fciub"
-    if isinstance(thing, Dataset) or type(thing).__name__.endswith("Dataset"):
+    if isinstance(thing, (CLExperience, Dataset)) or type(thing).__name__.endswith("Dataset"):
         return not hasattr(thing, "__len__") or len(thing) > 0
     return False

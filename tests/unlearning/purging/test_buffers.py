@@ -8,13 +8,13 @@ import pytest
 import torch
 from avalanche.training.plugins import ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer
+from support.residue_oracle import tensors_within
 from support.strategies import DIGITS, amnesiac, learn, stock
 from support.strategy_state import unlearning_plugin
 
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
-from avalanche_amnesia.object_walk import reachable
 
 TENSORS = tuple(torch.cat(part) for part in zip(*(e.tensors for e in DIGITS.train_stream), strict=True))
 BYTES = (TENSORS[0] * 255).round().to(torch.uint8)
@@ -48,7 +48,7 @@ def held(strategy):
     """All that a strategy saves, and all tensors that it reaches, as bytes."""
     saved = io.BytesIO()
     torch.save(strategy, saved, _use_new_zipfile_serialization=False)
-    tensors = [t.detach().contiguous().numpy().tobytes() for _, t in reachable(strategy) if isinstance(t, torch.Tensor)]
+    tensors = [t.detach().contiguous().numpy().tobytes() for t in tensors_within(strategy)]
     return [saved.getvalue(), pickle.dumps(strategy.plugins), *tensors]
 
 

@@ -5,15 +5,14 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from support.fault_injection import FailsAtEvent
+from support.residue_oracle import things_within
 from support.stock_hosts import HOSTS, host, keeper
 from support.strategies import DIGITS, learn, trained
 from support.strategy_state import fingerprint, frozen, unlearning_plugin
 from torch import Tensor
 
 from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.lab.runs.behaviour import memory_of
-from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import reachable
+from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.training.host.lookup import find_plugin
 
 STREAM = PermutedDigits(5, n_train=120, n_test=40)
@@ -34,12 +33,13 @@ class Marks(SupervisedPlugin):
 
 
 def marked(strategy, name):
-    """Paths at which the keeper of the state holds a value that only the mark explains."""
+    """Tensors of the keeper of the state with a value that only the mark explains."""
     n = first_weights(strategy).numel()
     root = {k: v for k, v in vars(keeper(strategy, name)).items() if k not in ("plugins", "optimizer", "model")}
+    beside = [strategy.evaluator, *strategy.model.modules(), *strategy.model.parameters()]
     return [
-        path
-        for path, thing in reachable(root, "root", skip=[strategy.model, strategy.evaluator])
+        thing
+        for thing in things_within(root, beside=beside)
         if isinstance(thing, Tensor)
         and thing.is_floating_point()
         and thing.numel() == n
@@ -94,7 +94,7 @@ def test_no_sample_of_an_unlearned_task_is_left_in_memory(name):
         """Tasks with a reachable image, or a reachable data set that makes their images."""
         found = set()
         inside = [strategy.model, strategy.plugins, strategy.evaluator]
-        for _, thing in reachable(vars(keeper(strategy, name)), "", skip=inside):
+        for thing in things_within(vars(keeper(strategy, name)), beside=inside):
             if hasattr(thing, "transform") and hasattr(thing, "base") and hasattr(thing, "index"):
                 rows = thing.tensors()[0].flatten(1)
             elif isinstance(thing, Tensor) and thing.dim() > 1 and thing.numel() == 64 * len(thing):
@@ -149,7 +149,9 @@ def test_a_failed_unlearning_restores_the_state_of_every_strategy(name):
 
     def state():
         own = {name: value for name, value in vars(kept).items() if name not in ("plugins", "optimizer", "model")}
-        held = memory_of(own, "own", [strategy, strategy.evaluator, strategy.clock], Parts(strategy.model))
+        beside = [strategy, strategy.evaluator, strategy.clock, *strategy.model.modules(), *strategy.model.parameters()]
+        found = [thing for thing in things_within(own, beside=beside) if isinstance(thing, (Tensor, int, float))]
+        held = [tensor_hash(thing) if isinstance(thing, Tensor) else thing for thing in found]
         owners = [(n, b) for n, b in strategy.model.state_dict().items() if b.dtype != torch.float32]
         return frozen([held, fingerprint(strategy), dict(owners)])
 

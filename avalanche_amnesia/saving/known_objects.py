@@ -1,0 +1,62 @@
+"""Attributes and containers of known objects: those of this package and of Avalanche. No other object is entered."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from avalanche.benchmarks import CLExperience
+from avalanche.benchmarks.utils import AvalancheDataset
+from avalanche.training.templates.base import BaseTemplate
+from torch import nn
+from torch.utils.data import Dataset
+
+from avalanche_amnesia.saving.strategy_settings import is_frozen
+
+CONTAINERS = (dict, list, set, deque)
+_LEAVES = (str, bytes, int, float, type(None), type, ModuleType)
+
+
+def is_known(thing: object) -> bool:
+    """Return True if an object's class is a known class.
+
+    Strategies, networks and data are not known, nor are objects that cannot change or that have their own ``restorer``.
+    """
+    kind: Any = type(thing)
+    return _is_known(kind)
+
+
+@cache
+def _is_known(kind: type) -> bool:
+    if issubclass(kind, (BaseTemplate, nn.Module, AvalancheDataset, CLExperience, Dataset)):
+        return False
+    if is_frozen(kind) or hasattr(kind, "restorer") or not kind.__dictoffset__:
+        return False
+    return is_known_class(kind)
+
+
+def is_known_class(kind: type) -> bool:
+    """Return True if a class is Avalanche's, or derives from this package or from Avalanche's plugins and buffers."""
+    bases = any(base.__module__.startswith(("avalanche_amnesia.", "avalanche.training.")) for base in kind.__mro__)
+    return bases or kind.__module__.startswith("avalanche.")
+
+
+def known_parts(roots: Iterable[object], skip: Iterable[object] = ()) -> Iterator[Any]:
+    """Yield the roots, and everything in containers and attributes of known objects, each object once."""
+    seen = {id(each): each for each in skip}  # keeps the objects alive, so that no id is used twice
+    todo = deque(roots)
+    while todo:
+        thing = todo.popleft()
+        if id(thing) not in seen:
+            seen[id(thing)] = thing
+            yield thing
+            if isinstance(thing, (*CONTAINERS, tuple)):
+                todo += (entry for entry in entries_of(thing) if not isinstance(entry, _LEAVES))
+            elif is_known(thing):
+                todo += (value for value in vars(thing).values() if not isinstance(value, _LEAVES))
+
+
+def entries_of(part: Any) -> list[Any]:
+    """Return the entries of a container; of a dict its keys, then its values."""
+    return [*part, *part.values()] if isinstance(part, dict) else list(part)
