@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from avalanche_amnesia.bits import tensor_hash
@@ -196,6 +197,12 @@ def unpacked(batch: Any) -> list[Any]:
     return [NamedTensors(x) if isinstance(x, Mapping) and not isinstance(x, NamedTensors) else x, *rest]
 
 
+def has_samples(batch: Any) -> bool:
+    """Return False for a mini-batch of which every tensor is empty."""
+    sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
+    return not sizes or any(sizes)
+
+
 def targets_of(experience: Any) -> Tensor:
     """Labels of an experience's samples, in order, int64 ``(n,)``; no sample is made for them."""
     held = getattr(experience, "targets", None)  # the host's own sequence looks each label up by itself
@@ -301,7 +308,10 @@ def why_trained(experience: Any) -> str:
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     if n > 1:
         return label_of_several(task, n)
-    return f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own"
+    return (
+        f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own, "
+        f"task_benchmark(…, first_task={task + 1})"
+    )
 
 
 def _of_several(n: int) -> str:

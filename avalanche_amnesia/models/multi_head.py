@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
-from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
+from avalanche_amnesia.unit_graph.backbones import HEADS_OF_ITS_OWN, check_backbone, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 # Logit of classes unknown to a sample's task, in batches that mix tasks with different numbers of classes.
@@ -71,6 +71,8 @@ class MultiHeadModel(MultiTaskModule):
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
         check_backbone(backbone)
+        if isinstance(backbone, MultiTaskModule):
+            raise ModelError(f"the backbone is a {type(backbone).__name__}{HEADS_OF_ITS_OWN}")
         width = checks.integer(getattr(backbone, "features", None) if n_features is None else n_features)
         if width is None or width < 1:
             raise ModelError(

@@ -74,13 +74,18 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
     )
 
 
-def fault_of_single(strategy: Strategy, error: Exception) -> str | None:
+def fault_of_single(x: Any, strategy: Strategy, error: Exception, *, training: bool) -> str | None:
     """Describe a mini-batch of one sample under batch normalisation; None for any other error."""
     model: Any = strategy.model
-    if len(strategy.mb_x) != 1 or not model.training or "more than 1 value per channel" not in str(error):
+    if len(x) != 1 or "more than 1 value per channel" not in str(error):
         return None
     norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
     which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
+    if not training:
+        return (
+            f"one sample is alone in a mini-batch, by which {which} normalises: choose another eval_mb_size, or a norm "
+            "with track_running_stats=True"
+        )
     n, size = len(strategy.adapted_dataset), strategy.train_mb_size
     mend = "With strategy.train(…, drop_last=True) a last mini-batch that is smaller is left out; or choose another"
     return (

@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
+from avalanche_amnesia.benchmarks.data import (
+    TaskError,
+    has_samples,
+    refuse_incremental,
+    single_task,
+    stream_of,
+    unpacked,
+)
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model, step_by_kernel
 from avalanche_amnesia.seeding import preserved_rng
@@ -36,8 +43,8 @@ from avalanche_amnesia.training.host.arguments import (
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
-from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.host.rollback import abort_training, is_ours
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import (
@@ -108,7 +115,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
         device: where to compute.
-        plugins: further plugins, placed after this package's.
+        plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) those of
+            your own come first, so that weights that they write (an average) are recorded as the task's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
         eval_every: an evaluation each time so many epochs (or what ``peval_mode`` says) were trained; 0: only at the
             end of a task; -1: never.
@@ -230,6 +238,15 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             )
         super()._before_training_exp(**kwargs)
 
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        plugins = self.plugins
+        own = [p for p in plugins if not is_ours(p) and type(p).__module__.partition(".")[0] != "avalanche"]
+        self.plugins = [*own, *(plugin for plugin in plugins if plugin not in own)]
+        try:
+            super()._after_training_exp(**kwargs)
+        finally:
+            self.plugins = plugins
+
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
         """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""
         fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
@@ -320,7 +337,9 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             return infer(x, task)
         except Exception as error:  # any error of the model
             of = next(iter(self.model.tasks), None) if task is None else checks.integer(task)
-            fault = fault_of_forward(x, self.model, error, of) if of in self.model.tasks else None
+            fault = fault_of_single(x, self, error, training=False)
+            if fault is None and of in self.model.tasks:
+                fault = fault_of_forward(x, self.model, error, of)
             if fault is None:
                 raise
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
@@ -328,8 +347,14 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
 
     def training_epoch(self, **kwargs: Any) -> None:
-        """Train for one epoch; name samples that can't be collated, and undo the task."""
-        self._run(super().training_epoch, kwargs)
+        """Train for one epoch; skip empty mini-batches, name samples that can't be collated, and undo the task."""
+        loader = self.dataloader
+        if not isinstance(loader, TensorBatches):
+            self.dataloader = filter(has_samples, loader)  # Poisson sampling draws empty mini-batches
+        try:
+            self._run(super().training_epoch, kwargs)
+        finally:
+            self.dataloader = loader
 
     def eval_epoch(self, **kwargs: Any) -> None:
         """Evaluate for one epoch; name samples that can't be collated."""
@@ -360,7 +385,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # any error of the model
-            self._refuse(fault_of_single(self, error), error)
+            self._refuse(fault_of_single(self.mb_x, self, error, training=self.model.training), error)
             self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 
