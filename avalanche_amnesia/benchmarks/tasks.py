@@ -202,8 +202,8 @@ def _experiences(
         missing = [c for c in chosen if c not in existing]
         if missing:
             raise ValueError(
-                f"task {first_task + place}: no sample of the classes {missing} in the {name} data, which has the classes "
-                f"{sorted(existing)}; change task_classes or add samples"
+                f"task {first_task + place}: no sample of the classes {missing} in the {name} data, which has the "
+                f"classes {sorted(existing)}; change task_classes or add samples"
             )
         label_of = {c: label for label, c in enumerate(chosen)}
         index = torch.isin(labels, torch.tensor(chosen)).nonzero()[:, 0]

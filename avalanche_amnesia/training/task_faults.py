@@ -17,7 +17,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
-from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
+from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating, first_real
 
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
@@ -255,7 +255,7 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
 
 def input_of(model: nn.Module, x: Any) -> Any:
     """Return samples on the model's device, floating-point numbers in its dtype."""
-    like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    like = first_real(model)
     return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
 
 

@@ -295,8 +295,21 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
 
 
 def first_real(module: nn.Module) -> Tensor:
-    """Return a tensor with the type and device of the module's floating-point numbers."""
-    return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+    """Return a tensor with the type and device of the module's floating-point numbers, trainable ones first."""
+    real = [p for p in module.parameters() if p.is_floating_point()]
+    return next((p for p in real if p.requires_grad), real[0] if real else torch.empty(()))
+
+
+def features_by_trying(backbone: nn.Module) -> Tensor | None:
+    """Return features ``(2, n_features)`` of an input found by trying, for shape and type only; None if none fits."""
+    try:
+        inputs = inputs_of(backbone, None)
+        with undisturbed(backbone), torch.no_grad():
+            backbone.eval()
+            made = _runs_on(backbone, inputs.shape, inputs.dtype)
+    except Exception:  # the backbone may raise any exception
+        return None
+    return made if isinstance(made, Tensor) and made.dim() == 2 else None
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
