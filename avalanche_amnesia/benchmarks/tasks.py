@@ -300,5 +300,8 @@ def _as_int64(y: Iterable[Any], name: str) -> Tensor:
     numbers = [(label, checks.integer(label)) for label in y]
     for label, number in numbers:
         if number is None:
-            raise ValueError(f"{name}: {label!r} is no class label; labels must be integers")
+            raise ValueError(
+                f"{name}: {label!r} is no class label; labels must be integers: number them, by the place of each in "
+                "sorted(set(y))"
+            )
     return torch.tensor([number for _, number in numbers], dtype=torch.int64)

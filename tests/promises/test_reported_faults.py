@@ -12,9 +12,14 @@ from torch.optim import Adam
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia import MLP, WSN, AmnesiacHAT, DisjointModel, DisjointSubnets, MaskedModel, SubnetModel
+from avalanche_amnesia.audit.record import RecordError, UnlearningRecord
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.lab.report.tables import csv_text
+from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.saving.files import read_state, write_state
+from avalanche_amnesia.training import load_state
 from avalanche_amnesia.unit_graph import ModelError
 
 X = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
@@ -136,7 +141,8 @@ def test_a_task_that_arrives_later_has_a_label_of_its_own():
     later = task_benchmark((X, Y), (X, Y), task_classes=[[4, 5]], first_task=2)
     strategy.train(later.train_stream)
     assert strategy.model.tasks == (0, 1, 2)
-    assert strategy.eval(later.test_stream)
+    strategy.eval(later.test_stream)
+    assert set(strategy.predict(X[4:6], 2).tasks.tolist()) == {2}
     with pytest.raises(ValueError, match="first_task"):
         task_benchmark((X, Y), (X, Y), task_classes=[[4, 5]], first_task=-1)
 
@@ -185,3 +191,30 @@ def test_copies_of_forgotten_samples_are_named():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         strategy.unlearn(task=0, samples=[1, 20])
+
+
+def test_documents_that_name_a_key_twice_are_refused():
+    strategy = made(DisjointSubnets)
+    strategy.train(STREAM)
+    text = strategy.unlearn([1]).to_json()
+    UnlearningRecord.from_json(text)
+    doubled = text.replace('"claim":', '"claim": "approximate", "claim":', 1)
+    with pytest.raises(RecordError, match="it names 'claim' twice"):
+        UnlearningRecord.from_json(doubled)
+
+
+def test_no_text_in_a_csv_is_a_formula():
+    assert csv_text([["=1+1", "@x", "a-b", -1.5, None]]) == "'=1+1,'@x,a-b,-1.5,\n"
+
+
+@pytest.mark.parametrize("lr", ["0.01", None, True, 1e400])
+def test_a_state_gives_an_optimizer_no_other_kind_of_option(lr, tmp_path):
+    strategy = made(DisjointSubnets)
+    strategy.train(STREAM[0])
+    body, parts = read_state(strategy.save(tmp_path / "state"))
+    body["optimizer"]["state"]["param_groups"][0]["lr"] = lr if lr != 1e400 else {"$float": "inf"}
+    write_state(tmp_path / "state", body, parts)
+    fresh = made(DisjointSubnets)
+    with pytest.raises(StateError, match=r"optimizer\.lr"):
+        load_state(fresh, tmp_path / "state")
+    assert fresh.optimizer.param_groups[0]["lr"] == 1e-2
