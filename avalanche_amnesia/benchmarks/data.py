@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from avalanche.benchmarks import OnlineCLExperience
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from avalanche_amnesia.bits import tensor_hash
@@ -195,12 +194,6 @@ def unpacked(batch: Any) -> list[Any]:
         batch = [*parted(batch), *([batch[_TASK]] if _TASK in batch else [])]
     x, *rest = batch
     return [NamedTensors(x) if isinstance(x, Mapping) and not isinstance(x, NamedTensors) else x, *rest]
-
-
-def has_samples(batch: Any) -> bool:
-    """Return False for a mini-batch of which every tensor is empty."""
-    sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
-    return not sizes or any(sizes)
 
 
 def targets_of(experience: Any) -> Tensor:

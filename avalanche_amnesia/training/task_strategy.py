@@ -17,14 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import (
-    TaskError,
-    has_samples,
-    refuse_incremental,
-    single_task,
-    stream_of,
-    unpacked,
-)
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model, step_by_kernel
 from avalanche_amnesia.seeding import preserved_rng
@@ -44,7 +37,7 @@ from avalanche_amnesia.training.host.arguments import (
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training, is_ours
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import (
@@ -350,7 +343,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         """Train for one epoch; skip empty mini-batches, name samples that can't be collated, and undo the task."""
         loader = self.dataloader
         if not isinstance(loader, TensorBatches):
-            self.dataloader = filter(has_samples, loader)  # Poisson sampling draws empty mini-batches
+            self.dataloader = NonEmptyBatches(loader)
         try:
             self._run(super().training_epoch, kwargs)
         finally:
