@@ -1,12 +1,13 @@
 """Checks of arguments: each error names the argument, the given value and the allowed values."""
 
 import difflib
+import json
 import operator
 from collections.abc import Iterable
 from numbers import Real
 from os import PathLike
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 T = TypeVar("T")
 
@@ -111,3 +112,16 @@ def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> Non
         if name not in names:
             hint = did_you_mean(name, names) or f"; it has {', '.join(names) or 'none'}"
             raise TypeError(f"{owner} has no option {name!r}{hint}")
+
+
+def json_of(text: str) -> Any:
+    """Parse JSON; raise ValueError if an object names a key twice, because readers differ in which one they take."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r} twice")
+        return found
+
+    return json.loads(text, object_pairs_hook=unique)

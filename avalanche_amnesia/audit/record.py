@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
+from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import replace_file, writing
 
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
@@ -247,7 +248,7 @@ class UnlearningRecord:
             RecordError: if the text is no record.
         """
         try:
-            data = json.loads(text)
+            data = json_of(text)
             if isinstance(data, dict) and {"record", "signature"} <= data.keys():
                 data = data["record"]
             record: UnlearningRecord = _read(cls, data, cls.__name__)

@@ -5,6 +5,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from avalanche_amnesia.checks import json_of
+
 _ALGORITHM = "Ed25519"
 
 
@@ -21,7 +23,7 @@ def checked(document: str, public_key: Any) -> dict[str, Any]:
     """The record inside a signed document, as plain values, if its signature is that of a key."""
     check = signed_by(public_key)
     try:
-        data = json.loads(document)
+        data = json_of(document)
         record: dict[str, Any] = dict(data["record"])
     except (ValueError, TypeError, KeyError) as error:
         raise SigningError(

@@ -301,7 +301,10 @@ def why_trained(experience: Any) -> str:
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     if n > 1:
         return label_of_several(task, n)
-    return f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own"
+    return (
+        f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own, "
+        f"task_benchmark(…, first_task={task + 1})"
+    )
 
 
 def _of_several(n: int) -> str:

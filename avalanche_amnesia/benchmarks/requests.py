@@ -77,7 +77,7 @@ class UnlearningRequest:
         if self.is_partial and (len(tasks) != 1 or self.when != "after"):
             raise RequestError(
                 f"request for samples or classes of tasks {list(tasks)}, when={self.when!r}: name one task, "
-                "UnlearningRequest(task=2, samples=[0, 7]), with when='after'"
+                "unlearn(task=2, samples=[0, 7]) or UnlearningRequest(task=2, samples=[0, 7]), with when='after'"
             )
         if task is not None and not self.is_partial:
             raise RequestError(

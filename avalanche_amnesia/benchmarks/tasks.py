@@ -27,9 +27,10 @@ class TaskExperience(DatasetExperience):
 
     Args:
         samples: the task's samples with labels 0..k-1.
-        task: the task label, also the position in the stream.
+        task: the task label.
         n_classes: k of every task of the stream, in order.
         original_classes: the classes of the user's data, in the order of the labels 0..k-1.
+        place: the position in the stream; by default the task label.
     """
 
     def __init__(
@@ -38,17 +39,18 @@ class TaskExperience(DatasetExperience):
         task: int,
         n_classes: Sequence[int],
         original_classes: Sequence[int],
+        place: int | None = None,
     ) -> None:
-        dataset = _dataset(samples, task)
-        super().__init__(dataset=dataset, current_experience=task)
+        dataset, place = _dataset(samples, task), task if place is None else place
+        super().__init__(dataset=dataset, current_experience=place)
         self.task_label = task
         self.task_labels = [task]
         self.original_classes = list(original_classes)
         # The multi-head classifier indexes a tensor with these, which sets don't allow.
-        self.classes_in_this_experience = list(range(n_classes[task]))
-        self.previous_classes = list(range(max(n_classes[:task], default=0)))
-        self.classes_seen_so_far = list(range(max(n_classes[: task + 1])))
-        self.future_classes = list(range(max(n_classes[task + 1 :], default=0)))
+        self.classes_in_this_experience = list(range(n_classes[place]))
+        self.previous_classes = list(range(max(n_classes[:place], default=0)))
+        self.classes_seen_so_far = list(range(max(n_classes[: place + 1])))
+        self.future_classes = list(range(max(n_classes[place + 1 :], default=0)))
         self._samples = samples
         self._built_with = dataset
 
@@ -117,6 +119,7 @@ def task_benchmark(
     task_classes: Sequence[Sequence[int]],
     *,
     transforms: Sequence[BatchTransform | None] | None = None,
+    first_task: int = 0,
 ) -> CLScenario:
     """A benchmark with one task per list of classes, labelled 0..k-1 inside each task.
 
@@ -131,10 +134,11 @@ def task_benchmark(
             overlap and differ in size.
         transforms: for tensor pairs only, one deterministic batch transform (or None) per task; it gets float32, or
             int64 where x has integers.
+        first_task: task label of the first task, at least 0, for data that arrive after other tasks were trained; the
+            next tasks have the next labels.
 
     Returns:
-        A scenario with a ``train_stream`` and a ``test_stream`` of :class:`TaskExperience`; task t has task
-        label t.
+        A scenario with a ``train_stream`` and a ``test_stream`` of :class:`TaskExperience`.
 
     Raises:
         ValueError: no task, a task without classes or with a repeated class, a class without samples, labels
@@ -142,6 +146,7 @@ def task_benchmark(
             don't fit.
     """
     classes = _checked_classes(task_classes)
+    first_task = checks.whole_number("first_task", first_task, 0)
     steps: Sequence[BatchTransform | None] = [None] * len(classes) if transforms is None else transforms
     if callable(steps):
         raise ValueError(f"transforms={steps!r} is one function; give one (or None) per task, [{steps!r}, None, …]")
@@ -154,7 +159,7 @@ def task_benchmark(
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data, tuple) and any(step is not None for step in steps):
             raise ValueError(f"{name}: transforms apply to tensor pairs; give (x, y), or transform in the data set")
-        streams.append(EagerCLStream(name, _experiences(name, data, classes, steps)))
+        streams.append(EagerCLStream(name, _experiences(name, data, classes, steps, first_task)))
     return scenario_of(streams, [len(chosen) for chosen in classes])
 
 
@@ -186,29 +191,29 @@ def _checked_classes(task_classes: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _experiences(
-    name: str, data: Data, classes: list[list[int]], transforms: Sequence[BatchTransform | None]
+    name: str, data: Data, classes: list[list[int]], transforms: Sequence[BatchTransform | None], first_task: int
 ) -> list[TaskExperience]:
     base = _base(data, name)
     labels = _labels_of(data, name)
     sizes = [len(chosen) for chosen in classes]
     existing = set(labels.unique().tolist())
     experiences = []
-    for task, chosen in enumerate(classes):
+    for place, chosen in enumerate(classes):
         missing = [c for c in chosen if c not in existing]
         if missing:
             raise ValueError(
-                f"task {task}: no sample of the classes {missing} in the {name} data, which has the classes "
-                f"{sorted(existing)}; change task_classes or add samples"
+                f"task {first_task + place}: no sample of the classes {missing} in the {name} data, which has the "
+                f"classes {sorted(existing)}; change task_classes or add samples"
             )
         label_of = {c: label for label, c in enumerate(chosen)}
         index = torch.isin(labels, torch.tensor(chosen)).nonzero()[:, 0]
         targets = [label_of[c] for c in labels[index].tolist()]
         samples: TensorTask | LazyTask
         if isinstance(base, Tensor):
-            samples = TensorTask(base, index, targets, transforms[task])
+            samples = TensorTask(base, index, targets, transforms[place])
         else:
             samples = LazyTask(base, index.tolist(), targets)
-        experiences.append(TaskExperience(samples, task, sizes, chosen))
+        experiences.append(TaskExperience(samples, first_task + place, sizes, chosen, place))
     return experiences
 
 
@@ -295,5 +300,8 @@ def _as_int64(y: Iterable[Any], name: str) -> Tensor:
     numbers = [(label, checks.integer(label)) for label in y]
     for label, number in numbers:
         if number is None:
-            raise ValueError(f"{name}: {label!r} is no class label; labels must be integers")
+            raise ValueError(
+                f"{name}: {label!r} is no class label; labels must be integers: number them, by the place of each in "
+                "sorted(set(y))"
+            )
     return torch.tensor([number for _, number in numbers], dtype=torch.int64)

@@ -320,20 +320,20 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
     read = _read_record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
     told = [f"record: {unchecked if public_key is None else 'signed by the holder of this key, and unchanged'}"]
-    differ = None if state is None else _differing_tensors(read, state, public_key)
+    differ = None if state is None else _differing_parts(read, state, public_key)
     if differ:
         some = ", ".join(differ[:5]) + (", …" if len(differ) > 5 else "")
-        told.append(f"state: not as the unlearning left it; {len(differ)} tensors differ: {some}")
+        told.append(f"state: not as the unlearning left it; {len(differ)} parts differ: {some}")
     elif differ is not None:
-        told.append(f"state: all {len(read.after)} tensors are as the unlearning left them")
+        told.append(f"state: all {len(read.after)} tensors, updates and records are as the unlearning left them")
     signed = None if public_key is None else True  # a wrong signature raises an error
     found = {"told": told, "signed": signed, "state_as_left": None if differ is None else not differ, "differ": differ}
     _print(json.dumps(found) if json_ else "\n".join(told))
     return 1 if differ else 0
 
 
-def _differing_tensors(record: Any, state: Path, public_key: Path | None) -> list[str]:
-    """Return the names of tensors whose hashes differ from those in a record."""
+def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[str]:
+    """Return the parts of a state that an unlearning did not leave so: tensors, recorded updates, its last record."""
     from avalanche_amnesia.saving.files import read_body, read_state
 
     read_body(state)  # report a path without a state before importing torch
@@ -342,8 +342,18 @@ def _differing_tensors(record: Any, state: Path, public_key: Path | None) -> lis
     from avalanche_amnesia.saving.encoding import decode
 
     body, tensors = read_state(state, check=None if public_key is None else signed_by(public_key.read_bytes()))
-    here, left = state_hashes(decode(body["model"]["tensors"], tensors)), record.after
-    return sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
+    held = decode(body, tensors)
+    here, left = state_hashes(held["model"]["tensors"]), record.after
+    differ = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
+    for plugin in (values for _, values in held["plugins"] if isinstance(values, dict)):
+        updates = plugin.get("trajectory", {}).get("logs", {})
+        differ += [f"the update of task {task}" for task in record.plan.tasks if task in updates]
+        last = None
+        for values in plugin.get("records", ()):
+            last = records.UnlearningRecord.from_state(values, last)
+        if "records" in plugin and (last is None or (last.plan, last.after) != (record.plan, left)):
+            differ.append("its last record")
+    return differ
 
 
 def plan(

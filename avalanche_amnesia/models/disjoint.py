@@ -135,7 +135,7 @@ class DisjointModel(MultiHeadModel):
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``; it must support ``deepcopy``.
-        n_features: width of the features; by default ``backbone.features``, if it is an integer.
+        n_features: width of the features; by default ``backbone.features``, or the width found by running the backbone.
 
     Raises:
         ModelError: if the width of the features is unknown, or the backbone can't be copied.

@@ -174,7 +174,7 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def gate(self) -> Gate:
-        """Soft mask of the task in training; a ValueError if no task is in training."""
+        """Soft mask of the task in training; an AttributeError if no task is in training."""
         return self._in_training
 
     # Forward --------------------------------------------------------------------------------------------------

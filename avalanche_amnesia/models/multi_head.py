@@ -11,7 +11,13 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
-from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
+from avalanche_amnesia.unit_graph.backbones import (
+    HEADS_OF_ITS_OWN,
+    check_backbone,
+    features_by_trying,
+    first_real,
+    run_on,
+)
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -55,7 +61,8 @@ class MultiHeadModel(MultiTaskModule):
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``.
-        n_features: width of the features; by default ``backbone.features``, if it is an integer.
+        n_features: width of the features; by default ``backbone.features`` if it is an integer, else the width found by
+            running the backbone, without values, on inputs of likely shapes.
 
     Raises:
         ModelError: if the width of the features is unknown, or the module can't be used as a backbone.
@@ -71,10 +78,18 @@ class MultiHeadModel(MultiTaskModule):
     trains_again = False
     """True if any strategy can train a task again in its old position, even after later tasks were trained."""
 
+    _biased_heads = True
+
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
         check_backbone(backbone)
+        if isinstance(backbone, MultiTaskModule):
+            raise ModelError(f"the backbone is a {type(backbone).__name__}{HEADS_OF_ITS_OWN}")
         width = checks.integer(getattr(backbone, "features", None) if n_features is None else n_features)
+        mixed = len({p.dtype for p in backbone.parameters() if p.is_floating_point()}) > 1
+        tried = features_by_trying(backbone) if mixed or (width is None and n_features is None) else None
+        if width is None and tried is not None:
+            width = tried.shape[1]
         if width is None or width < 1:
             raise ModelError(
                 f"give n_features=, the width of what {type(backbone).__name__} returns: "
@@ -82,6 +97,7 @@ class MultiHeadModel(MultiTaskModule):
             )
         self.backbone = backbone
         self.n_features: int = width
+        self._head_dtype = None if tried is None or not mixed else tried.dtype
         self.heads = TaskModules()
         self._evaluated_untrained: dict[int, int] = {}
 
@@ -158,8 +174,9 @@ class MultiHeadModel(MultiTaskModule):
 
     def new_head(self, n_classes: int) -> nn.Module:
         """Return a randomly initialised head that is no part of the model."""
-        like = next(self.backbone.parameters())
-        return nn.Linear(self.n_features, n_classes, device=like.device, dtype=like.dtype)
+        like = first_real(self.backbone)
+        dtype = self._head_dtype or like.dtype
+        return nn.Linear(self.n_features, n_classes, self._biased_heads, device=like.device, dtype=dtype)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Return new parameters like those of a next task's head, e.g. for their shapes; not part of the model."""

@@ -51,7 +51,7 @@ class SubnetModel(TaskMaskedModel):
         norm: rule for BatchNorm, InstanceNorm, LayerNorm, GroupNorm and RMSNorm. ``task``: every task has its own
             parameters and running statistics, which start as the backbone's; ``batch``: as in the paper, statistics
             of the current batch (or sample) without learned scale and shift, also in evaluation.
-        n_features: width of the features; by default ``backbone.features``, if it is an integer.
+        n_features: width of the features; by default ``backbone.features``, or the width found by running the backbone.
 
     Raises:
         ModelError: if a parameter has no rule, or the width of the features is unknown.
@@ -77,6 +77,7 @@ class SubnetModel(TaskMaskedModel):
         cover, sites, biases = take_inventory(backbone, density, bias, norm)
         super().__init__(backbone, n_features, cover, [tensor.size for tensor in cover.layers.values()])
         self.density, self.bias, self._sites = density, bias, sites
+        self._biased_heads = bias != "off"
         for module, attribute in biases:  # equivalent to biases of zero
             module._parameters[attribute] = None
         norms = norms_of(backbone)
@@ -130,12 +131,6 @@ class SubnetModel(TaskMaskedModel):
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
 
     # Life of a task -------------------------------------------------------------------------------------------
-
-    def new_head(self, n_classes: int) -> nn.Linear:
-        """Return a randomly initialised head; without a bias if the model has none."""
-        like = next(self.backbone.parameters())
-        biased = self.bias != "off"
-        return nn.Linear(self.n_features, n_classes, bias=biased, device=like.device, dtype=like.dtype)
 
     def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""

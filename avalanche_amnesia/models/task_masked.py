@@ -187,7 +187,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     def _in_training(self) -> Any:
         """Gate or subnetwork of the task in training."""
         if self._opened is None:
-            raise ValueError("no task is in training: start_task begins one")
+            raise AttributeError("no task is in training: start_task begins one")
         return self._opened
 
     def _keep(self, mask: Tensor, learned: Tensor | None) -> int:

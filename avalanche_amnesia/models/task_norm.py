@@ -24,7 +24,7 @@ class TaskNormModel(MultiHeadModel):
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, features)``. Each task gets its own BatchNorm, InstanceNorm,
             LayerNorm, GroupNorm and RMSNorm modules. Nothing is traced, so ``forward`` may be any code.
-        n_features: width of the features; by default ``backbone.features``, if it is an integer.
+        n_features: width of the features; by default ``backbone.features``, or the width found by running the backbone.
 
     Raises:
         ModelError: if the width of the features is unknown, or the module can't be used as a backbone.

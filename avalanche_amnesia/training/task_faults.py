@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
 from avalanche_amnesia.benchmarks.data import task_data
@@ -15,7 +16,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
-from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating
+from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating, first_real
 
 _MOST_BYTES = 2**31
 """Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
@@ -69,6 +70,18 @@ def fault_of_labels(labels: Tensor, logits: Tensor, criterion: Any) -> str | Non
     return (
         f"its labels lie in {lowest}..{highest}, and its head has {classes} classes, 0..{classes - 1}: count the "
         "labels of a task from 0, and let the experience's classes_in_this_experience name all of them"
+    )
+
+
+def fault_of_single(x: Any, model: Any, error: Exception) -> str | None:
+    """Describe a mini-batch of one sample under batch normalisation; None for any other error."""
+    if len(x) != 1 or "more than 1 value per channel" not in str(error):
+        return None
+    norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
+    which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
+    return (
+        f"one sample is alone in a mini-batch, by which {which} normalises: choose another train_mb_size or "
+        "eval_mb_size, or train with strategy.train(…, drop_last=True)"
     )
 
 
@@ -185,7 +198,7 @@ def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | N
 
 def input_of(model: nn.Module, x: Any) -> Any:
     """Return samples on the model's device, floating-point numbers in its dtype."""
-    like = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    like = first_real(model)
     return tree_map(lambda part: part.to(like.device, like.dtype if part.is_floating_point() else part.dtype), x)
 
 

@@ -36,8 +36,8 @@ from avalanche_amnesia.training.host.arguments import (
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
-from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.host.rollback import abort_training, is_ours
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import (
@@ -45,6 +45,7 @@ from avalanche_amnesia.training.task_faults import (
     fault_of_forward,
     fault_of_inputs,
     fault_of_labels,
+    fault_of_single,
 )
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
@@ -104,7 +105,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
         device: where to compute.
-        plugins: further plugins, placed after this package's.
+        plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) those of
+            your own come first, so that weights that they write (an average) are recorded as the task's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
         eval_every: an evaluation each time so many epochs (or what ``peval_mode`` says) were trained; 0: only at the
             end of a task; -1: never.
@@ -226,6 +228,15 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             )
         super()._before_training_exp(**kwargs)
 
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        plugins = self.plugins
+        own = [p for p in plugins if not is_ours(p) and type(p).__module__.partition(".")[0] != "avalanche"]
+        self.plugins = [*own, *(plugin for plugin in plugins if plugin not in own)]
+        try:
+            super()._after_training_exp(**kwargs)
+        finally:
+            self.plugins = plugins
+
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
         """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""
         fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
@@ -316,12 +327,24 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             return infer(x, task)
         except Exception as error:  # any error of the model
             of = next(iter(self.model.tasks), None) if task is None else checks.integer(task)
-            fault = fault_of_forward(x, self.model, error, of) if of in self.model.tasks else None
+            fault = fault_of_single(x, self.model, error)
+            if fault is None and of in self.model.tasks:
+                fault = fault_of_forward(x, self.model, error, of)
             if fault is None:
                 raise
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
 
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
+
+    def training_epoch(self, **kwargs: Any) -> None:
+        """Train for one epoch; skip empty mini-batches."""
+        loader = self.dataloader
+        if not isinstance(loader, TensorBatches):
+            self.dataloader = NonEmptyBatches(loader)
+        try:
+            super().training_epoch(**kwargs)
+        finally:
+            self.dataloader = loader
 
     def _unpack_minibatch(self) -> None:
         self.mbatch = unpacked(self.mbatch)
@@ -337,6 +360,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # any error of the model
+            self._refuse(fault_of_single(self.mb_x, self.model, error), error)
             self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from avalanche.models.helper_method import MultiTaskDecorator
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import register_pytree_node
 
@@ -24,6 +26,10 @@ _OTHER_SIDES = {
     (nn.Conv3d, nn.ConvTranspose3d): (3, (16, 32, 8)),
 }
 """Types of first layers → number of input axes besides channels, and their sizes."""
+HEADS_OF_ITS_OWN = (
+    ", which has a head of its own for each task, and this package adds heads: give the network without them, with an "
+    "Identity for its classifier"
+)
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
@@ -47,6 +53,15 @@ def check_backbone(backbone: nn.Module) -> None:
             raise ModelError(
                 f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
                 "extractor from which it was made, in a fresh copy"
+            )
+        if isinstance(module, MultiTaskDecorator):
+            raise ModelError(f"{inner} was made by as_multitask(){HEADS_OF_ITS_OWN}")
+        if isinstance(module, _BatchNorm) and not module.track_running_stats:
+            warnings.warn(
+                f"{type(module).__name__} {name!r} of {kind} has track_running_stats=False: in evaluation, too, it "
+                "normalises by the mini-batch at hand, so that predictions for a sample depend on its neighbours. Use "
+                "track_running_stats=True, or a norm of single samples (GroupNorm, LayerNorm)",
+                stacklevel=1,  # one place, so that Python shows the text once
             )
         if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise ModelError(
@@ -280,8 +295,21 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
 
 
 def first_real(module: nn.Module) -> Tensor:
-    """Return a tensor with the type and device of the module's floating-point numbers."""
-    return next((p for p in module.parameters() if p.is_floating_point()), torch.empty(()))
+    """Return a tensor with the type and device of the module's floating-point numbers, trainable ones first."""
+    real = [p for p in module.parameters() if p.is_floating_point()]
+    return next((p for p in real if p.requires_grad), real[0] if real else torch.empty(()))
+
+
+def features_by_trying(backbone: nn.Module) -> Tensor | None:
+    """Return features ``(2, n_features)`` of an input found by trying, for shape and type only; None if none fits."""
+    try:
+        inputs = inputs_of(backbone, None)
+        with undisturbed(backbone), torch.no_grad():
+            backbone.eval()
+            made = _runs_on(backbone, inputs.shape, inputs.dtype)
+    except Exception:  # the backbone may raise any exception
+        return None
+    return made if isinstance(made, Tensor) and made.dim() == 2 else None
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:

@@ -127,9 +127,9 @@ def test_a_backbone_that_cant_be_traced_is_not_asked_to_be_declared(backbone):
         MaskedModel(holder, input_shape=(8,))
 
 
-@pytest.mark.parametrize("width", [None, 0, 8.0, True])
+@pytest.mark.parametrize("width", [0, 8.0, True])
 def test_the_number_of_features_must_be_a_whole_number(width):
     backbone = nn.Sequential(nn.Linear(64, 8), nn.ReLU())
     with pytest.raises(ModelError, match="give n_features=, the width of what Sequential returns"):
         MultiHeadModel(backbone, width)
-    assert MultiHeadModel(backbone, np.int64(8)).n_features == 8
+    assert MultiHeadModel(backbone, np.int64(8)).n_features == MultiHeadModel(backbone).n_features == 8

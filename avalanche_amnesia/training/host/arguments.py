@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from avalanche.benchmarks import CLExperience
 from avalanche.core import BasePlugin
-from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.plugins import EvaluationPlugin, GDumbPlugin
 from torch import nn
 
 from avalanche_amnesia import checks
@@ -92,6 +92,11 @@ def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
     for plugin in given:
         if isinstance(plugin, type) or not any(name.startswith(("before_", "after_")) for name in dir(plugin)):
             raise TypeError(f"plugins holds {plugin!r}, which is no plugin: plugins=[TrajectoryPlugin(), …]")
+        if isinstance(plugin, GDumbPlugin):
+            raise TypeError(
+                "GDumbPlugin puts another model into the strategy before each task, without masks or records: use "
+                "Avalanche's own GDumb strategy"
+            )
     return given
 
 
@@ -117,7 +122,7 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
                 f"strategy.train has no option {name!r}: it is one of the strategy, {strategy.__name__}(…, {meant}=…), "
                 f"and can be changed between trainings, strategy.{meant} = …"
             )
-        near = difflib.get_close_matches(name, _LOADERS, 1, 0.8) if name not in _LOADERS else ()
+        near = difflib.get_close_matches(meant, _TRAIN_OPTIONS, 1, 0.8) if name not in _TRAIN_OPTIONS else ()
         if near:  # Avalanche passes unknown options on to plugins
             raise TypeError(f"strategy.train has no option {name!r}; did you mean {near[0]!r}?")
     workers = options.get("num_workers", 0)
@@ -127,10 +132,12 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
             raise TypeError(f"{name} must be True or False, got {options[name]!r}")
 
 
-_LOADERS = ("drop_last", "num_workers", "persistent_workers", "pin_memory", "shuffle")
-"""Options of Avalanche's data loaders."""
-_MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "train_mb_size"}
-"""Names that further libraries use for a strategy's options."""
+_TRAIN_OPTIONS = ("eval_streams", "drop_last", "num_workers", "persistent_workers", "pin_memory", "shuffle")
+"""Options of ``train``; all but the first are those of Avalanche's data loaders."""
+_MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "train_mb_size"} | dict.fromkeys(
+    ("eval", "eval_stream_list", "eval_exps", "test_stream", "test_streams", "valid_stream"), "eval_streams"
+)
+"""Names that further libraries use for options of a strategy and of ``train``."""
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ import torch
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates.base_sgd import PeriodicEval
 from blake3 import blake3
+from torch import Tensor
 
 from avalanche_amnesia.audit.record import UnlearningPlan
-from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of
+from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of, task_data
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.saving.values import checked
@@ -101,7 +103,19 @@ class LeftOut:
         self.forgotten = salted.having(task, self.hashes)
         self.experience = experience_without(experience, gone | before)
         self.as_trained = experience_without(experience, before) if before else experience
+        self.gone, self.before = gone, before
         self.closed = tuple(label for label in self.experience.closed_classes if label in there)
+
+    def copies(self, experience: Any) -> list[int]:
+        """Return the positions of remaining samples that equal a requested one bit for bit."""
+        with preserved_rng():
+            x, _ = task_data(experience)
+        if not isinstance(x, Tensor):
+            return []
+        rows = [tensor_hash(row) for row in x]
+        left = set(range(len(rows))) - self.gone - self.before
+        requested = {rows[at] for at in self.gone}
+        return sorted(at for at in left if rows[at] in requested)
 
 
 class StreamInUse:
@@ -204,6 +218,13 @@ def retraining(
 
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         trained(left.experience, "without these samples", context, change)
+        copies = left.copies(experience)  # last, because some data sets change when they are read
+        if copies:
+            warnings.warn(
+                f"{event}: copies of the requested samples remain in task {task}, at positions {copies[:10]}: request "
+                "them as well to forget them",
+                stacklevel=2,
+            )
         change.set(plugin, forgotten=left.forgotten)
         reasons = plugin.claims.reasons_beside(context, first)
         unproved = () if reproduce else (f"code and data of task {task}, unchanged since its training",)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,8 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     names, held, followed = checked(state, names=list[list[str]], state=dict, followed=list[str] | None)
     parameters, optimizer = dict(strategy.model.named_parameters()), strategy.optimizer
     of_groups = [[parameters[name] for name in of_group] for of_group in names]
+    for group, saved in zip(optimizer.param_groups, held["param_groups"], strict=True):
+        _check_options(group, saved)
     for group, of_group in zip(optimizer.param_groups, of_groups, strict=True):
         group["params"] = of_group
     optimizer.state.clear()
@@ -249,3 +252,12 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     optimizer.load_state_dict(held)
     optimizer.defaults = given  # some torch optimizers add a default, which would count as a changed setting
     strategy.optimized_param_id = None if followed is None else {name: parameters[name] for name in followed}
+
+
+def _check_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Raise StateError unless saved options of a parameter group are like the group's own."""
+    for name in (group.keys() & saved.keys()) - {"params"}:  # optimizers and schedulers may add some later
+        own, value = group.get(name), saved.get(name)
+        numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (own, value))
+        if not (isfinite(value) if numbers else type(own) is type(value)):
+            raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {own!r}")

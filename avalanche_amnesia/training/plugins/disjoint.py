@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GEMPlugin, MASPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
@@ -18,6 +19,8 @@ from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, refuse_u
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import unmoved
 from avalanche_amnesia.unit_graph.findings import ModelError
+
+_PROTECTING = (EWCPlugin, MASPlugin, GEMPlugin, AGEMPlugin)
 
 
 class DisjointPlugin(TaskEndPlugin):
@@ -36,7 +39,8 @@ class DisjointPlugin(TaskEndPlugin):
 
     Raises:
         CapacityError: before a training, if the task's share is another one's; nothing changed.
-        TaskError: before a training, for a task that is there already.
+        TaskError: before a training, for a task that is there already, or with a plugin that needs gradients of
+            earlier tasks' weights (EWC, MAS, GEM, A-GEM).
         DivergedError: if a weight is not finite when a task ends; its training was undone.
         ModelError: if forwards keep tensors that can't be copied per task; its training was undone.
     """
@@ -59,6 +63,12 @@ class DisjointPlugin(TaskEndPlugin):
         """Check the task, before anything changes."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
+        refused = [type(plugin).__name__ for plugin in strategy.plugins if isinstance(plugin, _PROTECTING)]
+        if refused:
+            raise TaskError(
+                f"{refused[0]} asks for gradients of earlier tasks' weights, which have none here: no training changes "
+                f"them. Leave {refused[0]} out of plugins"
+            )
         if task in model.tasks and task not in model.heads.unfinished:
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 

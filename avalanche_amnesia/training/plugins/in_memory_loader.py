@@ -8,6 +8,7 @@ from avalanche.benchmarks.utils.data_loader import SingleDatasetDataLoader, Task
 from avalanche.core import SupervisedPlugin
 from avalanche.training.templates.base_sgd import BaseSGDTemplate
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.strategy import Strategy
@@ -63,6 +64,28 @@ class TensorBatches:
         for begin in range(0, self.batch_size * len(self), self.batch_size):
             batch = order[begin : begin + self.batch_size]  # one at a time, so that the first mini-batch comes at once
             yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
+
+
+class NonEmptyBatches:
+    """The mini-batches of a loader without those of no sample, which Poisson sampling draws."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return filter(_has_samples, self._loader)
+
+
+def _has_samples(batch: Any) -> bool:
+    """Return False for a mini-batch of which every tensor is empty."""
+    sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
+    return not sizes or any(sizes)
 
 
 class InMemoryLoaderPlugin(SupervisedPlugin):
