@@ -30,7 +30,6 @@ HIDES = {
     "containers": (lambda t: {"a": [{"b": (t,)}]}, "kept['a'][0]['b'][0]"),
     "an object": (lambda t: [Attribute({1: t})], "kept[0].tensor[1]"),
     "a closure": (lambda t: lambda: t, "kept.<closure>.t"),
-    "a default": (lambda t: lambda x=t: x, "kept.__defaults__[0]"),
     "a buffer": (lambda t: nn.BatchNorm1d(2, affine=False), "kept.running_mean"),
     "an array": (lambda t: t.numpy(), "kept"),
 }
