@@ -14,7 +14,7 @@ from torch.optim import optimizer as optim
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.optimizers import traits_of
-from avalanche_amnesia.training import HAT, WSN, AdaHAT, AmnesiacHAT, ConstantRule
+from avalanche_amnesia.training import HAT, WSN, AdaHAT, ConstantRule
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask
 
@@ -48,7 +48,6 @@ def resting_nowhere(optimizer):
 KINDS = {
     "hat": lambda **o: make(HAT, **o),
     "hat conv": lambda **o: make(HAT, model=masked_conv(), **o),
-    "amnesiac": lambda **o: make(AmnesiacHAT, **o),
     "adahat": lambda **o: make(AdaHAT, **o),
     "wsn": lambda **o: make(WSN, **o),
 }
@@ -76,9 +75,8 @@ def state_and_logits(make_strategy, benchmark, **options):
 @pytest.mark.parametrize(
     ("kind", "optimizer"),
     [
-        *(("hat", optimizer) for optimizer in (*FAST, *SLOW)),
-        *(("hat conv", "fused adam"), ("hat conv", "momentum"), ("amnesiac", "sgd"), ("wsn", "adam")),
-        *(("adahat", "sgd"), ("adahat", "adam")),
+        *(("hat", optimizer) for optimizer in ("sgd", "adam", *SLOW)),
+        *(("hat conv", "fused adam"), ("wsn", "adam"), ("adahat", "sgd"), ("adahat", "adam")),
     ],
 )
 def test_scaled_gradients_and_restored_entries_give_the_same_training(kind, optimizer, ways, monkeypatch):
@@ -113,7 +111,7 @@ class Decays(SupervisedPlugin):
             group["weight_decay"] = 0.0
 
 
-@pytest.mark.parametrize(("plugin", "optimizer"), [(clips, "sgd"), (clips, "adam"), (Decays, "adam")])
+@pytest.mark.parametrize(("plugin", "optimizer"), [(clips, "sgd"), (Decays, "adam")])
 def test_plugins_that_change_gradients_or_settings_are_noticed(plugin, optimizer, ways, monkeypatch):
     benchmark = permuted(n_train=96)
     fast, _ = state_and_logits(KINDS["hat"], benchmark, optimizer=optimizer, plugins=[plugin()])
@@ -142,16 +140,11 @@ def schedule(strategy):
     torch.optim.lr_scheduler.ExponentialLR(strategy.optimizer, 0.9)
 
 
-def schedule_and_wrap(strategy):
-    schedule(strategy)
-    wrap_step(strategy)
-
-
 def hook_all(strategy):
     optim.register_optimizer_step_pre_hook(clipping)
 
 
-@pytest.mark.parametrize("around", [wrap_step, hook_all, schedule, schedule_and_wrap])
+@pytest.mark.parametrize("around", [wrap_step, hook_all, schedule])
 def test_changes_around_a_step_are_noticed(around, ways, monkeypatch):
     monkeypatch.setattr(optim, "_global_optimizer_pre_hooks", OrderedDict())
     benchmark, trainings = permuted(n_train=96), []
@@ -177,8 +170,7 @@ def test_with_kept_moments_or_hooks_entries_are_restored_after_the_step(ways):
     assert set(ways) == {"update"}
 
 
-@pytest.mark.parametrize("value", [-0.0, 1e-35])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize(("optimizer", "value"), [("sgd", -0.0), ("adam", 1e-35)])
 def test_a_frozen_entry_that_a_zero_gradient_would_change_is_restored(value, optimizer, ways):
     benchmark = permuted(n_train=96)
     strategy = learn(make(HAT, optimizer=optimizer), benchmark.train_stream[:1])
@@ -194,16 +186,7 @@ def test_a_frozen_entry_that_a_zero_gradient_would_change_is_restored(value, opt
 
 @pytest.mark.parametrize("rule", [{"adjustment": ConstantRule(alpha=0.3)}, {"adjustment": "random"}])
 def test_partial_rates_scale_gradients_only_under_plain_sgd(rule, ways):
-    for optimizer in (*FAST, "momentum"):
+    for optimizer in ("sgd", "adam", "momentum"):
         learn(make(HAT, optimizer=optimizer, **rule), permuted(n_train=32).train_stream)
         assert set(ways) == {"gradient" if optimizer == "sgd" else "update"}
         ways.clear()
-
-
-def test_a_step_that_stops_being_linear_is_noticed(ways, monkeypatch):
-    benchmark = permuted(n_train=96)
-    fast, _ = state_and_logits(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
-    assert set(ways) == {"gradient", "update"}
-    monkeypatch.setattr(task_mask, "traits_of", resting_nowhere)
-    slow, _ = state_and_logits(KINDS["adahat"], benchmark, optimizer="sgd", plugins=[Decays()])
-    assert all(torch.allclose(fast[name].float(), slow[name].float(), atol=1e-3) for name in slow)

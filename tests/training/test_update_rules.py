@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from support.small_runs import assert_retained, logits_of, make, masked_mlp, permuted
+from support.small_runs import logits_of, make, masked_mlp, permuted
 from support.strategies import learn
 from support.strategy_state import same_state, state, values
 
@@ -67,31 +67,19 @@ def test_adahat_rates_equal_those_of_an_element_loop(importance, no_reg, n_tasks
         assert bool((free > 0).all() if importance == "number" else (free == 0).all())
 
 
-@pytest.mark.parametrize("number", ["hat", "random", "adahat"])
-def test_max_protects_weights_of_which_either_end_is_in_use(number):
+def test_max_protects_weights_of_which_either_end_is_in_use():
     model, rate, kappa = model_with_masks(), 0.05 / (0.1 + 0.37), 0.37
-    rule, expected = {
-        "hat": (AdjustmentRule(between="max"), lambda m, n: float(m > 0)),
-        "random": (RandomRule(between="max"), lambda m, n: float(m > 0)),
-        "adahat": (AdaHATRule(0.05, between="max"), lambda m, n: m / (m + rate)),
-    }[number]
     use, more = TaskUse(model), 0
-    rule.start(0, 1)
-    for name, p in model.backbone.named_parameters():
-        held, wanted = rule.held(use, name, kappa).double(), naive_held(model, name, expected, max)
-        if number == "random":
-            assert bool(((held >= 0) & (held <= wanted)).all())
-            assert torch.equal(held > 0, wanted > 0)
-        else:
+    for rule, expected in (
+        (AdjustmentRule(between="max"), lambda m, n: float(m > 0)),
+        (AdaHATRule(0.05, between="max"), lambda m, n: m / (m + rate)),
+    ):
+        for name, _ in model.backbone.named_parameters():
+            held, wanted = rule.held(use, name, kappa).double(), naive_held(model, name, expected, max)
             assert torch.allclose(held, wanted, atol=1e-6), name
-        assert held.shape == p.shape
-        assert bool((held[use.covered[name] > 0] > 0).all())
-        more += int((held[use.covered[name] == 0] > 0).sum())
+            assert bool((held[use.covered[name] > 0] > 0).all())
+            more += int((held[use.covered[name] == 0] > 0).sum())
     assert more > 0
-
-
-def test_max_protects_tasks_to_the_bit_and_unused_weights_still_learn():
-    assert_retained(make(HAT, adjustment=AdaHATRule(1e-30, between="max"), optimizer="adam decay"), permuted(4))
 
 
 def test_hat_constant_and_random_rates_equal_those_of_an_element_loop():
@@ -144,8 +132,8 @@ def adjuster(rule, model, **optimizer):
 
 @pytest.mark.parametrize(
     "rule",
-    [AdjustmentRule(), ConstantRule(0.3), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule()],
-    ids=["hat", "constant .3", "constant 1", "adahat", "random"],
+    [AdjustmentRule(), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule()],
+    ids=["hat", "constant", "adahat", "random"],
 )
 def test_update_space_is_the_damped_update(rule):
     model, sparsity = model_with_masks(), [0.2, 0.6]
@@ -190,31 +178,6 @@ def test_shares_of_all_parameters_in_one_vector_equal_those_of_each(importance, 
             assert all(torch.equal(share, one) for share, one in zip(shares, expected, strict=True))
         for divisor, held in zip(rule.divisors(use, names, layer_of)(sparsity), expected, strict=True):
             assert torch.allclose(1 / divisor, 1 - held, atol=1e-6)
-
-
-def stepped(rule, model, **optimizer):
-    """Return the parameters after three steps of plain SGD, and whether gradients were scaled."""
-    adjust = adjuster(rule, model, **optimizer)
-    generator = torch.Generator().manual_seed(1)
-    for sparsity in ([0.2, 0.6], [0.9, 0.0], [0.4, 0.4]):
-        for p in model.backbone.parameters():
-            p.grad = torch.randn(p.shape, generator=generator)
-        adjust.before_step(sparsity)
-        torch.optim.SGD(model.backbone.parameters(), lr=0.1).step()
-        adjust.after_step()
-    return state(model), adjust.on_gradients
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: AdaHATRule(0.05, 0.1), lambda: ConstantRule(0.3), RandomRule], ids=["adahat", "constant", "random"]
-)
-def test_scaled_gradients_of_a_linear_step_give_the_same_parameters(make):
-    first, second = model_with_masks(), model_with_masks()
-    slow, by_gradients = stepped(make(), first)
-    fast, scaled = stepped(make(), second, zero_rests=True, linear=True)
-    assert (by_gradients, scaled) == (False, True)
-    assert all(torch.allclose(slow[key], fast[key], atol=1e-6) for key in slow)
-    assert not same_state(slow, state(model_with_masks()))
 
 
 def test_gradient_space_scales_gradients_and_leaves_weights():
