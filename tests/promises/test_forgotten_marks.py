@@ -67,7 +67,6 @@ def with_mark(mark: float, events, *, net=mlp, adjustment="hat", compensation="n
     recorder = PrescribedUpdates(mark, adjustment)
     plugins = {
         "backup": BackupPlugin,
-        "delete": partial(BackupPlugin, start="delete"),
         "published": partial(BackupPlugin, scope="unit", start="fresh"),
     }
     compensation = plugins[compensation]() if compensation in plugins else compensation
@@ -124,13 +123,10 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor], *, updates: bool) ->
 @pytest.mark.parametrize(
     ("compensation", "repair", "adjustment", "events"),
     [
-        ("delete", "none", "hat", "one after another"),
         ("published", "none", "adahat", "together, then more"),
         ("backup", "none", "adahat", "refitted twice"),
         ("counterfactual", "none", "hat", "refitted twice"),
-        ("counterfactual", "none", "adahat", "one after another"),
         ("none", "joint", "adahat", "together, then more"),
-        ("counterfactual", "joint", "hat", "together, then more"),
         ("backup", "joint", "hat", "one after another"),
     ],
 )

@@ -63,18 +63,6 @@ def test_an_optimizer_without_torchs_hooks_is_one_of_which_nothing_is_known():
     assert not any(traits_of(Wrapped([nn.Parameter(torch.zeros(2))])))
 
 
-def test_a_claim_rests_on_an_adjustment_rule_of_the_user():
-    class Keeps(AdjustmentRule):
-        def held(self, use, name, sparsity):
-            """HAT's."""
-            self.kept = use.covered[name].clone()
-            return self.kept
-
-    strategy = trained([0, 1], adjustment=Keeps(), train_epochs=1)
-    (part,) = strategy.unlearn([1]).rests_on
-    assert part.endswith("Keeps in HATPlugin")
-
-
 def test_a_name_of_a_rule_is_not_taken_twice():
     with pytest.raises(ValueError, match="'adahat' is there already, AdaHATRule"):
 
