@@ -4,9 +4,8 @@ import copy
 
 import peft
 import pytest
-import timm
 import torch
-from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, bert, llama
+from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, llama
 from support.small_networks import Net
 from support.small_runs import assert_retained, make
 from support.soundness_oracle import assert_sound, batch, some_mask
@@ -75,21 +74,9 @@ def with_lora(network: nn.Module, targets: list[str], **options) -> nn.Module:
     )
 
 
-def vit(**options) -> nn.Module:
-    """A vision transformer of timm with peft's LoRA, for images of 8 by 8."""
-    sizes = {"img_size": 8, "patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}
-    made = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=0, **sizes)
-    return with_lora(made, ["qkv", "fc1", "fc2"], lora_dropout=0.1, **options)
-
-
 MADE = {
     "by hand": (RankNet, {"input_shape": (1, 8, 8)}),
     "images": (images, {"input_shape": (1, 8, 8)}),
-    "vit with biases": (lambda: vit(bias="lora_only"), {"input_shape": (1, 8, 8)}),
-    "bert": (
-        lambda: with_lora(bert(num_hidden_layers=1), ["query", "value", "dense"]),
-        {"example": BACKBONES["bert-sdpa"].batch(3)},
-    ),
     "llama": (
         lambda: with_lora(llama(), ["q_proj", "v_proj", "up_proj"]),
         {"example": BACKBONES["llama-sdpa"].batch(3)},

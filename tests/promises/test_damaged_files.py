@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from support.fault_injection import raiser
 from support.strategies import DIGITS, amnesiac, learn, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
 from support.trajectory_oracle import contents, files, with_three_tasks
@@ -260,18 +259,6 @@ def test_a_full_disk_changes_no_saved_state_record_log_or_store(small_disk):
     plain = amnesiac(train_epochs=1)
     plain.train(DIGITS.train_stream[:2])
     assert bits(run.strategy.model) == bits(plain.model)
-
-
-def test_a_write_that_fails_leaves_no_file_of_its_own(tmp_path, monkeypatch):
-    """Neither a part nor a whole one."""
-    store, state = with_three_tasks(tmp_path)
-    before = contents(store), files(tmp_path)
-    for owner, name in ((Path, "write_bytes"), (log_files, "save_file"), (os, "fsync"), (os, "replace")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, raiser(OSError))
-            with pytest.raises(OSError, match="injected"):
-                store.apply(store.remove([0], state))
-        assert (contents(store), files(tmp_path)) == before
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])

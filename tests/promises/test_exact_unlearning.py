@@ -12,8 +12,7 @@ from support.strategy_state import bits, unlearning_plugin
 from support.thoroughness import examples
 from torch import Tensor, nn
 
-from avalanche_amnesia import RequestError, UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning
-from avalanche_amnesia.isolation.pools import CapacityError
+from avalanche_amnesia import UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.unlearning.purging import UnknownStateError
 
@@ -88,27 +87,7 @@ def test_exact_claims_hold_in_any_order_of_training(draws, deadline):
             strategy.train(benchmark.train_stream[left[number % len(left)]])
 
 
-def test_a_request_in_the_middle_of_a_task_leaves_no_trace_in_it():
-    benchmark = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 2)])
-    strategy, refs = pools(optimizer="momentum"), references(benchmark, optimizer="momentum")
-    learn(strategy, benchmark.train_stream[:2])
-    (record,) = unlearning_plugin(strategy).records
-    assert record.claim == "exact"
-    assert "zeroed" in record.purged[0]  # the running task keeps its momentum, without the unlearned task's entries
-    assert equal(strategy, refs)
-
-
 # Metrics -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_task_that_is_read_before_its_deadline_stays():
-    benchmark = with_unlearning(DIGITS, {}, deadline=1)
-    strategy = pools()
-    strategy.train(benchmark.train_stream[0])
-    strategy.train(benchmark.train_stream[2])  # two further in the stream, but the first to be trained since
-    assert strategy.model.share(2).reads == (0,)
-    with pytest.raises(RequestError):
-        strategy.unlearn([0])
 
 
 def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
@@ -129,30 +108,6 @@ def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
         of_task = [value for name, value in read.items() if name.endswith(f"Task{task:03d}")]
         assert len(of_task) == 2
         assert len(set(of_task)) == 1  # the old head reads no more from this model than from the reference
-
-
-# Slots -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_slot_is_used_again_exactly():
-    strategy, refs = pools(slots=2), references(slots=2)
-    learn(strategy, DIGITS.train_stream[:2])
-    for gone, new in ((0, 2), (1, 3), (2, 4)):
-        assert strategy.unlearn([gone]).claim == "exact"
-        strategy.train(DIGITS.train_stream[new])
-        assert equal(strategy, refs)
-
-
-def test_a_full_slot_is_an_error_before_anything_changes():
-    strategy = learn(pools(slots=2), DIGITS.train_stream[:2])
-    before, ledger = bits(strategy.model), unlearning_plugin(strategy).ledger.state_dict()
-    with pytest.raises(CapacityError, match=r"task 2 .*slot 0 of 2.* taken by tasks \[0\].*unlearn.*slots="):
-        strategy.train(DIGITS.train_stream[2])
-    assert unlearning_plugin(strategy).ledger.state_dict() == ledger
-    assert bits(strategy.model) == before
-    assert strategy.unlearn([0]).claim == "exact"
-    strategy.train(DIGITS.train_stream[2])
-    assert equal(strategy, references(slots=2))
 
 
 # State that outlives a task ----------------------------------------------------------------------------------------

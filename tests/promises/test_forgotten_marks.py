@@ -118,9 +118,7 @@ def written_by_shadow(self: Shadow, use: dict[str, Tensor]) -> dict[str, SparseV
     [
         ("backup", "none", "adahat", "refitted twice"),
         ("counterfactual", "none", "hat", "refitted twice"),
-        ("counterfactual", "none", "adahat", "one after another"),
         ("none", "joint", "adahat", "together, then more"),
-        ("counterfactual", "joint", "hat", "together, then more"),
         ("backup", "joint", "hat", "one after another"),
     ],
 )

@@ -64,31 +64,10 @@ class FunctionalNorm(Net):
         return torch.relu(self.second(torch.relu(h)))
 
 
-class Spectral(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.utils.spectral_norm(self.first)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.second(torch.relu(self.first(x.flatten(1)))))
-
-
 class KeepsActivations(Net):
     def forward(self, x: Tensor) -> Tensor:
         self.last = torch.relu(self.first(x.flatten(1)))
         return torch.relu(self.second(self.last))
-
-
-class Collects(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = [torch.zeros(32)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x.flatten(1))
-        if self.training:
-            self.seen[0] = self.seen[0] + h.detach().mean(0)
-        return torch.relu(self.second(torch.relu(h + self.seen[0])))
 
 
 class Grows(Net):
@@ -103,7 +82,7 @@ class Grows(Net):
         return torch.relu(self.second(torch.relu(h + self.rows.mean(0))))
 
 
-OWNED = [MovingAverage, Rebound, FunctionalNorm, Spectral]
+OWNED = [MovingAverage, Rebound, FunctionalNorm]
 
 
 wsn = partial(
@@ -133,7 +112,7 @@ def test_every_task_has_its_own_state_and_is_unlearned_exactly(net):
     assert any(name.startswith("heads.0.own.") for name in state)
 
 
-@pytest.mark.parametrize(("net", "name"), [(KeepsActivations, "last"), (Collects, "seen"), (Grows, "rows")])
+@pytest.mark.parametrize(("net", "name"), [(KeepsActivations, "last"), (Grows, "rows")])
 def test_state_that_no_task_can_own_is_refused(net, name):
     strategy = wsn(net=net)
     initial = {key: value.clone() for key, value in strategy.model.backbone.state_dict().items()}
@@ -152,12 +131,6 @@ def test_a_stock_strategy_names_the_state_that_its_tasks_share():
 
 
 # Masks over units ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("net", [MovingAverage, Rebound, Spectral, Collects])
-def test_masked_models_refuse_state_that_forwards_write(net):
-    with pytest.raises(ModelError):
-        MaskedModel(net(), input_shape=(64,))
 
 
 @pytest.mark.parametrize("net", [FunctionalNorm, KeepsActivations])

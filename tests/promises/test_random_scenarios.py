@@ -75,7 +75,7 @@ def perform(scenario: Scenario, event: tuple) -> None:
 @pytest.mark.filterwarnings("ignore:Plugin .* implements incompatible callbacks")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=examples(5),  # of each kind
+    max_examples=examples(4),  # of each kind
     derandomize=True,
     deadline=None,
     database=None,

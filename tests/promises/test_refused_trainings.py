@@ -1,27 +1,396 @@
 """Refused trainings and typical mistakes change nothing, and errors name a remedy."""
 
+import copy
 import warnings
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from avalanche.benchmarks import nc_benchmark, task_incremental_benchmark
-from avalanche.training import Cumulative, JointTraining
-from support.strategies import DIGITS, amnesiac, learn, make, mlp, stock, trained
+from avalanche.benchmarks import benchmark_from_datasets, nc_benchmark, task_incremental_benchmark
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.training import Cumulative, JointTraining, Naive
+from avalanche.training.plugins import EarlyStoppingPlugin
+from PIL import Image
+from support import tiny
+from support.small_runs import masked_mlp
+from support.strategies import DIGITS, amnesiac, learn, make, mlp, quiet, stock, trained
 from support.strategy_state import bits, frozen, unchanged, unlearning_plugin
+from torch import nn
 from torch.optim import SGD
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
+from avalanche_amnesia import MLP, HardAttention, MaskedModel, SplitDigits, SubnetModel, task_benchmark
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MultiHeadModel
+from avalanche_amnesia.models import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.training import HAT
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
+from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training.task_faults import MaskWarning
+
+# A task that can't be trained -----------------------------------------------------------------------------------------
+
+
+class Normed(tiny.Net):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
+
+
+class Returns(nn.Module):
+    def __init__(self, made):
+        super().__init__()
+        self.layer, self.made = nn.Linear(8, 6), made
+
+    def forward(self, x):
+        return self.made(self.layer(x))
+
+
+def returning(made):
+    return lambda: tiny.strategy("wsn", model=SubnetModel(Returns(made), n_features=6))
+
+
+def of_pictures():
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 6))
+    return tiny.strategy(model=MaskedModel(net, input_shape=(1, 8, 8)))
+
+
+def shaped(*shape):
+    x, y = torch.randn(16, *shape), torch.arange(16) % 2
+    return lambda: task_benchmark((x, y), (x, y), [[0, 1]])
+
+
+def of_one_sample_more(n):
+    return lambda: tiny.tasks([[0], [1], [2]], tiny.samples(n, classes=3))
+
+
+def with_loss(criterion):
+    return lambda: tiny.strategy(criterion=criterion)
+
+
+class Items(Dataset):
+    """Items of any kind, with labels 0 and 1."""
+
+    def __init__(self, item):
+        self.item, self.targets = item, [i % 2 for i in range(16)]
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return self.item(torch.Generator().manual_seed(i), i % 2)
+
+
+def drawn(generator, *shape):
+    return torch.randn(*(shape or (8,)), generator=generator)
+
+
+def ragged(generator, y):
+    return drawn(generator, 3 + 2 * y, 8), y
+
+
+def items(item):
+    return lambda: tiny.tasks([[0, 1]], Items(item))
+
+
+POOLS = partial(tiny.strategy, "pools")
+# name → (strategy, benchmark, words of the error)
+REFUSED = {
+    "a lonely sample": (
+        lambda: tiny.strategy(net=Normed, train_mb_size=20),
+        of_one_sample_more(63),
+        "of 20, one is alone.*BatchNorm1d 'norm'.*drop_last=True.*another train_mb_size",
+    ),
+    "a lonely sample in pools": (
+        lambda: tiny.strategy("pools", net=Normed, train_mb_size=20),
+        of_one_sample_more(3),
+        "of 20, one is alone.*BatchNorm1d 'norm'",
+    ),
+    "mini-batches of one": (
+        lambda: tiny.strategy("wsn", net=Normed, train_mb_size=1),
+        of_one_sample_more(9),
+        "of 1, one is alone.*BatchNorm1d 'norm'.*Choose a larger train_mb_size",
+    ),
+    "a loss per sample": (
+        with_loss(nn.CrossEntropyLoss(reduction="none")),
+        tiny.tasks,
+        r"task 0: .*logits \(8, 2\).*returns a tensor of shape \(8,\).*'mean'",
+    ),
+    "a loss that fails": (
+        with_loss(nn.BCEWithLogitsLoss()),
+        tiny.tasks,
+        "criterion=BCEWithLogitsLoss gets .*ValueError",
+    ),
+    "weights of classes": (
+        with_loss(nn.CrossEntropyLoss(torch.ones(3))),
+        tiny.tasks,
+        "weights for 3 classes, .* has 2",
+    ),
+    "no loss": (with_loss(lambda logits, y: None), tiny.tasks, "returns None: a loss is one number"),
+    "a constant loss": (
+        with_loss(lambda logits, y: logits.detach().sum()),
+        tiny.tasks,
+        "without gradients: it must be",
+    ),
+    "a list of features": (returning(lambda x: [x, x]), tiny.tasks, r"returns list.*a head reads \(8, 6\), samples"),
+    "narrow features": (returning(lambda x: x[:, :4]), tiny.tasks, r"returns \(8, 4\) torch.float32.*reads \(8, 6\)"),
+    "channels last": (of_pictures, shaped(8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
+    "flat pictures": (of_pictures, shaped(64), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
+    "another shape": (
+        of_pictures,
+        shaped(1, 10, 10),
+        r"task 0: the model can't run on its .*\(1, 10, 10\), torch.float32",
+    ),
+    "double": (
+        POOLS,
+        items(lambda g, y: (drawn(g).double(), y)),
+        r"torch.float64.*x.to\(torch.float32\); .*backbone.to",
+    ),
+    "bytes": (
+        POOLS,
+        items(lambda g, y: ((drawn(g) * 9).byte(), y)),
+        r"torch.uint8.*return x.to\(torch.float32\) / 255",
+    ),
+    "ragged": (POOLS, items(ragged), r"they are \(3, 8\) torch.float32, \(5, 8\).*collate_fn"),
+    "images": (
+        POOLS,
+        items(lambda g, y: (Image.fromarray(np.zeros((4, 4), "uint8")), y)),
+        r"they are Im.*ToTensor\(\)",
+    ),
+    "a list": (POOLS, items(lambda g, y: ([0.5] * 8, y)), "hold a list where a tensor is needed"),
+    "no label": (POOLS, items(lambda g, y: {"x": drawn(g), "class": y}), r"got a mapping of \['x', 'class'\]"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_first_task_that_can_t_be_trained_is_refused(name):
+    make_strategy, benchmark, message = REFUSED[name]
+    strategy, experience = make_strategy(), benchmark().train_stream[0]
+    before, random = bits(strategy.model), torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(TaskError, match=message):
+            strategy.train(experience)
+    assert strategy.model.tasks == ()
+    assert bits(strategy.model) == before
+    if "lonely" in name:
+        assert torch.equal(torch.get_rng_state(), random)
+    if name == "a lonely sample":
+        strategy.train(experience, drop_last=True)
+        assert strategy.model.tasks == (0,)
+
+
+def test_ragged_samples_of_avalanche_s_data_sets_are_refused_in_evaluations_too():
+    strategy, sets = tiny.strategy("pools"), [as_classification_dataset(Items(ragged))]
+    with pytest.warns(UserWarning, match="no task labels"), pytest.raises(TaskError, match="collate_fn"):
+        strategy.train(benchmark_from_datasets(train=sets).train_stream)
+    strategy.train(tiny.tasks([[0, 1]]).train_stream)
+    with pytest.raises(TaskError, match="collate_fn"):
+        strategy.eval(tiny.tasks([[0, 1]], Items(ragged)).train_stream)
+
+
+def test_a_training_without_gradients_is_refused():
+    for off in (torch.no_grad, torch.inference_mode):
+        strategy = tiny.strategy()
+        with off(), pytest.raises(TaskError, match=r"gradients are switched off around strategy\.train"):
+            strategy.train(tiny.tasks().train_stream)
+        assert strategy.model.tasks == ()
+
+
+# A second task with unusable samples or labels ------------------------------------------------------------------------
+
+
+def spoilt(value, where, *, lazy=False):
+    """Return two tasks; some samples of the second one hold a value."""
+    data = tiny.data(classes=4)
+    x, y = data.tensors
+    x[(y > 1).nonzero()[where, 0], 0] = value
+    return tiny.tasks(given=data if lazy else (x, y)).train_stream
+
+
+def relabelled(change):
+    """Return two tasks; the second one has other labels than its experience says."""
+    stream = tiny.tasks().train_stream
+    twin = copy.copy(stream[1])
+    twin._samples = copy.copy(twin._samples)
+    twin._samples.targets = change(torch.tensor(twin._samples.targets)).tolist()
+    return [stream[0], twin]
+
+
+NAN, EVERY = float("nan"), slice(None)
+IN_MEMORY = r"task 1: 3 of 12 samples hold NaN or infinity, the first at index 4; take them out"
+ON_DEMAND = r"task 1: in its first mini-batch 8 of 8 samples hold NaN or infinity.* Its training was undone"
+LATER = r"task 1: (in its first mini-batch )?1 of \d+ samples holds NaN or infinity"
+# (kind, options, stream, words of the error)
+SECOND = {
+    "NaN, units": ("amnesiac", {}, lambda: spoilt(NAN, [4, 7, 9]), IN_MEMORY),
+    "infinity, weights": ("wsn", {}, lambda: spoilt(-float("inf"), [4, 7, 9]), IN_MEMORY),
+    "NaN, pools": ("pools", {}, lambda: spoilt(NAN, [4, 7, 9]), IN_MEMORY),
+    "on demand, units": ("amnesiac", {}, lambda: spoilt(NAN, EVERY, lazy=True), ON_DEMAND),
+    "on demand, pools": ("pools", {}, lambda: spoilt(NAN, EVERY, lazy=True), ON_DEMAND),
+    "a later mini-batch": ("amnesiac", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
+    "a later mini-batch, weights": ("wsn", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
+    "labels above": (
+        "amnesiac",
+        {},
+        lambda: relabelled(lambda y: y + 5),
+        r"lie in 5..6, and its head has 2 .*, 0..1: c",
+    ),
+    "labels below": ("wsn", {}, lambda: relabelled(lambda y: y - 1), r"lie in -1..0, and its head has 2 classes"),
+    "some labels above": ("pools", {}, lambda: relabelled(lambda y: 3 * y), r"lie in 0..3, and its head has 2 classes"),
+    "hidden labels": ("amnesiac", {}, lambda: relabelled(lambda y: y - 100), r"lie in -99..-99, and its head has 2"),
+    "ignored labels": (
+        "wsn",
+        {},
+        lambda: relabelled(lambda y: 0 * y - 100),
+        "all 8 labels are -100, which the loss ig",
+    ),
+}
+
+
+def what_it_is(strategy):
+    return bits(strategy.model), strategy.model.tasks, unlearning_plugin(strategy).ledger.state_dict()
+
+
+@pytest.mark.parametrize("name", SECOND)
+def test_a_task_with_unusable_data_is_refused_and_can_be_trained_with_usable_ones(name):
+    kind, options, make_stream, message = SECOND[name]
+    stream = make_stream()
+    strategy = learn(tiny.strategy(kind, **options), stream[:1])
+    before, random = what_it_is(strategy), torch.get_rng_state()
+    for _ in range(2):
+        with pytest.raises(TaskError, match=message):
+            strategy.train(stream[1])
+        assert what_it_is(strategy) == before
+        assert torch.equal(torch.get_rng_state(), random)
+    good = spoilt(0.5, [9], lazy="later" in name or "demand" in name)
+    strategy.train(good[1])
+    assert what_it_is(strategy) == what_it_is(learn(tiny.strategy(kind, **options), [stream[0], good[1]]))
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("amnesiac", 1e36), ("wsn", 1e36)])
+def test_a_diverged_task_is_undone_and_can_be_trained_again(kind, rate):
+    stream = tiny.tasks().train_stream
+    strategy = learn(tiny.strategy(kind), stream[:1])
+    before = bits(strategy.model)
+    strategy.optimizer.param_groups[0]["lr"] = rate
+    with pytest.raises(DivergedError, match=r"task 1 diverged: .*; train it again with a smaller learning rate"):
+        strategy.train(stream[1])
+    assert bits(strategy.model) == before
+    strategy.optimizer.param_groups[0]["lr"] = 0.1
+    strategy.train(stream[1])
+    assert bits(strategy.model) == bits(learn(tiny.strategy(kind), stream).model)
+
+
+def test_weights_whose_features_overflow_are_refused():
+    net, adam = partial(MLP, 64, hidden=(40,), features=30), partial(torch.optim.Adam, lr=1e-2)
+    strategy = make(HAT, net=net, optimizer=adam, train_mb_size=20, seed=3, eval_every=1, eval_mb_size=50)
+    strategy.optimizer.param_groups[0]["lr"] = 1e10
+    with pytest.raises(DivergedError, match="its weights are finite, and its features are not, or overflow float32"):
+        strategy.train(SplitDigits(n_train=300, n_test=100).train_stream[0])
+
+
+def test_a_diverged_task_of_a_stock_strategy_with_masks_is_undone():
+    model = masked_mlp()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e12)
+    strategy = Naive(model=model, optimizer=optimizer, plugins=[HATPlugin()], train_mb_size=20)
+    before = bits(model)
+    with pytest.raises(DivergedError, match="task 0 diverged"):
+        strategy.train(DIGITS.train_stream[0])
+    assert bits(model) == before
+
+
+@pytest.mark.parametrize("make_strategy", [amnesiac, stock])
+def test_a_task_that_takes_no_step_is_undone(make_strategy):
+    few = SplitDigits(n_train=30, n_test=60).train_stream  # 6 samples a task
+    strategy = learn(make_strategy(), [DIGITS.train_stream[1]])
+    before = bits(strategy.model)
+    with pytest.raises(TaskError, match=r"task 0 took no step, and its training was undone.*drop_last=True"):
+        strategy.train(few[0], drop_last=True)
+    assert bits(strategy.model) == before
+    strategy.train(few[0])
+    assert bits(strategy.model) != before
+
+
+# Warnings -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_of_one_class_and_a_test_stream_are_warned_of():
+    stream = tiny.tasks([[0], [1], [2]]).test_stream
+    with (
+        pytest.warns(UserWarning, match="experiences of the stream 'test'.*benchmark.train_stream"),
+        pytest.warns(MaskWarning, match="task 0 has one class, which any network predicts"),
+    ):
+        tiny.strategy().train(stream[0])
+
+
+def test_a_task_may_take_every_unit():
+    stream = SplitDigits(n_tasks=2, n_train=600, seed=3).train_stream
+    model = MaskedModel(MLP(64, hidden=(64, 40), features=24))
+    masks = HardAttention(sparsity_weight=1e-6, embedding_init="ones")
+    strategy = make(HAT, model=model, masks=masks, train_epochs=4, train_mb_size=32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", MaskWarning)
+        strategy.train(stream[1])
+        assert bool(model.cumulative_mask().all())
+
+
+def test_a_task_whose_weights_were_reset_to_its_start_is_named():
+    """The host's early stopping takes the value that the last task left for the first one of the next."""
+    evaluator = quiet(accuracy_metrics(stream=True))
+    stopping = EarlyStoppingPlugin(patience=1, val_stream_name="test_stream")
+    strategy = amnesiac(train_epochs=4, evaluator=evaluator, eval_every=1, plugins=[stopping])
+    told = []
+    for task in (0, 1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            strategy.train(DIGITS.train_stream[task], eval_streams=[DIGITS.test_stream[task : task + 1]])
+        told += [task for w in caught if "ends with the weights with which it began" in str(w.message)]
+    assert told == [1]
+
+
+# Options and labels ---------------------------------------------------------------------------------------------------
+
+OPTIONS = {
+    "epochs": ({"epochs": 3}, r"no option 'epochs': it is one of the strategy, AmnesiacHAT\(…, train_epochs=…\)"),
+    "workers": ({"num_workers": "a"}, "num_workers must be an int of at least 0, got 'a'"),
+    "last": ({"drop_last": 3}, "drop_last must be True or False, got 3"),
+    "streams": ({"eval_streams": 3}, r"eval_streams .* streams, \[benchmark.test_stream\].* got 3"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_wrong_option_of_a_training_is_refused(name):
+    given, message = OPTIONS[name]
+    strategy = tiny.strategy()
+    with unchanged(lambda: bits(strategy.model)), pytest.raises((TypeError, ValueError), match=message):
+        strategy.train(tiny.tasks().train_stream, **given)
+
+
+@pytest.mark.parametrize("kind", ["amnesiac", "pools"])
+def test_a_trained_model_is_asked_for_tasks_that_it_has(kind):
+    model = learn(tiny.strategy(kind), tiny.tasks()).model.eval()
+    x, _ = tiny.samples()
+    for wrong in ("0", 0.5, torch.tensor([0, 1])):
+        with pytest.raises(TypeError, match=r"task_labels must be the label of a task .* for each of 24 samples, got"):
+            model(x, wrong)
+    if kind == "amnesiac":
+        with pytest.raises(UnknownTaskError, match=r"task 9 has no mask; tasks with one: \[0, 1\]"):
+            model.cumulative_mask([9])
+
+
+# Plugins and ledgers --------------------------------------------------------------------------------------------------
 
 STREAM = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "before")]).train_stream
 
@@ -41,18 +410,6 @@ def refusing(plugin):
         added = plugin()
         strategy.plugins.insert(strategy.plugins.index(unlearning_plugin(strategy)), added)
         return lambda: strategy.plugins.remove(added)
-
-    return spoil
-
-
-def missing(kind, plugin):
-    """A fault that consists in a plugin that another one needs."""
-
-    def spoil(strategy):
-        needed = find_plugin(strategy, kind)
-        position = strategy.plugins.index(needed)
-        strategy.plugins[position] = plugin()
-        return lambda: strategy.plugins.insert(position, needed)
 
     return spoil
 
@@ -77,9 +434,7 @@ def two_ledgers(strategy):
 
 FAULTS = {
     "heads without masks": (without_masks, refusing(CounterfactualPlugin), TypeError, "need a model with masks"),
-    "heads without a trajectory": (masked, missing(TrajectoryPlugin, CounterfactualPlugin), ValueError, "needs Traj"),
     "shadows without masks": (without_masks, refusing(BackupPlugin), TypeError, "shadow copies need a MaskedModel"),
-    "shadows without a trajectory": (masked, missing(TrajectoryPlugin, BackupPlugin), ValueError, "needs HATPlugin"),
     "two trajectories": (masked, refusing(TrajectoryPlugin), ValueError, "has 2 TrajectoryPlugins"),
     "two ledgers": (masked, two_ledgers, ValueError, "has 2 UnlearningPlugins"),
     "recorded before committed": (masked, swapped, ValueError, "put HATPlugin in front of TrajectoryPlugin"),

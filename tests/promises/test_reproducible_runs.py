@@ -10,15 +10,14 @@ from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, l
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
-from support.small_runs import OPTIMIZERS, make, masked_mlp, permuted, split
+from support.small_runs import OPTIMIZERS, make, masked_mlp, permuted
 from support.strategies import learn
 from support.strategy_state import same_state, state
 from torch import nn
 
-from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskError
 
@@ -68,20 +67,6 @@ def test_the_caller_s_random_streams_do_not_change():
     assert streams() == before
     strategy.eval(benchmark.test_stream)
     assert streams() == before
-
-
-def test_in_memory_batches_equal_those_of_the_default_loader():
-    benchmark, results = split(), []
-    for in_memory in (True, False):
-        for options in ({"train_mb_size": 16}, {"train_mb_size": 17}):
-            strategy = make(dropout=0.2, **options)
-            if not in_memory:
-                strategy.plugins = [p for p in strategy.plugins if not isinstance(p, InMemoryLoaderPlugin)]
-            learn(strategy, benchmark.train_stream[:2])
-            results.append((state(strategy.model), strategy.eval(benchmark.test_stream)))
-    for a, b in zip(results[:2], results[2:], strict=True):
-        assert same_state(a[0], b[0])
-        assert a[1] == b[1]
 
 
 @pytest.mark.parametrize("size", [1, 7, 20, 50])
@@ -172,12 +157,3 @@ def test_evaluating_makes_no_heads_and_skips_future_tasks():
     ]
     assert strategy.eval(benchmark.test_stream[0])
     assert same_state(before, state(strategy.model))
-
-
-def test_hat_learns():
-    model = MaskedModel(MLP(64, hidden=(128,), features=64))
-    strategy = make(model=model, optimizer="adam", train_epochs=8, evaluator=metrics())
-    benchmark = permuted(3, 600)
-    learn(strategy, benchmark.train_stream)
-    results = strategy.eval(benchmark.test_stream)
-    assert min(v for k, v in results.items() if k.startswith("Top1_Acc_Exp")) > 0.7

@@ -11,7 +11,7 @@ from support.strategy_state import bits, unlearning_plugin
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.evaluation.references import ReferencesError
-from avalanche_amnesia.ledger import RequestError, TaskLedger
+from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.training import AdjustmentRule
 
 LABELS = [np.int64, torch.tensor]
@@ -42,15 +42,6 @@ def test_streams_take_any_integer(label):
     assert repr(told[0]) == repr(told[1])  # by Python's own ints
     request = UnlearningRequest((label(0),), label(2), "iteration", label(3))
     assert repr(request) == repr(UnlearningRequest((0,), 2, "iteration", 3))
-
-
-def test_a_ledger_keeps_pythons_own_ints():
-    ledger = TaskLedger(deadline=np.int64(3))
-    ledger.learn(np.int64(0))
-    ledger.learn(torch.tensor(1))
-    ledger.forget(np.array([1]))
-    assert json.loads(json.dumps(ledger.state_dict())) == ledger.state_dict()
-    assert ledger.remaining == (0,)
 
 
 @pytest.mark.parametrize("label", NO_LABELS, ids=repr)

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 from support.strategies import DIGITS, NormedConvNet, learn, logits, make
-from support.strategy_state import bits, state, unlearning_plugin
+from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia import evaluation
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -111,16 +111,6 @@ def test_what_is_called_exact_equals_the_retrained_model_bit_for_bit(options):
     assert equals_reference()
 
 
-def test_scores_go_back_to_those_before_an_unlearned_task():
-    strategy = learn(wsn(), DIGITS.train_stream[:1])
-    then = strategy.model.last_scores()
-    learn(strategy, DIGITS.train_stream[1:4])
-    strategy.unlearn([1])
-    assert torch.equal(strategy.model.last_scores(), then)
-    strategy.unlearn([0])
-    assert strategy.model.last_scores() is None
-
-
 def test_scores_are_kept_for_unlearnable_tasks_alone():
     strategy = wsn()
     for experience in DIGITS.train_stream[:4]:
@@ -165,16 +155,3 @@ def test_an_unlearning_in_the_middle_of_a_task_restores_scores_and_weights(keep)
 
 
 # Metrics and logging ------------------------------------------------------------------------------------------------
-
-
-def test_the_own_probe_looks_through_the_task_s_own_normalisation():
-    """After the unlearning of the last task only the probe still has its norms."""
-    strategy = learn(wsn(net=NormedConvNet), DIGITS.train_stream[:2])
-    metric = evaluation.unlearned_accuracy_metrics(DIGITS)[0]
-    strategy.evaluator.metrics.append(metric)
-    own = state(strategy.model.task_parts(1))
-    strategy.unlearn([1], keep_probes=True)
-    probed = metric.probes[1].parts.state_dict()
-    assert probed.keys() == own.keys()
-    assert all(torch.equal(value, own[name]) for name, value in probed.items())
-    assert not [n for n in strategy.model.state_dict() if n.startswith("heads.1.")]

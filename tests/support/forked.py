@@ -6,11 +6,9 @@ They are forked from a process that was forked from this one before its first te
 import contextlib
 import ctypes
 import fcntl
-import multiprocessing
 import os
 import pickle
 import runpy
-import select
 import signal
 import socket
 import struct
@@ -27,25 +25,30 @@ import torch
 
 _asked: list[socket.socket] = []
 """The way to the process that others are forked from."""
-_NUMBER, _HEAD = struct.Struct("q"), struct.Struct("q?")
+_NUMBER = struct.Struct("q")
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Forked:
-    """A started process."""
+    """A started process, a child of this one."""
 
-    def __init__(self, told: int) -> None:
-        self._told, self.exitcode = told, None
-        self.pid = _read_number(told)
+    def __init__(self, pid: int) -> None:
+        self.pid, self.exitcode = pid, None
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, or so many seconds: then ``exitcode`` is still None."""
-        if self.exitcode is None and select.select([self._told], [], [], timeout)[0]:
-            self.exitcode = _read_number(self._told)
-            os.close(self._told)
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.exitcode is None:
+            ended, status = os.waitpid(self.pid, 0 if end is None else os.WNOHANG)
+            if ended:
+                self.exitcode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() >= end:
+                return
+            else:
+                time.sleep(0.01)
 
     def is_alive(self) -> bool:
-        """Tell whether it still runs."""
+        """Return True if it still runs."""
         self.join(0)
         return self.exitcode is None
 
@@ -55,39 +58,25 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def forked(target: Callable[..., Any], *args: Any) -> Forked:
-    """A started process of a function that can be imported, with arguments that can be pickled, in this folder."""
-    if not _asked:
-        begin_server()
-    told, tell = os.pipe()
-    message = pickle.dumps((target, args, os.getcwd(), dict(os.environ)))
-    socket.send_fds(_asked[0], [_HEAD.pack(len(message), False)], [tell])
-    _asked[0].sendall(message)
-    os.close(tell)
-    return Forked(told)
-
-
-def forked_child(target: Callable[..., Any], *args: Any, files: Mapping[int, int] | None = None) -> int:
-    """A started process as :func:`forked`'s, but a child of this one, which waits for it; for Linux.
+def forked(target: Callable[..., Any], *args: Any, files: Mapping[int, int] | None = None) -> Forked:
+    """Start a process that calls a function, in this folder; for Linux.
 
     Args:
-        target: the function; what it raises ends the process with exit code 1, SystemExit with its own.
+        target: a function that can be imported; an error ends the process with exit code 1, SystemExit with its own.
+        args: its arguments, which can be pickled.
         files: number of an open file in the new process → its number here.
-
-    Returns:
-        The process's number.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # whose parent ends is this process's child
     if not _asked:
         begin_server()
     files, (told, tell) = files or {}, os.pipe()
     message = pickle.dumps((target, args, os.getcwd(), dict(os.environ), list(files), os.getpid()))
-    socket.send_fds(_asked[0], [_HEAD.pack(len(message), True)], [tell, *files.values()])
+    socket.send_fds(_asked[0], [_NUMBER.pack(len(message))], [tell, *files.values()])
     _asked[0].sendall(message)
     os.close(tell)
     pid = _read_number(told)
     os.close(told)
-    return pid
+    return Forked(pid)
 
 
 def run_script(script: Path, *arguments: str, environment: Mapping[str, str] = os.environ) -> str:
@@ -136,21 +125,20 @@ def begin_server() -> None:
 
 
 def _serve(asked: socket.socket) -> None:
-    """Fork a process for every message; each has another beside it that waits for it."""
+    """Fork a process for every message."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: _bury())
     torch.set_num_threads(1)
     torch.manual_seed = torch.random.manual_seed  # that of every program
     while True:
-        head, fds, _, _ = socket.recv_fds(asked, _HEAD.size, 20)
+        head, fds, _, _ = socket.recv_fds(asked, _NUMBER.size, 20)
         if not head:
             return
-        length, is_child = _HEAD.unpack(head)
-        message = asked.recv(length, socket.MSG_WAITALL)
+        message = asked.recv(*_NUMBER.unpack(head), socket.MSG_WAITALL)
         if os.fork() == 0:
             asked.close()
             try:
-                (_leave if is_child else _watch)(message, *fds)
+                _leave(message, *fds)
             finally:
                 os._exit(0)
         for fd in fds:
@@ -162,15 +150,6 @@ def _bury() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-
-
-def _watch(message: bytes, tell: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    process = multiprocessing.get_context("fork").Process(target=_begin_watched, args=(message, tell))
-    process.start()
-    os.write(tell, _NUMBER.pack(process.pid))
-    process.join()
-    os.write(tell, _NUMBER.pack(process.exitcode))
 
 
 def _leave(message: bytes, tell: int, *files: int) -> None:
@@ -201,11 +180,6 @@ def _leave(message: bytes, tell: int, *files: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-def _begin_watched(message: bytes, tell: int) -> None:
-    os.close(tell)
-    _begin(*pickle.loads(message))
 
 
 def _begin(target: Callable[..., Any], args: Sequence[Any], folder: str, environment: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import IO, Any
 from unittest import mock
 
-from support.forked import forked_child
+from support.forked import Forked, forked
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def forked_interpreters() -> Iterator[None]:
         yield
 
 
-class Popen:
+class Popen(Forked):
     """As much of :class:`subprocess.Popen` as submitit asks for."""
 
     def __init__(
@@ -43,26 +43,27 @@ class Popen:
         encoding: str | None = None,
     ) -> None:
         files = {number: file.fileno() for number, file in ((1, stdout), (2, stderr)) if file is not None}
-        self.pid, self.returncode = forked_child(_interpret, list(command), dict(env), files=files), None
+        super().__init__(forked(_interpret, list(command), dict(env), files=files).pid)
 
     def poll(self) -> int | None:
         """Its exit code, the negative number of a signal that ended it, or None where it still runs."""
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
-        return self.returncode
+        self.join(0)
+        return self.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self.exitcode
 
     def send_signal(self, number: int) -> None:
         """Send it a signal, where it still runs."""
-        if self.poll() is None:
+        if self.is_alive():
             os.kill(self.pid, number)
 
 
 def _fork_exec(command: Sequence[str], keep: Iterable[int], env: Mapping[str, str] | None = None) -> int:
     """Begin as loky's function of this name does."""
-    return forked_child(
-        _interpret, list(command), {**os.environ, **(env or {})}, files={int(fd): int(fd) for fd in keep}
-    )
+    files = {int(fd): int(fd) for fd in keep}
+    return forked(_interpret, list(command), {**os.environ, **(env or {})}, files=files).pid
 
 
 def _interpret(command: list[str], environment: Mapping[str, str]) -> None:

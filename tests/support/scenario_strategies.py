@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from avalanche.training import EWC, Naive
+from avalanche.training import EWC
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.repair import RepairPlugin
@@ -112,16 +112,13 @@ def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
 
 KINDS = {
     "hat": StrategyKind(hat(), protects=True),
-    "adahat": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2))),
     "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
     "backup": StrategyKind(hat(compensation=BackupPlugin), protects=True, revises=True),
     "repair": StrategyKind(repaired, protects=True, revises=True),
     "int8": StrategyKind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
     "disk": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs"}),
     "constant": StrategyKind(hat(adjustment=ConstantRule(alpha=0.5), reset_optimizer=False)),
-    "random": StrategyKind(hat(adjustment="random")),
     "wsn": StrategyKind(wsn(scores="redraw"), protects=True, keeps_shared=True),
     "wsn, best": StrategyKind(wsn(keep="best", score_bits=2), protects=True, keeps_shared=True),
-    "naive": StrategyKind(stock_strategy(Naive)),
     "ewc": StrategyKind(stock_strategy(EWC, ewc_lambda=1.0)),
 }

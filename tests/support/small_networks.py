@@ -49,12 +49,6 @@ def lived_in(norm: nn.Module) -> nn.Module:
     return norm
 
 
-def tied() -> nn.Module:
-    net = nn.Sequential(Linear(6, 6), nn.Tanh(), Linear(6, 6))
-    net[2].weight = net[0].weight
-    return net
-
-
 def layers(*modules):
     """A case: modules in a row."""
     return lambda: nn.Sequential(*(make() for make in modules))
@@ -81,12 +75,6 @@ def C(*sizes, **options):
 
 def P(*shape):
     return lambda: parameter(*shape)
-
-
-def functional_lenet(s, x):
-    x = F.max_pool2d(F.relu(s.a(x)), 2)
-    x = F.leaky_relu(s.b(x))
-    return torch.tanh(s.c(torch.flatten(x.view(x.size(0), -1).reshape(-1, 16), 1)))
 
 
 def residual(s, x):
@@ -133,17 +121,8 @@ def excited(s, x):
     return (h * torch.sigmoid(s.e(h.mean((2, 3), keepdim=True)))).mean((2, 3))
 
 
-def residual_net(shortcut):
-    return parts(residual, first=C(2, 3, 3, padding=1), second=C(3, 3, 3, padding=1), shortcut=shortcut, last=L(27, 4))
-
-
 def rows_of_one_weight(s, x):
     return s.d(torch.tanh(F.linear(torch.tanh(F.linear(x, s.w[:4])), s.w[4:, :4])))
-
-
-def every_other_unit(s, x):
-    h = torch.sigmoid(s.a(x))
-    return s.d(h[:, ::2] - 2 * h[:, 1::2])
 
 
 NORM_2D = {"input_shape": (1, 3, 3)}
@@ -154,10 +133,10 @@ NETWORKS = {
         layers(C(1, 3, 3), nn.ReLU, lambda: nn.MaxPool2d(2), C(3, 4, 2), nn.LeakyReLU, Flatten, L(16, 5), nn.Tanh),
         (1, 8, 8),
     ),
-    "functional lenet": (parts(functional_lenet, a=C(1, 3, 3), b=C(3, 4, 2), c=L(16, 5)), (1, 8, 8)),
-    "residual": (residual_net(nn.Identity), (2, 3, 3)),
-    "residual 1x1": (residual_net(C(3, 3, 1)), (2, 3, 3)),
-    "residual raw": (parts(lambda s, x: s.b(x + torch.tanh(s.a(x))), a=L(6, 6), b=L(6, 3)), (6,)),
+    "residual 1x1": (
+        parts(residual, first=C(2, 3, 3, padding=1), second=C(3, 3, 3, padding=1), shortcut=C(3, 3, 1), last=L(27, 4)),
+        (2, 3, 3),
+    ),
     "three branches": (parts(three_branches, a=L(6, 3), b=L(6, 2), c=L(11, 4)), (6,)),
     "concatenated maps": (
         parts(
@@ -176,8 +155,6 @@ NETWORKS = {
         layers(C(2, 4, 2), nn.Tanh, C(4, 3, 1, bias=False), lambda: nn.AdaptiveAvgPool2d(1), Flatten),
         (2, 3, 3),
     ),
-    "flattened maps": (layers(C(2, 3, 2), nn.Tanh, C(3, 2, 1), Flatten), (2, 3, 3), {"input_shape": (2, 3, 3)}),
-    "mean": (parts(lambda s, x: s.b(torch.tanh(s.a(x))).mean((2, 3)), a=C(2, 4, 3), b=C(4, 3, 1)), (2, 3, 3)),
     "dropout": (
         parts(lambda s, x: s.b(F.dropout(torch.tanh(s.a(x)), 0.5, s.training)), a=L(6, 5), b=L(5, 3)),
         (6,),
@@ -192,9 +169,7 @@ NETWORKS = {
         (6,),
     ),
     "added in place": (linears(lambda s, x: s.c((2 * s.a(x)).add_(s.b(x)).sigmoid_())), (6,)),
-    "scaled": (linears(lambda s, x: s.c(3 * torch.tanh(s.b(s.a(x) / 2)) * 0.5)), (6,)),
     "pyramid": (parts(pyramid, a=C(2, 3, 2), b=C(3, 2, 1), drop=lambda: nn.Dropout(0.3)), (2, 3, 3)),
-    "conv1d": (layers(lambda: Conv1d(2, 3, 2), nn.ELU, Flatten, L(6, 3)), (2, 3)),
     "conv3d": (layers(lambda: nn.Conv3d(1, 3, 2), nn.Tanh, Flatten, L(3, 3)), (1, 2, 2, 2)),
     "batch norm": (layers(C(1, 3, 2), lambda: lived_in(nn.BatchNorm2d(3)), Flatten, L(12, 3)), (1, 3, 3), NORM_2D),
     "layer norm": (layers(L(6, 4), lambda: lived_in(nn.LayerNorm(4)), nn.Tanh, L(4, 3)), (6,)),
@@ -210,28 +185,8 @@ NETWORKS = {
         {"input_shape": (2,)},
     ),
     "raw parameter": (linears(lambda s, x: s.c(torch.tanh(s.b(s.a(x) * s.g + s.g))), g=P(6)), (6,)),
-    "functional linear": (
-        parts(lambda s, x: s.d(torch.tanh(F.linear(x, s.w, s.g))), w=P(4, 6), g=P(4), d=L(4, 3)),
-        (6,),
-    ),
-    "functional convolution": (
-        parts(lambda s, x: s.d(torch.tanh(F.conv2d(s.k(x), s.w)).flatten(1)), k=C(1, 3, 1), w=P(4, 3, 2, 2), d=L(4, 3)),
-        (1, 2, 2),
-        {"input_shape": (1, 2, 2)},
-    ),
     "rows of one weight": (parts(rows_of_one_weight, w=P(8, 6), d=L(4, 3)), (6,)),
     "parameter from the right": (parts(lambda s, x: s.d(torch.tanh(x @ s.w)), w=P(6, 4), d=L(4, 3)), (6,)),
-    "every other unit": (parts(every_other_unit, a=L(6, 8), d=L(4, 3)), (6,)),
-    "halves": (parts(lambda s, x: s.d(torch.cat(s.a(x).chunk(2, 1)[::-1], 1)), a=L(6, 8), d=L(8, 3)), (6,)),
-    "shuffled channels": (
-        parts(lambda s, x: s.d(F.channel_shuffle(torch.tanh(s.k(x)), 2).flatten(1)), k=C(1, 4, 2), d=L(4, 3)),
-        (1, 2, 2),
-        {"input_shape": (1, 2, 2)},
-    ),
-    "rolled and padded": (
-        parts(lambda s, x: s.d(F.pad(torch.roll(torch.sigmoid(s.a(x)), 1, 1), (1, 0))), a=L(6, 4), d=L(5, 3)),
-        (6,),
-    ),
     "features summed": (linears(lambda s, x: s.c(s.b(torch.tanh(s.a(x)))).cumsum(1)), (6,)),
     "one module under two names": (under_two_names, (6,)),
     "class token and positions": (

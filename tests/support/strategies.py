@@ -1,5 +1,7 @@
 """The small strategies that tests make, train and look at."""
 
+import copy
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -194,8 +196,19 @@ def learn(strategy: T, stream: Any, tasks: int | Iterable[int] | None = None, **
 
 
 def trained(tasks: int | Iterable[int] | None = None, stream: Any = DIGITS, maker: Any = make, **options: Any) -> Any:
-    """A strategy, by default an AmnesiacHAT, that has learned tasks of a stream: ``options`` are those of its maker."""
+    """A strategy, by default an AmnesiacHAT, that has learned tasks of a stream: ``options`` are those of its maker.
+
+    It is trained once for the same plain arguments, and copied.
+    """
+    plain = all(isinstance(value, (str, int, float, type(None))) for value in options.values())
+    if stream is DIGITS and isinstance(tasks, int) and plain:
+        return copy.deepcopy(_trained(tasks, maker, **options))
     return learn(maker(**options), stream, tasks)
+
+
+@functools.cache
+def _trained(tasks: int, maker: Any, **options: Any) -> Any:
+    return learn(maker(**options), DIGITS, tasks)
 
 
 @torch.no_grad()

@@ -25,8 +25,7 @@ class Recurrent(nn.Module):
         return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
 
 
-NAMES = ["lenet", "residual 1x1", "concatenated maps", "grouped", "depthwise", "pooled", "batch norm", "softmax"]
-NAMES += ["layer norm", "group norm", "transposed", "embedding", "raw parameter", "attention", "squeeze and excite"]
+NAMES = ["lenet", "residual 1x1", "concatenated maps", "grouped", "batch norm", "embedding", "squeeze and excite"]
 NETWORKS = {name: small_networks.ALL[name] for name in NAMES} | {
     "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),
     "the batch's statistics": (*small_networks.ALL["batch norm"][:2], {"input_shape": (1, 3, 3), "norm": "batch"}),
@@ -106,12 +105,6 @@ def test_features_equal_those_of_a_pass_over_all_units(name):
         assert torch.equal(model.features(x, task), features)
 
 
-@pytest.mark.parametrize(("name", "limit", "size"), [("lenet", 0.0, 32), ("lenet", 1e10, 512), ("mlp", 0.0, 2048)])
-def test_a_large_network_takes_fewer_images_at_a_time(monkeypatch, name, limit, size):
-    monkeypatch.setattr(head_fit, "LARGE", limit)
-    assert CounterfactualFeatures(trained(name), HALF, batch(name, 12), ())._batch == size
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("part", [slice(None), slice(1, None, 3)])
 def test_a_first_layer_computes_only_units_that_changed(part, monkeypatch):
@@ -135,13 +128,3 @@ def test_a_first_layer_computes_only_units_that_changed(part, monkeypatch):
         features(part)
         assert torch.allclose(features.features[part], over_all_units(model, HALF, x[part], 6)[0], atol=1e-12)
     assert computed == [(12, 2 * len(opened) + 1), (len(x[part]), 1)]
-
-
-def test_large_results_of_a_first_layer_are_not_kept(monkeypatch):
-    monkeypatch.setattr(head_fit, "MOST_KEPT", 100)
-    model, x = trained("mlp"), batch("mlp", 12)
-    features = CounterfactualFeatures(model, HALF, x, ())
-    for _ in range(3):
-        features()
-    assert not any(features._first_layers._kept.values())
-    assert torch.equal(features.features, model.features(x, HALF))

@@ -51,11 +51,8 @@ def test_of_five_tasks_all_sets_of_several_share_one_head():
     heads = heads_of(learned(stream=FIVE)).heads[4]
     assert list(heads) == [{0}, {1}, {2}, {3}, SEVERAL]
     seen = heads[SEVERAL].weight
-    plain = learned(stream=FIVE, compensation="none")
     together, one_by_one = learned(stream=FIVE), learned(stream=FIVE)
-    plain.unlearn([0, 2])
     assert together.unlearn([0, 2]).plan.compensated == (1, 3, 4)
-    assert accuracy(together, FIVE.test_stream[4]) > accuracy(plain, FIVE.test_stream[4]) + 0.03
     one_by_one.unlearn([0])
     assert set(heads_of(one_by_one).heads[4]) == {SEVERAL}
     one_by_one.unlearn([2])
@@ -148,32 +145,31 @@ def test_an_unlearning_runs_nothing_through_the_network(monkeypatch):
     assert strategy.unlearn([0, 1]).plan.compensated == (2, 3)
 
 
-def test_samples_take_no_more_memory_than_they_may(monkeypatch):
-    strategy, used = amnesiac(train_epochs=1), []
+@pytest.fixture
+def used(monkeypatch):
+    """Samples that heads are fitted to, in order."""
+    seen, features = [], counterfactual.CounterfactualFeatures
+
+    def noting(model, task, x, batches):
+        seen.append(x)
+        return features(model, task, x, batches)
+
+    monkeypatch.setattr(counterfactual, "CounterfactualFeatures", noting)
+    return seen
+
+
+def test_samples_take_no_more_memory_than_they_may(used, monkeypatch):
+    strategy = amnesiac(train_epochs=1)
     monkeypatch.setattr(task_faults, "_MOST_BYTES", 100 * 64 * 4)  # a hundred digits
-
-    class Spied(counterfactual.CounterfactualFeatures):
-        def __init__(self, model, task, x, seen):
-            used.append(len(x))
-            super().__init__(model, task, x, seen)
-
-    monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
     learn(strategy, PERMUTED.train_stream[:3])
-    assert used == [100, 100]
+    assert [len(x) for x in used] == [100, 100]
     assert strategy.unlearn([0]).plan.compensated == (1, 2)
 
 
-def test_heads_are_fitted_to_the_samples_that_the_task_s_head_is_unsure_of(monkeypatch):
+def test_heads_are_fitted_to_the_samples_that_the_task_s_head_is_unsure_of(used, monkeypatch):
     monkeypatch.setattr(head_fit, "FEW", 100)
     monkeypatch.setattr(head_fit, "SURE", 0.3)  # of so few samples heads are hardly sure
-    strategy, used = amnesiac(train_epochs=4), []
-
-    class Spied(counterfactual.CounterfactualFeatures):
-        def __init__(self, model, task, x, seen):
-            used.append(x)
-            super().__init__(model, task, x, seen)
-
-    monkeypatch.setattr(counterfactual, "CounterfactualFeatures", Spied)
+    strategy = amnesiac(train_epochs=4)
     learn(strategy, PERMUTED.train_stream[:2])
     x, y = task_data(PERMUTED.train_stream[1])
     strategy.model.eval()
@@ -194,3 +190,31 @@ def test_running_statistics_are_those_without_the_task():
     assert torch.equal(*(s.model.task_parts(1)["1"].weight for s in (plain, ours)))
     for task in ours.model.masks:
         assert accuracy(ours, DIGITS.test_stream[task]) > accuracy(plain, DIGITS.test_stream[task]) - 0.05
+
+
+def test_only_a_head_that_cant_be_fitted_is_missing(monkeypatch):
+    strategy, plain = amnesiac(), amnesiac()
+    stream = DIGITS.train_stream[:3]
+    fit = head_fit.fit_head
+    calls = []
+
+    def absurd(features, labels, n_classes, **options):
+        calls.append(1)  # own heads of tasks 0 and 1, task 1 without 0, own head of task 2, without 0, without 1
+        return fit(features * (1e25 if len(calls) == 6 else 1), labels, n_classes, **options)
+
+    monkeypatch.setattr(head_fit, "fit_head", absurd)
+    learn(strategy, stream[:2])
+    with pytest.warns(
+        UserWarning,
+        match=r"task 2 has no head for 1 of 3 sets of tasks that may be unlearned \(without \[1\]: .*overflows\)",
+    ):
+        strategy.train(stream[2])
+    monkeypatch.undo()
+    learn(plain, stream)
+    assert bits(strategy.model) == bits(plain.model)
+    assert set(heads_of(strategy).heads[2]) == {frozenset({0}), frozenset({0, 1})}
+    assert strategy.plan_unlearning([0]).compensated == (1, 2)
+    plan = strategy.plan_unlearning([1])
+    assert plan.affected == (2,)
+    assert plan.compensated == ()
+    strategy.unlearn([1])

@@ -188,14 +188,6 @@ def test_initial_embeddings():
     assert not torch.equal(draw("normal", seed=1), normal)
 
 
-@pytest.mark.parametrize("n_tasks", [1, 4, 50])
-def test_a_sparse_embedding_opens_one_unit_in_as_many_as_there_are_tasks(n_tasks):
-    n, share = 40_000, 1 / n_tasks
-    for seed in range(3):
-        drawn = initial_embedding("sparse", n, torch.Generator().manual_seed(seed), n_tasks=n_tasks)
-        assert abs(int((drawn > 0).sum()) - n * share) <= 4 * math.sqrt(n * share * (1 - share))
-
-
 @pytest.mark.parametrize(("n_tasks", "low", "high"), [(1, 1, 1), (4, 0.19, 0.31)])
 def test_a_strategy_knows_how_many_tasks_its_stream_has(n_tasks, low, high):
     shares = []

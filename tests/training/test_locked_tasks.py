@@ -154,13 +154,3 @@ def test_unlearning_restores_overwritten_values_exactly():
     assert bits(strategy.model) == bits(refs.reference([0, 1]))
     strategy.train(STREAM.train_stream[3])  # and on
     assert bits(strategy.model) == bits(refs.reference([0, 1, 3]))
-
-
-def test_a_task_that_a_later_one_overwrote_is_approximate():
-    """It protected nothing, but the later task began from its values and read its units."""
-    strategy = learn(amnesiac(adjustment=AdjustmentRule(locked=[0])), STREAM.train_stream[:3])
-    assert strategy.unlearn([1]).claim == "approximate"
-    refs = References(lambda **kw: amnesiac(adjustment=AdjustmentRule(locked=[0]), **kw), STREAM)
-    assert bits(strategy.model) != bits(refs.reference([0, 2]))
-    assert strategy.unlearn([2]).claim == "exact"
-    assert bits(strategy.model) == bits(refs.reference([0]))

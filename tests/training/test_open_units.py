@@ -10,7 +10,7 @@ from support import small_runs
 from support.strategies import Hears, learn, make
 from torch.optim import Adam
 
-from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.training import EVEN_BUDGET, HAT, AdaHAT, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import EpochLosses, HATPlugin
@@ -51,17 +51,6 @@ def test_even_shares_last_to_the_end_of_a_stream_and_its_last_task_takes_the_res
     free, opened = new_units(strategy, LONG.train_stream[-1])
     assert min(free) > 0
     assert opened == free
-
-
-def test_units_of_an_unlearned_task_are_free_for_the_next_task():
-    opened = []
-    for requested in ([], [0, 1]):
-        strategy = learn(made(), LONG.train_stream[:3])
-        if requested:
-            strategy.unlearn(requested)
-        opened.append(new_units(strategy, LONG.train_stream[3])[1])
-    assert all(more >= less for less, more in zip(*opened, strict=True))
-    assert sum(opened[1]) > sum(opened[0])
 
 
 @pytest.mark.parametrize("reuse", [0.0, 0.5])
@@ -126,17 +115,6 @@ def test_no_layer_falls_below_its_minimum_of_open_units(min_units):
         assert min(smallest) < 30  # the price is strong enough to be felt
 
 
-def test_a_stronger_price_opens_fewer_units():
-    sizes = []
-    for weight in (0.0, 3.0):
-        strategy = learn(
-            small_runs.make(masks=HardAttention(sparsity_weight=weight), train_epochs=4),
-            small_runs.permuted().train_stream[:1],
-        )
-        sizes.append(int(strategy.model.cumulative_mask().sum()))
-    assert sizes[1] < sizes[0]
-
-
 def test_embeddings_stay_within_their_bounds():
     strategy = learn(
         small_runs.make(masks=HardAttention(embedding_lr=5.0, embedding_clamp=2.0)),
@@ -155,16 +133,3 @@ def test_an_epoch_is_compared_with_the_first_mini_batch(losses, stuck):
     assert seen.end_epoch() == stuck
     seen.add(torch.tensor(losses[0] * 0.5))  # the next epoch is looked at by itself
     assert not seen.end_epoch()
-
-
-def open_share(lr, **options):
-    options = {"masks": HardAttention(sparsity_weight=20.0, embedding_lr=0.3), "train_epochs": 12, **options}
-    adam, seeds = partial(Adam, lr=lr), {"torch_seed": 1, "seed": 1}
-    strategy = make(HAT, hidden=(64, 40), features=24, optimizer=adam, train_mb_size=32, **seeds, **options)
-    strategy.train(SplitDigits(n_tasks=5, n_train=600, seed=1).train_stream[0])
-    return [float(units.float().mean()) for units in strategy.model.masks[0].values()]
-
-
-def test_a_regulariser_closes_at_most_half_of_a_layer_before_the_task_is_learned():
-    assert open_share(1e-7) == [0.5, 0.5, 0.5]
-    assert min(open_share(3e-3)) < 0.2  # once the task is learned, nothing is held open

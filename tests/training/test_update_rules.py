@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.small_runs import assert_retained, logits_of, make, masked_mlp, permuted
+from support.small_runs import logits_of, make, masked_mlp, permuted
 from support.strategies import learn
 from support.strategy_state import same_state, state, values
 
@@ -65,31 +65,19 @@ def test_adahat_rates_equal_those_of_an_element_loop(importance, no_reg, n_tasks
         assert bool((free > 0).all() if importance == "number" else (free == 0).all())
 
 
-@pytest.mark.parametrize("number", ["hat", "random", "adahat"])
-def test_max_protects_weights_of_which_either_end_is_in_use(number):
+def test_max_protects_weights_of_which_either_end_is_in_use():
     model, rate, kappa = model_with_masks(), 0.05 / (0.1 + 0.37), 0.37
-    rule, expected = {
-        "hat": (AdjustmentRule(between="max"), lambda m, n: float(m > 0)),
-        "random": (RandomRule(between="max"), lambda m, n: float(m > 0)),
-        "adahat": (AdaHATRule(0.05, between="max"), lambda m, n: m / (m + rate)),
-    }[number]
     use, more = TaskUse(model), 0
-    rule.start(0, 1)
-    for name, p in model.backbone.named_parameters():
-        held, wanted = rule.protected_share(use, name, kappa).double(), naive_held(model, name, expected, max)
-        if number == "random":
-            assert bool(((held >= 0) & (held <= wanted)).all())
-            assert torch.equal(held > 0, wanted > 0)
-        else:
+    for rule, expected in (
+        (AdjustmentRule(between="max"), lambda m, n: float(m > 0)),
+        (AdaHATRule(0.05, between="max"), lambda m, n: m / (m + rate)),
+    ):
+        for name, _ in model.backbone.named_parameters():
+            held, wanted = rule.protected_share(use, name, kappa).double(), naive_held(model, name, expected, max)
             assert torch.allclose(held, wanted, atol=1e-6), name
-        assert held.shape == p.shape
-        assert bool((held[use.covered[name] > 0] > 0).all())
-        more += int((held[use.covered[name] == 0] > 0).sum())
+            assert bool((held[use.covered[name] > 0] > 0).all())
+            more += int((held[use.covered[name] == 0] > 0).sum())
     assert more > 0
-
-
-def test_max_protects_tasks_to_the_bit_and_unused_weights_still_learn():
-    assert_retained(make(HAT, adjustment=AdaHATRule(1e-30, between="max"), optimizer="adam decay"), permuted(4))
 
 
 def test_hat_constant_and_random_rates_equal_those_of_an_element_loop():
@@ -142,8 +130,8 @@ def adjuster(rule, model, **optimizer):
 
 @pytest.mark.parametrize(
     "rule",
-    [AdjustmentRule(), ConstantRule(0.3), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule()],
-    ids=["hat", "constant .3", "constant 1", "adahat", "random"],
+    [AdjustmentRule(), ConstantRule(1.0), AdaHATRule(0.05, 0.1), RandomRule()],
+    ids=["hat", "constant", "adahat", "random"],
 )
 def test_update_space_is_the_damped_update(rule):
     model, sparsity = model_with_masks(), [0.2, 0.6]

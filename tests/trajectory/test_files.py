@@ -10,12 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fault_injection import after_call, raiser
-from support.strategies import DIGITS, amnesiac, learn, stock
-from support.strategy_state import bits, fingerprint, frozen, trajectory, unlearning_plugin
+from support.strategies import DIGITS, amnesiac, learn
+from support.strategy_state import fingerprint, frozen, trajectory
 from support.trajectory_oracle import EVENTS, SHAPES, assert_same, contents, drawn, files, with_three_tasks
 
 from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory, log_files
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
@@ -145,54 +144,6 @@ def test_a_failed_unlearning_changes_neither_files_nor_model(tmp_path, monkeypat
     strategy.unlearn([0])
     assert [file for file in files(tmp_path) if file.startswith("task_0.")] == []
     assert contents(Trajectory(path=tmp_path)) == contents(trajectory(strategy))
-
-
-def test_logs_on_disk_and_in_memory_unlearn_the_same(tmp_path):
-    runs = [amnesiac(trajectory=TrajectoryPlugin(path=path)) for path in (None, tmp_path)]
-    for strategy in runs:
-        learn(strategy, DIGITS.train_stream[:3])
-        strategy.unlearn([1])
-    assert bits(runs[0].model) == bits(runs[1].model)
-    assert contents(trajectory(runs[0])) == contents(trajectory(runs[1]))
-
-
-@pytest.mark.parametrize("make", [amnesiac, stock])
-def test_a_task_whose_log_can_not_be_written_is_not_learned(tmp_path, monkeypatch, make):
-    plugin = TrajectoryPlugin(path=tmp_path)
-    strategy = make(trajectory=plugin) if make is amnesiac else make()
-    find_plugin(strategy, TrajectoryPlugin).trajectory = plugin.trajectory
-    strategy.train(DIGITS.train_stream[0])
-    before, on_disk = bits(strategy.model), contents(Trajectory(path=tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(log_files, "save_file", raiser(OSError))
-        with pytest.raises(OSError, match="injected"):
-            strategy.train(DIGITS.train_stream[1])
-    after = bits(strategy.model)
-    assert {name: after[name] for name in before} == before
-    assert contents(Trajectory(path=tmp_path)) == on_disk
-    unlearning_plugin(strategy).abort(strategy)
-    strategy.train(DIGITS.train_stream[1])
-    assert Trajectory(path=tmp_path).tasks == (0, 1) == unlearning_plugin(strategy).ledger.remaining
-
-
-def test_a_second_trajectory_in_one_directory_is_refused(tmp_path):
-    first, second = Trajectory(path=tmp_path), Trajectory(path=tmp_path)
-    first.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
-    with pytest.raises(TrajectoryError, match=r"changed by another trajectory.*directory of its own"):
-        second.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2)})
-    assert second.tasks == ()
-    assert Trajectory(path=tmp_path).tasks == (0,)
-
-
-@pytest.mark.parametrize(
-    "text", ["no json", "[]", '{"logs": [{"task": 0, "file": "task_0.9.safetensors"}], "merged": []}']
-)
-def test_a_directory_with_other_files_is_refused(tmp_path, text):
-    (tmp_path / "index.json").write_text(text)
-    (tmp_path / "mine.safetensors").write_text("")
-    with pytest.raises(TrajectoryError, match=r"no trajectory that can be continued.*empty directory"):
-        Trajectory(path=tmp_path)
-    assert files(tmp_path) == ["index.json", "mine.safetensors"]
 
 
 def test_only_leftovers_of_a_trajectory_are_deleted(tmp_path):

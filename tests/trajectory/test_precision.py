@@ -106,8 +106,7 @@ def test_another_dtype_is_refused(dtype):
 # On real runs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", CODES, ids=str)
-@pytest.mark.parametrize("adjustment", ["hat", "adahat"])
+@pytest.mark.parametrize(("dtype", "adjustment"), [(torch.int8, "hat"), (torch.float16, "adahat")], ids=str)
 def test_a_log_in_lower_precision_leaves_no_residue_and_keeps_the_claim(monkeypatch, dtype, adjustment):
     trained = {}
     record = Trajectory.record

@@ -1,5 +1,6 @@
 """Removals by the undo logs equal a dense twin that keeps every state and every update."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,11 +11,11 @@ from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, dr
 from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.removal import Revision, replay
+from avalanche_amnesia.trajectory.removal import Revision, moved_along, replay
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(events=EVENTS, seed=st.integers(0, 2**20), in_training=st.booleans())
 def test_any_sequence_of_tasks_and_removals_equals_the_dense_twin(events, seed, in_training):
     generator = torch.Generator().manual_seed(seed)
@@ -111,6 +112,27 @@ def test_an_update_is_revised_in_a_tensor_without_removals_too():
     assert {name: value.tolist() for name, value in removal.values.items()} == {"a": [0, 0], "w": [1, 4]}
     store.apply(removal)
     assert store.remove([1], dict(removal.values)).values["w"].tolist() == [0, 0]
+
+
+def test_an_entry_that_a_remaining_task_reads_is_not_removed_and_belongs_to_the_reader():
+    s = states([0.0, 0.0, 0.0], [1.0, 2.0, 0.0], [1.0, 2.0, 3.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    store.record(1, s[1], s[2])
+    removal = store.remove([0], s[2], readers={1: {"w": torch.tensor([True, False, False])}})
+    assert removal.values["w"].tolist() == [1, 0, 3]
+    store.apply(removal)
+    assert store.logs[1]["w"].where.tolist() == [True, False, True]
+    assert store.remove([1], dict(removal.values)).values["w"].tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_task_in_training_keeps_its_own_update(dtype):
+    before = torch.tensor([1.0, 2.0, -0.0], dtype=dtype)
+    current = torch.tensor([1.5, 2.0, -0.0], dtype=dtype)
+    new_before = torch.tensor([4.0, 0.25, 0.0], dtype=dtype)
+    moved = moved_along(current, before, new_before)
+    assert same_bits(moved, torch.tensor([4.5, 0.25, 0.0], dtype=dtype)).all()
 
 
 def test_two_threads_remove_the_same_as_one(monkeypatch):

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from support.strategy_state import frozen
 from support.trajectory_oracle import states
 
 from avalanche_amnesia.trajectory import Trajectory
@@ -15,14 +14,6 @@ def test_a_change_from_zero_to_negative_zero_is_recorded_and_removed():
     store.record(0, s[0], s[1])
     assert store.moved(0)["w"].tolist() == [True, False]
     assert not torch.signbit(store.remove([0], s[1]).values["w"]).any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_other_dtypes_are_restored_to_the_bit(dtype):
-    before, after = {"w": torch.randn(50).to(dtype)}, {"w": torch.randn(50).to(dtype)}
-    store = Trajectory()
-    store.record(0, before, after)
-    assert torch.equal(store.remove([0], after).values["w"], before["w"])
 
 
 def test_non_contiguous_tensors_are_recorded_in_logical_order():
@@ -54,19 +45,6 @@ def test_a_log_does_not_share_memory_with_the_model():
     store.record(0, before, after)
     weight.fill_(7.0)
     assert torch.equal(store.remove([0], after).values["w"], torch.zeros(3))
-
-
-def test_files_keep_order_bits_and_empty_logs(tmp_path):
-    s = [{"w": torch.randn(3, 5), "scalar": torch.tensor(float(i)), "-0": torch.tensor([-0.0])} for i in range(3)]
-    store = Trajectory(path=tmp_path)
-    store.record(7, s[0], s[1])
-    store.record(2, s[1], s[2])
-    store.record(5, s[2], s[2])  # moved nothing
-    again = Trajectory(path=tmp_path)
-    assert again.tasks == (7, 2, 5)
-    assert again.nbytes() == store.nbytes()
-    for tasks in ([7], [2], [7, 2], [5]):
-        assert frozen(dict(again.remove(tasks, s[2]).values)) == frozen(dict(store.remove(tasks, s[2]).values))
 
 
 def test_an_error_names_the_task_the_tensor_and_the_remedy():

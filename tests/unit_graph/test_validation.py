@@ -4,10 +4,9 @@ import copy
 
 import pytest
 import torch
-from support.small_networks import Net, network, tied
+from support.small_networks import Net, network
 from torch import nn
 from torch.nn.utils import parametrizations
-from torchvision.models import resnet18
 
 from avalanche_amnesia import MaskedModel, ModelError, fix, validate
 from avalanche_amnesia.unit_graph.backbones import inputs_of
@@ -39,26 +38,6 @@ def test_a_description_counts_frozen_and_task_owned_parameters():
     assert description.rows[1][3] == ("input",)  # frozen modules count as always used
 
 
-def test_the_description_of_a_resnet_lists_its_convolutions():
-    backbone = resnet18()
-    description = MaskedModel(backbone, classifier="fc").describe()
-    rows = {row[0]: row[1:] for row in description.rows}
-    convolutions = {name: m for name, m in backbone.named_modules() if isinstance(m, nn.Conv2d)}
-    assert rows.keys() == convolutions.keys()
-    for name, layer in convolutions.items():
-        assert rows[name][:2] == ("Conv2d", layer.out_channels)
-        assert rows[name][3] == layer.weight.numel()
-    assert rows["conv1"][2] == ("input",)
-    assert rows["layer1.1.conv1"][2] == ("conv1", "layer1.0.conv2")  # the residual path
-    assert rows["layer2.1.conv1"][2] == ("layer2.0.conv2", "layer2.0.downsample.0")
-    norms = sum(p.numel() for m in backbone.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters())
-    assert description.shares["per task"] == norms / 11_176_512
-    assert description.shares["masked"] == 1 - description.shares["per task"]
-    assert "4,800 units in 20 layers; 512 features; 11,176,512 parameters: masked 99.9%, per task 0.1%" in str(
-        description
-    )
-
-
 # Findings ----------------------------------------------------------------------------------------
 
 
@@ -86,18 +65,6 @@ def test_validate_lists_all_findings_and_the_error_counts_them():
 
 
 # Repairs -------------------------------------------------------------------------------------------------------
-
-
-def watched() -> nn.Module:
-    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
-    net[0].register_forward_hook(lambda module, inputs, output: None)
-    return net
-
-
-def doubled() -> nn.Module:
-    net = nn.Sequential(nn.Linear(6, 4), nn.Tanh())
-    net[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-    return net
 
 
 FIXED = {
@@ -128,33 +95,6 @@ def test_a_fixed_backbone_passes_and_computes_the_same(name):
     assert validate(backbone) != []  # fix changes a copy
 
 
-NEEDS_NO_MEND = {
-    "parametrisations": lambda: nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(6, 5)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(5, 4))
-    ),
-    "tied parameters": tied,
-    "a hook that watches": watched,
-    "a hook that changes the output": doubled,
-    "in place, before a second reader": lambda: Net(
-        lambda s, x: s.c(s.r(h := s.a(x))) + h.relu(), a=nn.Linear(6, 4), r=nn.ReLU(inplace=True), c=nn.Linear(4, 4)
-    ),
-    "in place, read as it was written": lambda: Net(
-        lambda s, x: s.c(s.r(h := s.a(x)) + h), a=nn.Linear(6, 4), r=nn.ReLU(True), c=nn.Linear(4, 4)
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NEEDS_NO_MEND)
-def test_a_backbone_without_findings_is_accepted(name):
-    backbone, x = NEEDS_NO_MEND[name]().eval(), torch.randn(9, 6)
-    with torch.no_grad():
-        expected = backbone(x)
-    assert validate(backbone) == []
-    model = MaskedModel(backbone).eval()
-    with torch.no_grad():
-        assert torch.allclose(model.masked_features(x, torch.ones(model.n_units)), expected, atol=1e-6)
-
-
 def test_a_backbone_that_can_not_be_copied_or_run_is_not_fixed():
     net = nn.Sequential(torch.nn.utils.weight_norm(nn.Linear(6, 4)), nn.Tanh())
     with pytest.raises(ModelError, match=r"can't be copied.*by hand"):
@@ -171,22 +111,14 @@ def test_a_backbone_that_can_not_be_copied_or_run_is_not_fixed():
     [
         (lambda: nn.Linear(6, 4), (6,), torch.float32),
         (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 4)).double(), (6,), torch.float64),
-        (lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 4)), (6,), torch.float32),
         (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()), (3, 32, 32), torch.float32),
-        (
-            lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 26 * 26, 3)),
-            (1, 28, 28),
-            torch.float32,
-        ),
         (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 9, 3)), (1, 5, 5), torch.float32),
         (lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(20, 3)), (2, 7), torch.float32),
         (lambda: nn.Sequential(nn.Conv3d(1, 4, 3), nn.Flatten(), nn.Linear(32, 3)), (1, 4, 4, 4), torch.float32),
         (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(40, 3)), (10,), torch.int64),
         (lambda: Net(lambda s, x: s.a(x).mean(1), a=nn.Linear(6, 4)), (16, 6), torch.float32),
         (lambda: Net(lambda s, x: x @ s.w, w=nn.Parameter(torch.ones(6, 4))), (6,), torch.float32),
-        (lambda: Net(lambda s, x: s.a(x) + torch.ones(4), a=nn.Linear(6, 4)), (6,), torch.float32),
         (lambda: Net(lambda s, x: s.a(x) if x.sum() > 0 else s.a(-x), a=nn.Linear(6, 4)), (6,), torch.float32),
-        (resnet18, (3, 32, 32), torch.float32),
     ],
 )
 def test_an_input_is_found_and_the_backbone_is_not_changed(make, shape, dtype):
@@ -205,20 +137,3 @@ def test_a_module_under_two_names_keeps_its_parameters():
     assert inputs_of(backbone, None).shape == (6,)
     assert layer.weight.device.type == "cpu"
     assert backbone(torch.ones(2, 6)).isfinite().all()
-
-
-@pytest.mark.parametrize(
-    ("make", "given", "message"),
-    [
-        (
-            lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()),
-            None,
-            r"depends on the size.*input_shape=\(1, 28, 28\)",
-        ),
-        (lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)), None, "no input was found on which Sequential runs"),
-        (lambda: nn.Linear(6, 4), (5,), r"does not run on an input of shape \(5,\)"),
-    ],
-)
-def test_a_wrong_or_unknown_input_shape_is_refused(make, given, message):
-    with pytest.raises(ModelError, match=message):
-        inputs_of(make(), given)

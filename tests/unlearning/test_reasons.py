@@ -158,32 +158,3 @@ def test_a_plugin_of_avalanche_without_a_purger_is_named():
     learn(strategy, DIGITS.train_stream[:2])
     record = strategy.unlearn([0], allow_unknown=True)
     assert (record.claim, record.rests_on) == ("conditional", ("Avalanche's LRSchedulerPlugin",))
-
-
-def counted_loss():
-    calls = 0
-
-    def loss(logits, y):
-        nonlocal calls
-        calls += 1
-        return nn.functional.cross_entropy(logits, y) / (1 + calls / 100)
-
-    return loss
-
-
-def listed_loss():
-    seen = [0]
-
-    def loss(logits, y):
-        seen[0] += 1
-        return nn.functional.cross_entropy(logits, y) / (1 + seen[0] / 100)
-
-    return loss
-
-
-@pytest.mark.parametrize("make", [counted_loss, listed_loss])
-def test_a_claim_rests_on_a_loss_that_counts(make):
-    strategy = learned(2, criterion=make())
-    (part,) = strategy.unlearn([0], allow_unknown=True).rests_on
-    assert part.startswith("the loss loss at test_reasons.py:")
-    assert unlearning_plugin(strategy).ledger.remaining == (1,)

@@ -57,6 +57,8 @@ ZEROS = {
     "arg max as an index": lambda h: h + h.gather(1, h.argmax(1, keepdim=True)),
     "cumulative largest": lambda h: h.cummax(1).values,
     "shares of the sum": lambda h: h.abs() / (h.abs().sum(1, keepdim=True) + 1),
+    "mean over no axis": lambda h: torch.tanh(h) + h.mean(dim=()),
+    "double precision in between": lambda h: torch.sigmoid(h.double()).to(h.dtype),
 }
 POLES = {
     "bits": lambda h: (h.view(torch.int32) >> 31).float() + 1,
@@ -180,6 +182,8 @@ either("embedding of a constant", ac(lambda s, x: s.c(s.a(x) + s.e(torch.tensor(
 either("rows of a parameter by arg max", ac(lambda s, x: s.c(s.a(x) + s.g[s.a(x).argmax(1)]), g=P(4, 4)))
 accepts("words and places", ec(lambda s, x: s.c(torch.tanh(s.e(x) + s.p(torch.arange(3)))).mean(1), p=E(3)), WORDS)
 accepts("padding mask from the words", ec(padding_mask), WORDS)
+accepts("units gathered by data", ac(lambda s, x: s.c(torch.gather(s.a(x), 1, (x[:, :4] > 0).long()))))
+accepts("length of the units", ac(lambda s, x: s.c(s.a(x).tanh().transpose(1, 2).norm(2, 1)), c=L(3, 3)), TOKENS)
 
 # Samples and units that change places ---------------------------------------------------------------------------------
 
@@ -283,5 +287,6 @@ either("a number from the data", ac(lambda s, x: s.c(s.a(x) * x.abs().max().item
 either("loop until small", ac(until_small))
 either("random path", abc(lambda s, x: s.c(s.a(x)) if random.random() < 0.5 else s.c(s.a(x) + s.b(x))), varies=True)
 either("layers dropped at random", acd(layers_dropped), varies=True)
+accepts("noise in training", ac(lambda s, x: s.c(s.a(x) + (torch.randn(4) if s.training else 0))), varies=True)
 accepts("another path in training", abc(lambda s, x: s.c(s.a(x) if s.training else s.a(x) + s.b(x))))
 accepts("another activation in training", ac(lambda s, x: s.c(F.rrelu(s.a(x), training=s.training) + 1)), varies=True)

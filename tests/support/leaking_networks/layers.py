@@ -16,6 +16,7 @@ from support.leaking_networks.kit import (
     TOKENS,
     WORDS,
     C,
+    K,
     L,
     P,
     abc,
@@ -25,9 +26,11 @@ from support.leaking_networks.kit import (
     ec,
     either,
     kc,
+    net,
     part,
     wc,
 )
+from support.small_networks import Choosing
 
 # Weights that are computed from other weights -------------------------------------------------------------------------
 
@@ -123,10 +126,10 @@ either("product of two factors as a weight", ac(product(False), u=P(4, 2), v=P(2
 either("product of two normalised factors as a weight", ac(product(True), u=P(4, 2), v=P(2, 4)))
 either("mixture of weights", ac(mixture, g=P(2), w=P(2, 4, 4)))
 either("weight centred through functional_call", ac(functional_call))
-either("weight norm", reparametrised(parametrizations.weight_norm))
+accepts("weight norm", reparametrised(parametrizations.weight_norm))
 either("weight norm over all", reparametrised(parametrizations.weight_norm, dim=None))
 either("spectral norm", reparametrised(parametrizations.spectral_norm))
-either("orthogonal weight", reparametrised(parametrizations.orthogonal))
+accepts("orthogonal weight", reparametrised(parametrizations.orthogonal))
 either("older weight norm", reparametrised(nn.utils.weight_norm))
 either("older spectral norm", reparametrised(nn.utils.spectral_norm))
 either(
@@ -280,7 +283,7 @@ accepts("attention, positions first", ac(positions_first, m=attention(batch_firs
 accepts("attention of dropped weights", ac(self_attention, m=attention(dropout=0.5)), TOKENS, varies=True)
 WEIGHTS = ac(lambda s, x: s.c(s.m(*(s.a(x),) * 3)[1].flatten(1)[:, :4]), m=attention())
 either("attention's weights as features", WEIGHTS, TOKENS)
-either("attention with a padding mask", ac(padded, m=attention()), TOKENS)
+accepts("attention with a padding mask", ac(padded, m=attention()), TOKENS)
 either("attention with one more learned key", ac(self_attention, m=attention(add_bias_kv=True)), TOKENS)
 either("attention with a key of zeros", ac(self_attention, m=attention(add_zero_attn=True)), TOKENS)
 either("attention to keys of another width", abc(other_width, b=L(6, 5), m=attention(kdim=6, vdim=5)), TOKENS)
@@ -289,7 +292,7 @@ accepts("encoder", ac(encoded, m=encoder), TOKENS)
 accepts("encoder layer", ac(encoded, m=ENCODER_LAYER), TOKENS)
 either("encoder layer with a padding mask", ac(encoded_with_padding, m=ENCODER_LAYER), TOKENS)
 either("decoder layer", ac(decoded, m=DECODER_LAYER), TOKENS)
-either("learned query", abc(learned_query, q=P(1, 1, 4)), TOKENS)
+accepts("learned query", abc(learned_query, q=P(1, 1, 4)), TOKENS)
 either("learned keys and values", ac(learned_keys, q=P(1, 5, 4), v=P(1, 5, 4)))
 either("attention mask from units", ac(biased(lambda s, h: (h @ h.mT) > 0)), TOKENS)
 either("learned bias of attention", ac(biased(lambda s, h: s.g), g=P(3, 3)), TOKENS)
@@ -355,16 +358,16 @@ accepts("layer norm on two branches", abc(lambda s, x: s.c(s.n(s.a(x)) * s.n(s.b
 accepts("one layer on two inputs", abc(shared_by_inputs, c=L(4, 4), d=L(4, 3)))
 accepts("one layer on its own output", acd(shared_by_itself, c=L(4, 4), d=L(4, 3)))
 accepts("one module under two names", under_two_names)
-either("one weight in two layers", twins(6, "weight"))
+accepts("one weight in two layers", twins(6, "weight"))
 either("one bias in two layers", twins(4, "bias"))
-either("embedding tied to the output layer", weight_under_two_shapes, WORDS)
-either("embedding tied by F.linear", ec(tied, c=L(4, 4)), WORDS)
+accepts("embedding tied to the output layer", weight_under_two_shapes, WORDS)
+accepts("embedding tied by F.linear", ec(tied, c=L(4, 4)), WORDS)
 either("a weight that is a bias too", wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w)) + s.w[:, 0])))
 either("a row of a weight as a bias", ac(lambda s, x: s.c(torch.tanh(s.a(x)) + s.a.weight[0, :4])))
 OVERLAPPING = wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w[:4])) * F.linear(x, s.w[2:])), w=P(6, 6))
 either("overlapping rows of one weight", OVERLAPPING)
 either("overlapping columns of one weight", wc(overlapping_columns))
-either("a weight and its transpose", wc(lambda s, x: s.c(F.linear(torch.tanh(F.linear(x, s.w)), s.w.T)), c=L(6, 3)))
+accepts("a weight and its transpose", wc(lambda s, x: s.c(F.linear(torch.tanh(F.linear(x, s.w)), s.w.T)), c=L(6, 3)))
 either("a weight and its flipped self", wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w)) + F.linear(x, s.w.flip(0)))))
 either("a weight seen through another shape", wc(other_shape, w=P(24)))
 either("mean of another layer's weight", abc(lambda s, x: s.c(s.a(x) + s.b(x) * s.a.weight.mean())))
@@ -378,6 +381,67 @@ either("parameter written in place", ac(lambda s, x: (s.g.data.clamp_(-0.1, 0.1)
 either("parameter normalised", ac(lambda s, x: s.c(s.a(x) * F.normalize(s.g, dim=0)), g=P(4)))
 either("softmax of a parameter", ac(lambda s, x: s.c(s.a(x) * s.g.softmax(0)), g=P(4)))
 either("parameters in a list, one twice", abc(listed_twice, g=lambda: nn.ParameterList([P(4)(), P(4)()])))
+
+
+def layers_in_a_row(s, x):
+    for layer in s.layers:
+        x = torch.relu(layer(x)) + x
+    return s.c(x)
+
+
+def class_token(s, x):
+    h = torch.cat([s.t.expand(x.size(0), -1, -1), s.a(x)], 1) + s.g
+    return s.c(s.m(h, h, h)[0][:, 0])
+
+
+def separate_columns(s, x):
+    return s.c(torch.tanh(F.linear(x[:, :3], s.w[:, :3])) * F.linear(x[:, 3:], s.w[:, 3:]))
+
+
+def every_other_row(s, x):
+    return s.c(torch.tanh(F.linear(x, s.w[::2])) * F.linear(x, s.w[1::2]))
+
+
+def two_norms(s, x):
+    return s.c((s.n(h := s.k(x) * s.o(x)) + s.m(h)).mean((2, 3)))
+
+
+def made_weight(s, x):
+    return torch.bmm(s.o(x).view(-1, 3, 4), s.a(x).unsqueeze(2)).squeeze(2)
+
+
+def from_both(s, x):
+    return s.c(torch.tanh(F.linear(x, torch.cat([s.v, s.w], 0))))
+
+
+def two_layers():
+    return nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
+
+
+PLUS = ac(lambda s, x: s.c(s.a(x) + s.g), g=P(4))
+RIGHT_FACTOR = {"w": P(6, 4), "c": L(4, 3)}
+accepts("layers in a list", net(layers_in_a_row, layers=two_layers, c=L(6, 3)))
+accepts("class token", ac(class_token, t=P(1, 1, 4), g=P(1, 4, 4), m=attention()), TOKENS)
+accepts("separate columns of one weight", wc(separate_columns))
+accepts("every other row of one weight", wc(every_other_row, w=P(8, 6)))
+accepts("two weights side by side", wc(from_both, v=P(2, 6), c=L(6, 3)))
+accepts("a weight made by the network", net(made_weight, a=L(6, 4), o=L(6, 12)))
+accepts("a weight times a parameter", wc(lambda s, x: s.c(F.linear(x, s.w * s.g)), g=P(4, 1)))
+accepts("softmax of a weight", net(lambda s, x: s.c(x @ s.w.softmax(0)), **RIGHT_FACTOR))
+accepts("an unknown function of a weight", net(lambda s, x: s.c(x @ torch.linalg.qr(s.w)[0]), **RIGHT_FACTOR))
+accepts("a buffer as a weight", ac(lambda s, x: s.c(F.linear(s.a(x), s.n)), n=K(torch.arange(16.0).view(4, 4) / 9)))
+accepts("a bias read again", ac(lambda s, x: s.c(torch.tanh(s.a(x)) * s.a.bias)))
+accepts("entries of a parameter", abc(lambda s, x: s.c(s.g[0] * torch.tanh(s.a(x)) + s.g[1] * s.b(x)), g=P(2)))
+accepts("a parameter through a function", ac(lambda s, x: s.c(s.a(x) * s.g.tanh()), g=P(4)))
+accepts("padded and shifted", ac(lambda s, x: s.c(torch.tanh(F.pad(s.a(x), (1, 2)) + s.g)), g=P(7), c=L(7, 3)))
+accepts("parameter of the first task", PLUS, FLAT, {"frozen": ["g"]})
+accepts("parameter per task", PLUS, FLAT, {"task_owned": ["g"]})
+accepts("control flow per task", ac(lambda s, x: s.c(s.f(s.a(x))), f=Choosing), FLAT, {"task_owned": ["f"]})
+accepts("norm over padding", ac(lambda s, x: s.c(s.n(F.pad(s.a(x), (1, 2)))), n=part(nn.BatchNorm1d, 7), c=L(7, 3)))
+NORMS = {"n": part(nn.GroupNorm, 2, 4), "m": part(nn.BatchNorm2d, 4, affine=False)}
+accepts("norms of channels under one unit", kc(two_norms, o=C(2, 1, 3), **NORMS), IMAGE)
+accepts("norm over positions", ac(lambda s, x: s.c(s.n(s.a(x))).mean(1), n=part(nn.BatchNorm1d, 3)), TOKENS)
+accepts("norm of the input", ac(lambda s, x: s.c(s.a(s.n(x))), n=part(nn.LayerNorm, 6)))
 
 
 class ReadsAnother(nn.Module):

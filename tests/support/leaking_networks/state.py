@@ -491,6 +491,25 @@ accepts("LayerNorm with a sum", subclass("LayerNorm", nn.LayerNorm, norm_with_a_
 accepts("Linear applied to its input turned round", subclass("Linear", nn.Linear, turned_round, 4, 4))
 accepts("Flatten of transposed maps", transposed_maps, IMAGE)
 
+
+def mode_that_is_set(s, x):
+    s.n.eval()
+    return s.c(s.n(s.a(x)))
+
+
+class Child(nn.Module):
+    """Has a mode of its class."""
+
+    training: bool = True
+
+    def forward(self, x):
+        return x if self.training else torch.tanh(x)
+
+
+accepts("mode set by the forward", ac(mode_that_is_set, n=part(nn.BatchNorm1d, 4, affine=False)))
+accepts("path by the mode of a child", ac(lambda s, x: s.c(s.n(s.a(x)) * (1 + s.n.__dict__["training"])), n=NORM))
+accepts("child with a mode of its class", ac(lambda s, x: s.c(s.d(s.a(x))), d=Child))
+
 HOOKS = {
     "forward hook that adds one": ("register_forward_hook", lambda module, args, out: out + 1),
     "forward hook that mixes units": ("register_forward_hook", lambda module, args, out: out.cumsum(1)),

@@ -1,0 +1,143 @@
+"""Inputs other than float tensors: integers for an embedding, mappings, and a data set's own collate_fn."""
+
+from functools import partial
+
+import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
+from support import tiny
+from support.strategies import make, quiet
+from torch import nn
+from torch.utils.data import Dataset
+
+from avalanche_amnesia import DisjointModel, DisjointSubnets, References
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.baselines import CLPUDERpp, SideNetworks
+from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
+from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.training import WSN, AmnesiacHAT
+
+
+def stream(dtype=torch.int64, **options):
+    parts = [e.tensors for e in SplitDigits(n_train=400, n_test=200).train_stream[:3]]
+    x = torch.cat([(x * 16).round().to(dtype).flatten(1) for x, _ in parts])
+    y = torch.cat([y + 2 * task for task, (_, y) in enumerate(parts)])
+    return task_benchmark((x, y), (x, y), [[0, 1], [2, 3], [4, 5]], **options)
+
+
+def net():
+    torch.manual_seed(0)
+    layers = [nn.Embedding(17, 4), nn.Flatten(), nn.Linear(256, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+def masked():
+    return MaskedModel(net(), input_shape=(64,))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
+def test_integers_stay_integers_and_bytes_are_images(dtype):
+    experience = stream(dtype).train_stream[1]
+    x, _ = experience.tensors
+    assert x.dtype == torch.int64
+    assert torch.equal(x, (SplitDigits(n_train=400, n_test=200).train_stream[1].tensors[0] * 16).round().flatten(1))
+    assert experience.dataset[3][0].dtype == torch.int64
+    assert torch.equal(experience.dataset[3][0], x[3])
+    assert torch.equal(task_data(experience, torch.tensor([5]))[0][0], x[5])
+    assert stream(torch.uint8).train_stream[1].tensors[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kind", "model", "options"),
+    [
+        (AmnesiacHAT, masked, {"repair": RepairPlugin, "compensation": BackupPlugin}),
+        (DisjointSubnets, lambda: DisjointModel(net(), n_features=16), {}),
+        (WSN, lambda: SubnetModel(net(), n_features=16), {}),
+        (CLPUDERpp, lambda: SideNetworks(net(), n_features=16), {}),
+    ],
+)
+def test_tokens_are_learned_and_unlearned(kind, model, options):
+    model, benchmark = model(), with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
+    strategy = make(kind, model=model, train_mb_size=20, train_epochs=4, **options)
+    strategy.train(benchmark.train_stream)
+    record = strategy.unlearn([1])
+    assert model.tasks == (0, 2)
+    assert record.claim == "exact" or kind is not DisjointSubnets
+    x, y = benchmark.train_stream[2].tensors
+    model.eval()
+    assert float((model(x, 2).argmax(1) == y).float().mean()) > 0.65
+
+
+# Mappings, and functions that put items together ----------------------------------------------------------------------
+
+
+class Items(Dataset):
+    """Items that a function makes, with labels 0 and 1."""
+
+    def __init__(self, item, **attributes):
+        self.item, self.targets = item, [i % 2 for i in range(16)]
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, i):
+        return self.item(torch.Generator().manual_seed(i), i % 2)
+
+
+class Tokens(nn.Module):
+    features = 6
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.layer = nn.Embedding(7, 6), nn.Linear(6, 6)
+
+    def forward(self, ids, mask):
+        seen = mask.unsqueeze(-1)
+        return torch.relu(self.layer((self.embedding(ids) * seen).sum(1) / seen.sum(1)))
+
+
+def sentence(generator, y):
+    ids = torch.randint(7, (5,), generator=generator)
+    return {"ids": ids, "mask": torch.ones(5), "label": y}
+
+
+def of_tokens(kind, **options):
+    example = {"ids": torch.zeros(2, 5, dtype=torch.int64), "mask": torch.ones(2, 5)}
+    wrap = partial(MaskedModel, example=example) if kind == "amnesiac" else None
+    return tiny.strategy(kind, net=Tokens, wrap=wrap, **options)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_mappings_reach_the_network_by_their_names(kind):
+    data = Items(sentence)
+    benchmark = with_unlearning(task_benchmark(data, data, [[0, 1], [1, 0]]), {1: [0]})
+    references = References(lambda **options: of_tokens(kind, **options), benchmark)
+    metrics = [
+        *accuracy_metrics(stream=True),
+        *jsd_metrics(references),
+        *unlearned_accuracy_metrics(benchmark, references),
+    ]
+    strategy = of_tokens(kind, evaluator=quiet(*metrics))
+    strategy.train(benchmark.train_stream)
+    results = strategy.eval(benchmark.test_stream)
+    assert strategy.model.tasks == (1,)
+    assert any(name.startswith("JSD") for name in results)
+    assert any("UnlearnedAccuracy" in name for name in results)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+def test_a_data_set_s_own_collate_fn_is_used(kind):
+    def padded(items):
+        return torch.stack([x.mean(0) for x, _ in items]), [y for _, y in items]
+
+    data = Items(lambda g, y: (torch.randn(3 + 2 * y, 8, generator=g), y), collate_fn=padded)
+    strategy = tiny.strategy(kind)
+    benchmark = tiny.tasks([[0, 1], [1, 0]], data)
+    strategy.train(benchmark.train_stream)
+    strategy.eval(benchmark.test_stream)
+    strategy.unlearn([0])
+    assert strategy.model.tasks == (1,)
