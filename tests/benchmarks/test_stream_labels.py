@@ -7,7 +7,6 @@ import pytest
 import torch
 from avalanche.benchmarks import (
     DatasetExperience,
-    EagerCLStream,
     benchmark_from_datasets,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
@@ -176,13 +175,3 @@ def test_a_single_experience_counts_as_a_stream():
     with pytest.warns(UserWarning, match="each of its 1 experiences"):
         strategy.train(alone)
     assert strategy.model.tasks == (0,)
-
-
-def test_a_repeated_task_may_be_unlearned_between_its_trainings():
-    first, second = tiny.tasks().train_stream
-    stream = EagerCLStream("train", [first, second, first])
-    strategy = tiny.strategy()
-    strategy.train(stream[:2])
-    strategy.unlearn([0])
-    strategy.train(stream[2])
-    assert strategy.model.tasks == (1, 0)

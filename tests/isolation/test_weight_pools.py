@@ -14,14 +14,13 @@ from hypothesis import strategies as st
 from support.fault_injection import FailsAtEvent
 from support.isolated_pools import NormNet
 from support.small_runs import make, split
-from support.strategies import ConvNet, Hears, learn, quiet
+from support.strategies import ConvNet, Hears, learn
 from support.strategy_state import same_state, state, unlearning_plugin
 from torch import Tensor, nn
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning
@@ -29,7 +28,6 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.models.disjoint import Share
 from avalanche_amnesia.training import load_state
-from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -149,20 +147,13 @@ def test_a_share_starts_as_scaled_values_of_the_backbone():
     torch.testing.assert_close(now[mine], given[mine] * (mine.numel() / int(mine.sum())) ** 0.5)
 
 
-def test_each_task_has_its_own_copy_of_layers_with_fewer_inputs_than_slots():
-    strategy = learn(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream[:1])
-    tensors = strategy.model.shares[0].tensors
-    assert tensors["layers.0.weight"].dim() == 1
-    assert tensors["layers.1.weight"].shape == (8, 4)
-
-
 # Exactness ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("net", "optimizer"),
     [
-        *(("mlp", optimizer) for optimizer in ("adam", "fused adamw", "nesterov", "rmsprop", "adafactor")),
+        *(("mlp", optimizer) for optimizer in ("fused adamw", "adafactor")),
         *(("conv", "decay"), ("norms", "adam decay"), ("recurrent", "adamw"), ("adapters", "adamw")),
     ],
 )
@@ -178,7 +169,7 @@ def test_unlearning_is_exact_after_further_tasks(net, optimizer):
 
 
 def test_later_tasks_read_a_permanent_task_and_never_change_it():
-    for optimizer in ("adam", "adam decay", "adafactor"):
+    for optimizer in ("adam decay", "adafactor"):
         strategy = learn(disjoint(optimizer=optimizer), REQUESTS.train_stream[:3])
         model, before = strategy.model, state(strategy.model)
         strategy.train(REQUESTS.train_stream[3])
@@ -189,8 +180,7 @@ def test_later_tasks_read_a_permanent_task_and_never_change_it():
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if ".2." in name)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
-def test_weights_outside_the_share_are_plus_zero_in_every_step(optimizer):
+def test_weights_outside_the_share_are_plus_zero_in_every_step():
     def look(strategy):
         model, task = strategy.model, strategy.experience.task_label
         weight = model.network(task).layers[0].weight.detach()
@@ -200,7 +190,7 @@ def test_weights_outside_the_share_are_plus_zero_in_every_step(optimizer):
         seen.append(task)
 
     seen = []
-    learn(disjoint(optimizer=optimizer, plugins=[Hears(after_update=look)]), STREAM, 2)
+    learn(disjoint(optimizer="adafactor", plugins=[Hears(after_update=look)]), STREAM, 2)
     assert len(seen) > 10
 
 
@@ -212,16 +202,6 @@ def test_a_request_during_a_task_is_exact_too():
     assert same_bits_in(strategy.model, learn(disjoint(**one_each), STREAM.train_stream[1:2]).model)
 
 
-def test_the_divergence_from_the_references_is_zero():
-    maker = partial(disjoint, optimizer=partial(torch.optim.Adam, lr=1e-2))
-    references = References(maker, REQUESTS)
-    strategy = learn(maker(evaluator=quiet(jsd_metrics(references))), REQUESTS.train_stream)
-    values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
-    divergences = {name: value for name, value in values.items() if "_tasks/" not in name}
-    assert len(divergences) > 3
-    assert divergences == dict.fromkeys(divergences, 0.0)
-
-
 def test_a_task_that_another_task_reads_becomes_permanent():
     stream = with_unlearning(STREAM, deadline=2).train_stream
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), [stream[0], stream[4]])
@@ -229,14 +209,6 @@ def test_a_task_that_another_task_reads_becomes_permanent():
     with pytest.raises(RequestError, match="task 0 can't be unlearned: it was declared permanent"):
         strategy.unlearn([0])
     assert strategy.unlearn([4]).claim == "exact"
-
-
-def test_a_request_before_a_task_frees_the_slot_for_it():
-    benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "before")])
-    strategy = disjoint(isolation=Pools.planned(benchmark), train_epochs=1)
-    slots = [learn(strategy, [benchmark.train_stream[task]]).model.share(task).slot for task in (0, 1)]
-    assert slots == [0, 0]
-    assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"]
 
 
 def test_an_interrupted_training_leaves_no_share():
@@ -295,9 +267,8 @@ def test_a_task_whose_share_is_taken_is_refused_and_changes_nothing():
 # The model ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("net", ["norms", "recurrent"])
-def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path, net):
-    strategy = learn(disjoint(net), REQUESTS.train_stream[:3])
+def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path):
+    strategy = learn(disjoint("recurrent"), REQUESTS.train_stream[:3])
     x = STREAM.test_stream[2].tensors[0]
 
     def logits(model, task):
@@ -306,7 +277,7 @@ def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path, net):
 
     wanted = {task: logits(strategy.model, task) for task in (1, 2)}
     strategy.save(tmp_path / "state")
-    fresh, empty = disjoint(net), DisjointModel(NETS[net][0](), n_features=NETS[net][1])
+    fresh, empty = disjoint("recurrent"), DisjointModel(Recurrent())
     settings = {"isolation": Pools.planned(REQUESTS), "train_mb_size": 16, "train_epochs": 2, "seed": 3}
     loaded = DisjointSubnets.load(tmp_path / "state", model=fresh.model, optimizer=fresh.optimizer, **settings)
     empty.load_state_dict(strategy.model.state_dict())
@@ -421,22 +392,13 @@ def test_a_forward_that_uses_the_original_backbone_is_refused_and_undone(reaches
 
 
 def test_a_backbone_that_can_t_be_copied_is_refused():
-    class Normed(MLP):
+    class Generating(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
             self.kept = (number for number in range(3))
 
-    with pytest.raises(ModelError, match="Normed can't be copied"):
-        DisjointModel(Normed())
-
-
-def test_a_diverging_task_is_undone():
-    strategy = learn(disjoint(optimizer="sgd"), REQUESTS.train_stream[:1])
-    before = state(strategy.model)
-    strategy.optimizer.param_groups[0]["lr"] = 1e30
-    with pytest.raises(DivergedError, match="diverged"):
-        strategy.train(REQUESTS.train_stream[1])
-    assert same_state(state(strategy.model), before)
+    with pytest.raises(ModelError, match="Generating can't be copied"):
+        DisjointModel(Generating())
 
 
 def test_a_description_lists_the_rule_of_every_parameter():
@@ -449,10 +411,3 @@ def test_a_description_lists_the_rule_of_every_parameter():
     kept = sum(t.numel() for t in strategy.model.shares[0].tensors.values())
     said = int(described[-1].partition(" ")[0].replace(",", ""))
     assert said == pytest.approx(kept, rel=0.05)  # rows have one entry more or less
-
-
-def test_every_task_reads_a_frozen_parameter_and_owns_no_part_of_it():
-    model = learn(disjoint("adapters"), STREAM.train_stream[:1]).model
-    learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
-    assert set(model.shares[0].tensors) == {*learned, "scale"}
-    assert model.network(0).layers[0].weight is model.backbone.layers[0].weight

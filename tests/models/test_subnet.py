@@ -122,15 +122,6 @@ def test_a_cumulative_mask_is_the_union_of_the_tasks_masks(name):
         model.masks[2]
 
 
-@pytest.mark.parametrize("name", ["mlp", "masked biases", "conv"])
-def test_a_mixed_batch_equals_each_task_on_its_own_samples(name):
-    model, x = build(name)
-    labels = torch.tensor([3, 1] * 10)
-    mixed = model(x, labels)
-    for task in (3, 1):
-        assert torch.allclose(mixed[labels == task], model(x[labels == task], task))
-
-
 def test_gradients_equal_autograd_s_through_a_straight_through_estimator():
     model = SubnetModel(MLP(6, hidden=(5,), features=4), density=0.4, bias="masked")
     model.add_head(0, 3)
@@ -163,26 +154,6 @@ def test_gradients_of_scores_take_the_sign_of_the_score_and_zero_counts_as_negat
     slopes = torch.randn(7, dtype=dtype)
     signs = torch.tensor([1, -1, 1, -1, -1, -1, 1], dtype=dtype)
     assert torch.equal(model.straight_through(slopes.clone(), scores), slopes * signs)
-
-
-def test_a_layer_without_a_backward_pass_has_no_gradient():
-    class TwoPaths(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x):
-            return self.used(x)
-
-    model = SubnetModel(TwoPaths(), n_features=2)
-    model.add_head(0, 2)
-    model.start_task(0, torch.randn(model.n_weights))
-    model(torch.rand(4, 3), 0).sum().backward()
-    model.pass_gradients()
-    by_name = model.by_layer(model.scores.grad)
-    assert by_name["used.weight"].any()
-    assert not by_name["unused.weight"].any()
-    assert model.backbone.unused.weight.grad is None
 
 
 def test_biases_are_removed_or_masked_in_layers_and_heads():
@@ -235,11 +206,6 @@ def test_a_frozen_parameter_is_frozen_in_every_copy():
     assert not model.task_parts(0)[0].weight.requires_grad
     assert model.task_parts(0)[0].bias.requires_grad
     assert "linear.weight" not in model.graph.layers
-
-
-def test_norms_by_batch_statistics_save_nothing():
-    model, _ = build("conv, batch statistics")
-    assert not [n for n in model.state_dict() if "norm" in n or "group" in n]
 
 
 class Loose(nn.Module):
@@ -359,17 +325,6 @@ def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
     model.restore_task_state(state)
     assert set(model.state_dict()) == names
     assert model.masked_tasks == (5, 6, 7)
-
-
-def test_a_copy_runs_on_its_own():
-    model, x = build("conv")
-    copied = copy.deepcopy(model)
-    before = model(x, 3)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            parameter.add_(1.0)
-    assert torch.equal(model(x, 3), before)
-    assert not torch.equal(copied(x, 3), before)
 
 
 def test_an_error_in_the_backbone_leaves_its_weights_in_place():

@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, count_of_share, mark_by_sorting, mark_largest
 
 
@@ -103,29 +102,3 @@ def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
             by_thresholds.sift(layer, part, values, values)  # in place
             assert torch.equal(slow, values)
         scores = scores + (1 if ties else 0.001) * torch.randn(len(scores), generator=generator).round(decimals=step)
-
-
-class Marked(SubnetModel):
-    """Overrides ``choose``, so that no thresholds are used."""
-
-    def choose(self, scores, out=None):
-        return super().choose(scores, out)
-
-
-def test_a_training_with_thresholds_equals_one_with_marks():
-    def trained(kind):
-        torch.manual_seed(0)
-        model = kind(MLP(40, hidden=(50,), features=30))
-        model.add_head(0, 3)
-        model.start_task(0, torch.randn(model.n_weights))
-        steps = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([model.scores], lr=1e-2)]
-        for _ in range(10):
-            model.open_subnet()
-            F.cross_entropy(model(torch.randn(9, 40), 0), torch.arange(9) % 3).backward()
-            model.pass_gradients()
-            for optimizer in steps:
-                optimizer.step()
-                optimizer.zero_grad()
-        return [p.detach().clone() for p in model.parameters()]
-
-    assert all(map(torch.equal, trained(SubnetModel), trained(Marked)))

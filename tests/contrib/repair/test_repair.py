@@ -19,9 +19,8 @@ from avalanche_amnesia.training.plugins.task_mask import DivergedError
 NORMED = partial(batch_normed, 2)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-def test_a_repair_changes_no_bit_outside_the_overlap(optimizer):
-    plain, ours = trained(optimizer=optimizer), trained("joint", optimizer=optimizer)
+def test_a_repair_changes_no_bit_outside_the_overlap():
+    plain, ours = trained(optimizer="adamw"), trained("joint", optimizer="adamw")
     before = values(plain.model)
     assert all(same_bits(before[name], value).all() for name, value in values(ours.model).items())
     plain.unlearn([1])
@@ -44,15 +43,6 @@ def test_a_repair_changes_no_bit_outside_the_overlap(optimizer):
         moved_at_all += int(moved.sum())
     assert moved_at_all > 0
     assert record.claim == "approximate"
-
-
-def test_restored_entries_of_earlier_tasks_are_not_repaired():
-    plain, ours = trained(adjustment="adahat"), trained("joint", adjustment="adahat")
-    assert plain.unlearn([1]).affected == (0, 2, 3)  # task 1 had changed entries of task 0
-    record = ours.unlearn([1])
-    assert record.plan.repaired == (2, 3)
-    assert sum(record.repair.entries.values()) > 0
-    assert same_bits(logits(ours, TEST[0]), logits(plain, TEST[0])).all()
 
 
 def test_only_norms_of_affected_tasks_are_repaired():
@@ -109,12 +99,10 @@ def test_the_last_task_is_unlearned_exactly_and_needs_no_repair():
     assert record.affected == (0, 1, 2)
 
 
-@pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize(("where", "error"), [("step", KeyboardInterrupt), ("after", MemoryError)])
-def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, standing, where):
+def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, where):
     strategy = trained("joint", net=NORMED, compensation="counterfactual", train_epochs=1)
-    if standing:
-        strategy.unlearn([0])
+    strategy.unlearn([0])
     plugin, loss = plugin_of(strategy), DarkLoss.__call__
 
     def state():

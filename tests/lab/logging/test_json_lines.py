@@ -1,4 +1,4 @@
-"""Runs of JSON lines: equal to W&B's offline run, readable after a kill, continued after a pickle."""
+"""Runs of JSON lines: readable after a kill, continued after a pickle."""
 
 import json
 import math
@@ -13,11 +13,9 @@ from avalanche.evaluation.metric_results import AlternativeValues, MetricValue
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
-from support.logged_runs import LoggedRun, read_json_run
+from support.logged_runs import read_json_run
 from support.strategies import DIGITS, amnesiac
-from support.wandb_files import read_offline_run, run_folders
 
-from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import capacity_pictures_metrics
 from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
@@ -26,10 +24,8 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError
 from avalanche_amnesia.lab.report import read_run
-from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.payloads import Histogram
 from avalanche_amnesia.training import load_state
-from avalanche_amnesia.training.host.lookup import unlearning_of
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 
@@ -48,45 +44,6 @@ def train(*loggers: Any) -> Any:
         strategy.train(experience)
         strategy.eval(BENCHMARK.test_stream)
     return strategy
-
-
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoggedRun, LoggedRun, Any]:
-    folder = tmp_path_factory.mktemp("both")
-    about: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
-    with JSONLogger(folder / "json", **about) as lines, WandBLogger(dir=folder, mode="offline", **about) as wandb:
-        strategy = train(lines, wandb)
-    return folder / "json", read_json_run(folder / "json"), read_offline_run(*run_folders(folder)), strategy
-
-
-def numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if isinstance(value, int | float) and not name.startswith("_")}
-
-
-def test_json_lines_have_the_content_of_wandbs_offline_run(both: Any) -> None:
-    _, ours, theirs, _ = both
-    for name in ("name", "project", "group", "job_type", "config", "metrics", "complete"):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert [numbers(row) for row in ours.rows] == [numbers(row) for row in theirs.rows]
-    assert [set(row) for row in ours.rows] == [{n for n in row if not n.startswith("_")} for row in theirs.rows]
-    summaries = [
-        {name: value for name, value in run.summary.items() if isinstance(value, dict) and "last" in value}
-        for run in (ours, theirs)
-    ]
-    named = {name for name in summaries[0] if "Figure" not in name}
-    assert len(named) > 10
-    assert {name: summaries[0][name] for name in named} == {name: summaries[1][name] for name in named}
-    assert not any(name.startswith("Top1") and "Task000" in name for name in ours.summary)
-
-
-def test_records_and_pictures_are_files(both: Any) -> None:
-    folder, run, _, strategy = both
-    assert run.records == [UnlearningRecord.from_json(r.to_json()) for r in unlearning_of(strategy).records]
-    assert run.records
-    assert len(list((folder / "media").glob("*.png"))) == sum(
-        isinstance(value, Image.Image) for row in run.rows for value in row.values()
-    )
-    assert sum("Figure/Masks" in row for row in run.rows) == 4  # three tasks and an unlearning
 
 
 def test_without_pictures_their_tables_are_kept(tmp_path: Path) -> None:

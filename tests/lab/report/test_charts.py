@@ -50,12 +50,6 @@ def test_lines_are_drawn_at_their_numbers_and_listed_in_words() -> None:
     assert legend_of([chart]) == {"here": "this <model>", "order": "floor: order"}
 
 
-def test_bands_are_drawn_only_for_several_seeds() -> None:
-    chart = lines(apart=0.05)
-    assert [chart.band(each) for each in chart.series] == ["37.5,65.0 62.5,75.0 62.5,85.0 37.5,75.0", ""]
-    assert "30.0\xa0% (25.0 to 35.0\xa0%)" in chart.numbers[0]
-
-
 def test_a_scale_contains_all_numbers_and_starts_at_0() -> None:
     scale = scale_of(Axis("points", percent, "{:g}".format), lines(apart=0.05).series)
     assert scale.ticks[0] == (0, "0")

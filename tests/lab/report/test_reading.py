@@ -167,14 +167,6 @@ def test_runs_that_were_stopped_or_failed_are_marked(tmp_path):
     assert verdicts.verdict_of([read_run(write(tmp_path / "other"))]).beside == "1 record is missing"
 
 
-def test_copies_of_a_run_are_refused(tmp_path):
-    file = write(tmp_path / "a", settings={"data": "none"}) / "run.jsonl"
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "run.jsonl").write_bytes(file.read_bytes())
-    with pytest.raises(ValueError, match="both are of the run: give each run once"):
-        report_page(read_runs(tmp_path))
-
-
 def test_a_task_with_values_of_an_unlearned_task_counts_as_unlearned(tmp_path):
     file = write(tmp_path) / "run.jsonl"
     text = file.read_text().replace(
@@ -195,10 +187,3 @@ def test_entries_with_equal_names_are_told_apart_by_their_settings(tmp_path):
     found = [entry.name for entry in entries(read_runs(tmp_path))]
     assert len(set(found)) == 4
     assert found[2].startswith("EWC (scenario first")
-
-
-def test_settings_of_any_type_are_shown(tmp_path):
-    write(tmp_path, settings=SETTINGS | {"isolation": {"slots": {"0": 0, "1": 1}}, "augment": {"1": {"flip": True}}})
-    html = report_page(read_runs(tmp_path))
-    for shown in ("{&#34;0&#34;: 0, &#34;1&#34;: 1}", "&#34;flip&#34;: true", "task 0 after task 1"):
-        assert shown in html
