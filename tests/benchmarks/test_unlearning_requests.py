@@ -75,16 +75,6 @@ def test_a_second_schedule_is_added_to_the_first():
     assert [e.requests for e in first.train_stream[:2]] == [(), ()]
 
 
-def test_a_part_of_a_stream_keeps_its_requests():
-    whole = with_unlearning(tiny.blank(), {3: [2]})
-    part = CLScenario([EagerCLStream("train", whole.train_stream[2:])])
-    assert [e.requests for e in with_unlearning(part, {2: [4]}).train_stream] == [
-        (),
-        (UnlearningRequest((2,), 1),),
-        (UnlearningRequest((4,), 2),),
-    ]
-
-
 def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
     plain = without_requests(with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4))
     assert carried(plain) == [((), position == 0, 4) for position in range(5)]

@@ -126,16 +126,6 @@ def test_a_partition_depends_only_on_seed_and_name():
 FIRST = [[0, 2], [0, 4], [1, 3], [1, 5], [2, 0], [2, 4]]
 
 
-def test_a_share_is_decoded_from_valid_numbers_only():
-    share = Share(2**62, 5, 4, (7, 9))
-    assert Share.decoded(share.encoded()) == share
-    for wrong in ([1, 2], [1, 2, 2], [1, 0, 0], [1, 3, -1]):
-        with pytest.raises(ValueError, match="is no share"):
-            Share.decoded(torch.tensor(wrong))
-    with pytest.raises(ValueError, match="is no share"):
-        Share.decoded(share.encoded().float())
-
-
 def test_a_share_starts_as_scaled_values_of_the_backbone():
     strategy = disjoint(train_epochs=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
     with pytest.warns(MaskWarning, match="weights with which it began"):
@@ -315,17 +305,6 @@ def test_a_state_with_impossible_shares_is_refused_and_changes_nothing():
     assert same_state(state(model), good)
 
 
-def test_a_finished_task_is_loaded_over_its_interrupted_training():
-    fails = FailsAtEvent("after_training_iteration", KeyboardInterrupt)
-    strategy, done = disjoint(plugins=[fails]), state(learn(disjoint(), STREAM.train_stream[:1]).model)
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(STREAM.train_stream[0])
-    assert strategy.model.shares.unfinished == (0,)
-    strategy.model.load_state_dict(done)
-    assert same_state(state(strategy.model), done)
-    assert strategy.model.shares.unfinished == ()
-
-
 def test_an_unlearned_task_leaves_the_memory():
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:1])
     network = weakref.ref(strategy.model.network(0))
@@ -333,16 +312,6 @@ def test_an_unlearned_task_leaves_the_memory():
     strategy.unlearn([0])
     gc.collect()
     assert network() is None
-
-
-def test_buffers_that_a_forward_changes_are_restored_after_evaluation():
-    strategy = learn(disjoint("recurrent"), STREAM.train_stream[:2])
-    model = strategy.model
-    seen = float(model.network(1).seen)
-    assert seen == 2 * len(STREAM.train_stream[1].dataset)
-    model.network(1).seen += 1
-    assert float(model.network(1).seen) == seen
-    assert float(model.network(0).seen) == 2 * len(STREAM.train_stream[0].dataset)
 
 
 def test_a_forward_that_keeps_activations_is_refused_and_undone():
@@ -362,31 +331,19 @@ def test_a_forward_that_keeps_activations_is_refused_and_undone():
     assert strategy.model.tasks == ()
 
 
-@pytest.mark.parametrize("reaches", ["a parameter", "a buffer"])
-def test_a_forward_that_uses_the_original_backbone_is_refused_and_undone(reaches):
+def test_a_forward_that_uses_the_original_backbone_is_refused_and_undone():
     class Reaches(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
-            self.register_buffer("mean", torch.zeros(16))
             self.scale = nn.Parameter(torch.ones(16))
-            self.own = (lambda x: x * self.scale) if reaches == "a parameter" else self.count
-
-        def count(self, x):
-            return x
+            self.own = lambda x: x * self.scale
 
         def forward(self, x):
             return self.own(super().forward(x))
 
-    def counts(x):
-        backbone.mean += x.detach().mean(0)
-        return x
-
     strategy = disjoint(Reaches)
-    backbone = strategy.model.backbone
-    if reaches == "a buffer":
-        backbone.own = counts
     before = state(strategy.model)
-    with pytest.raises(ModelError, match=r"changed \['(scale|mean)'\] of the backbone"):
+    with pytest.raises(ModelError, match=r"changed \['scale'\] of the backbone"):
         strategy.train(STREAM.train_stream[0])
     assert same_state(state(strategy.model), before)
 

@@ -105,8 +105,11 @@ def test_every_change_before_the_run_changes_the_key():
     assert len(set(keys.values())) == len(keys)
 
 
-@pytest.mark.parametrize("change", ["hook after a gradient", "patched step", "parameter group", "weight"])
-def test_a_run_that_is_changed_between_steps_leaves_the_store(change, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [("patched step", "somebody changed "), ("learning rate", "somebody changed optimizer.param_groups[0].lr")],
+)
+def test_a_run_that_is_changed_between_steps_leaves_the_store(change, words, tmp_path):
     store = RunStore(tmp_path)
     run, plain = store.run(brief()), brief()
     run.train(DIGITS.train_stream[0])
@@ -119,16 +122,8 @@ def test_a_run_that_is_changed_between_steps_leaves_the_store(change, tmp_path):
             run.train(DIGITS.train_stream[task])
             plain.train(DIGITS.train_stream[task])
     assert bits(run.strategy.model) == bits(plain.model)
-    assert sum("somebody changed" in str(warning.message) for warning in told) == 1
+    assert sum(words in str(warning.message) for warning in told) == 1
     assert len(store.nodes()) == 1
-
-
-def test_the_warning_names_what_changed():
-    run = RunStore().run(brief())
-    other_rate(run.strategy)
-    with pytest.warns(UserWarning, match=r"somebody changed optimizer\.param_groups\[0\]\.lr$"):
-        run.train(DIGITS.train_stream[0])
-    assert run.computed == 1
 
 
 # Scripts that differ ------------------------------------------------------------------------------------------
