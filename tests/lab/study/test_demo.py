@@ -39,7 +39,7 @@ def smaller(n_train, n_test):
     return make
 
 
-FEWER = smaller(500, 200)
+FEWER = smaller(200, 100)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     printed = []
     with mock.patch.object(loky, "cpu_count", return_value=1), mock.patch.object(module, "demo_experiment", FEWER):
-        runs = run_demo(out, printed.append, epochs=2)
+        runs = run_demo(out, printed.append, epochs=1)
     return out, runs, "\n".join(printed)
 
 
@@ -156,7 +156,7 @@ def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, caps
 @pytest.mark.slow
 def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, capsys, monkeypatch):
     runs, run_cell = [], module.run_cell
-    monkeypatch.setattr(module, "demo_experiment", smaller(300, 100))
+    monkeypatch.setattr(module, "demo_experiment", FEWER)
 
     def interrupted(cell, *args, **options):
         if len(runs) == 1:
@@ -181,12 +181,3 @@ def test_missing_data_and_impossible_budgets_are_refused_and_write_nothing(tmp_p
         assert main(["demo", *words, "--out", str(tmp_path / "out")]) == 2
         assert message in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_demo_runs_on_mnist(data_root, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "demo_experiment", smaller(300, 100))
-    monkeypatch.setattr(module, "METHODS", dict([next(iter(module.METHODS.items()))]))
-    runs = run_demo(tmp_path, lambda words: None, data_root=str(data_root), epochs=1)
-    assert runs[0].last.remaining == (2, 3)
-    assert runs[0].settings["data"] == "SplitMNIST, 5 tasks"

@@ -30,7 +30,7 @@ from avalanche_amnesia.lab.study.settings import MethodSettings, ScenarioSetting
 from avalanche_amnesia.lab.study.sweep import jobs_of, plan_sweep, run_cell, sweep, train_references
 from avalanche_amnesia.lab.study.tables import Row, as_markdown, read_rows
 
-CELLS = cells_of(TINY)
+CELLS = [*cells_of(TINY, ["AmnesiacHAT"], ["newest"], [2]), *cells_of(TINY, ["HAT"])]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,6 @@ def results(folder):
 
 def test_every_run_has_its_results_and_its_settings(swept):
     folder, _, _ = swept
-    assert len(CELLS) == 8
     for cell in CELLS:
         place = folder_of(cell, folder / "out")
         assert is_done(cell, place)
@@ -216,7 +215,7 @@ def test_samples_are_unlearned_by_the_methods_that_support_it(tmp_path):
 def file(tmp_path, monkeypatch):
     """An experiment's file in the working directory."""
     monkeypatch.chdir(tmp_path)
-    content = asdict(TINY) | {"profiles": {"short": {"seeds": [5], "stream": {"n_train": 60}}}}
+    content = asdict(TINY) | {"profiles": {"short": {"seeds": [5], "stream": {"n_tasks": 2, "n_train": 60}}}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     return tmp_path
 
