@@ -30,7 +30,7 @@ from support.strategies import make, stock
 from support.strategy_state import bits, unchanged, unlearning_plugin
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia import MultiHeadModel, References, TaskError, unlearned_accuracy_metrics, with_unlearning
+from avalanche_amnesia import MultiHeadModel, TaskError, with_unlearning
 from avalanche_amnesia.models import UnknownTaskError
 
 
@@ -150,14 +150,6 @@ def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
         strategy.eval(benchmark.valid_stream)
         strategy.eval(benchmark.test_stream)
     assert strategy.model.tasks == (1, 2)
-
-
-def test_references_and_metrics_accept_a_validation_stream():
-    benchmark = benchmark_with_validation_stream(tiny.tasks(), 0.25)
-    references = References(tiny.strategy, benchmark)
-    metric = unlearned_accuracy_metrics(benchmark, references)[0]
-    assert sorted(metric.test_experiences) == [0, 1]
-    assert references.reference([1]).tasks == (1,)
 
 
 def test_a_part_of_a_task_is_refused_with_settings_that_would_train_it():

@@ -17,7 +17,7 @@ from avalanche_amnesia.evaluation.accuracy_matrix import (
     forgetting,
     forward_transfer,
 )
-from avalanche_amnesia.evaluation.figures import Cell, as_png, matrix_figure
+from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
 
 
 def test_without_requests_the_measures_are_those_of_the_literature():
@@ -91,19 +91,6 @@ def test_an_interrupted_training_makes_a_row_only_after_it_is_aborted():
     assert list(metric.rows[-1]) == [1, 3]
 
 
-def test_the_table_has_a_row_per_evaluation_without_unlearned_tasks():
-    benchmark = with_unlearning(DIGITS, {1: [0]})
-    (metric,) = metrics = accuracy_matrix_metrics()
-    strategy = amnesiac(train_epochs=1, evaluator=quiet(metrics))
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
-        results = strategy.eval(benchmark.test_stream)
-    table = metric.table()
-    assert table.columns == ("after", "task 0", "task 1")
-    assert table.rows == (("task 0", metric.rows[0][0], None), ("task 1, unlearned 0", None, metric.rows[1][1]))
-    assert results["Figure/AccuracyMatrix"].table == table
-
-
 NAMES = {"row_label": "after", "column_label": "tested on"}
 
 
@@ -163,8 +150,3 @@ def test_the_figure_of_capacity_names_events_and_marks_requests() -> None:
     assert request.get_xdata() == [2, 2]
     assert below.lines[0].get_ydata().tolist() == [1, 3, 2]
     assert [label.get_text() for label in below.get_xticklabels()] == ["task 0", "task 2", "unlearned 0"]
-
-
-def test_figures_of_equal_data_are_equal_bytes() -> None:
-    one, other = (as_png(overlap_figure([0, 1], [[1, 0.25], [0.25, 1]])) for _ in range(2))
-    assert one == other

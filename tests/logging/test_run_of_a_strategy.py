@@ -85,13 +85,6 @@ def test_each_record_is_an_artefact(folder):
     assert UnlearningRecord.from_json(Path(entry.local_path).read_text()).tasks == (0,)
 
 
-def test_a_given_name_and_job_type_are_kept(tmp_path):
-    run_in(tmp_path, name="mine", job_type="reference")
-    (found,) = run_folders(tmp_path)
-    assert read_offline_run(found).name == "mine"
-    assert read_offline_run(found).job_type == "reference"
-
-
 class Finished:
     def __init__(self, folder: Path) -> None:
         with WandBLogger(dir=folder, mode="offline") as logger, (folder / "log.txt").open("w") as text:

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from support.fault_injection import FailsAtEvent
 from support.small_networks import NETWORKS
 from support.strategies import learn
 from support.strategy_state import state
@@ -170,22 +169,3 @@ def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
     assert model.tasks == ()
     assert dict(model.masks) == {}
     assert model.embedding is None
-
-
-def test_a_task_without_a_mask_uses_every_unit():
-    model = build("mlp").eval()
-    model.add_head(4, 3)
-    x = torch.rand(5, 1, 8, 8)
-    assert torch.equal(model(x, 4), model.head(4)(model.masked_features(x, torch.ones(model.n_units))))
-
-
-def test_a_task_that_failed_before_its_first_step_leaves_no_head():
-    model = MaskedModel(MLP(64, hidden=(16,), features=8))
-    strategy = HAT(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=64)
-    fails = FailsAtEvent("before_training_exp", RuntimeError)
-    strategy.plugins.insert(0, fails)  # before the plugin that takes the snapshot
-    with pytest.raises(RuntimeError, match="injected"):
-        strategy.train(SplitDigits().train_stream[0])
-    assert model.tasks == (0,)
-    strategy.abort_training()
-    assert model.tasks == ()

@@ -287,14 +287,6 @@ def test_compressed_masks_after_tasks_were_taken_out(gone):
     assert all(torch.equal(other.binary_mask(task), mask) for task, mask in masks.items())
 
 
-def test_a_state_from_the_middle_of_a_task_is_refused():
-    model = SubnetModel(MLP(3, hidden=(), features=2))
-    model.add_head(0, 2)
-    model.start_task(0, torch.randn(model.n_weights))
-    with pytest.raises(ValueError, match="middle of a task"):
-        SubnetModel(MLP(3, hidden=(), features=2)).load_state_dict(model.state_dict())
-
-
 def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
     model, x = build("conv", tasks=(5, 6, 7))
     names = set(model.state_dict())

@@ -1,6 +1,5 @@
 """Choice of weights by their scores: exactly k of them, and by thresholds the same as by marks."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -54,27 +53,6 @@ def test_a_threshold_finds_the_largest_magnitudes_from_any_first_guess(values, s
     for _ in range(2):  # a guess that may be bad, then a good one
         top.update(values)
         assert sifted(top, values) == slow_marks(values.abs().tolist(), k)
-
-
-def test_only_scores_near_the_last_threshold_are_ranked(monkeypatch):
-    """The scores change as in a training, and many are equal; only the first step ranks all of them."""
-    generator, ranked, k = torch.Generator().manual_seed(0), [], 9_000
-    partition = np.partition
-    monkeypatch.setattr(np, "partition", lambda values, place: ranked.append(len(values)) or partition(values, place))
-    values, top = torch.rand(100_003, generator=generator) - 0.5, MovingTop(100_003, k)
-    for step in range(12):
-        slow = torch.empty_like(values)
-        top.update(values)
-        assert len(ranked) == 1
-        assert ranked == [len(values)] if step == 0 else max(ranked) < len(values) / 20
-        mark_by_sorting(values.abs(), k, slow)
-        assert sifted(top, values) == slow.tolist()
-        ranked.clear()
-        values = values + 5e-4 * torch.randn(len(values), generator=generator)
-        if step % 2:
-            values = (values * 5000).round() / 5000  # ties
-        if step % 7 == 3:
-            values = 1.003 * values  # outside the narrow band
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

@@ -16,7 +16,7 @@ from experiments import compare, comparison
 from experiments.comparison_figure import draw
 from experiments.methods import METHODS, make
 from experiments.streams import Stream, _split, accuracy_on
-from experiments.trials import Settings, best, rows_of, rows_tested, search
+from experiments.trials import Settings, best, rows_of, rows_tested
 
 ROWS = rows_of(comparison.OUTPUT)
 
@@ -62,26 +62,6 @@ def test_settings_were_chosen_on_validation_images_from_equally_many_trials():
     for row in rows_tested(ROWS):
         what = {name: row[name] for name in names}
         assert row["settings"] == best(ROWS, "settings", **what), what
-
-
-@pytest.mark.parametrize(("method", "winner"), [("AmnesiacHAT", 0), ("WSN", 3), ("Naive", 3)])
-def test_a_search_is_six_trials_around_the_best_rate(method, winner):
-    rates, setting, tried = comparison.rates_of(method, "rotated"), METHODS[method].setting, []
-
-    def measure(settings):
-        tried.append(settings)
-        return float(len(tried) == winner + 1)
-
-    search(rates, setting, comparison.BETWEEN, measure)
-    assert len({str(settings) for settings in tried}) == len(tried) == 6
-    lower, higher = tried[4:]
-    if setting is None:
-        assert lower.lr < tried[winner].lr < higher.lr
-    else:
-        name, _, _ = setting
-        assert lower.options[name] < tried[winner].options[name] < higher.options[name]
-        assert lower.lr == higher.lr == tried[winner].lr
-    assert {lower.optimizer, higher.optimizer} == {tried[winner].optimizer}
 
 
 @pytest.mark.parametrize("method", ["AmnesiacHAT", "HAT", "EWC"])

@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from avalanche_amnesia import MLP, References, UnlearningPlugin, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, SideNetworks
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.baselines.clpu import CLPUPlugin
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.baselines.pall import PALLPlugin
@@ -194,17 +194,3 @@ def test_wrong_arguments_of_baselines_are_refused():
     for kind in RIVALS:
         with pytest.raises(TypeError, match=WRAPS[kind].__name__):
             kind(model=model, optimizer=Adam(model.parameters()))
-
-
-def test_clpu_predicts_mixed_batches_and_loads_its_state():
-    strategy = learn(rival(CLPUDERpp, train_epochs=1), with_unlearning(STREAM, {}, permanent=[0]).train_stream[:3])
-    model = strategy.model.eval()
-    x, labels = TEST[0].tensors[0][:7], torch.tensor([2, 0, 1, 0, 2, 1, 1])
-    with torch.no_grad():
-        mixed = model(x, labels)
-        for row, task in enumerate(labels.tolist()):
-            torch.testing.assert_close(mixed[row], model(x[row : row + 1], task)[0])
-        twin = SideNetworks(MLP(64, hidden=(48,), features=32))
-        twin.load_state_dict(model.state_dict())
-        assert twin.main_tasks == (0,)
-        assert torch.equal(twin.eval()(x, 2), model(x, 2))

@@ -17,7 +17,7 @@ from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of
 from avalanche_amnesia.lab.study.sweep import jobs_of, sweep
 
-CELLS = cells_of(TINY, scenarios=["newest"], seeds=[1])
+CELLS = cells_of(TINY, seeds=[1])
 
 
 @pytest.fixture(scope="module")

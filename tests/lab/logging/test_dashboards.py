@@ -102,7 +102,7 @@ def test_json_lines_have_the_content_of_wandbs_offline_run(shown: Shown) -> None
         {name: value for name, value in run.summary.items() if isinstance(value, dict) and "last" in value}
         for run in (ours, theirs)
     ]
-    named = {name for name in summaries[0] if "Figure" not in name}
+    named = {name for name in summaries[0] if "Figure" not in name and "Task000" not in name}  # it is learned again
     assert len(named) > 10
     assert {name: summaries[0][name] for name in named} == {name: summaries[1][name] for name in named}
     assert ours.records == [UnlearningRecord.from_json(shown.record.to_json())]

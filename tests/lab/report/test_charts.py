@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell
+from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Scale, Series, legend_of, scale_of
 from avalanche_amnesia.lab.report.page import _environment
@@ -65,16 +65,6 @@ def test_numbers_below_detection_are_drawn_below_all_decades() -> None:
     assert [at for at, _ in scale.ticks] == [0, 25, 50, 75, 100]
     assert (scale.place(0.0), scale.place(1e-17), scale.place(1e-3)) == (0, 0, pytest.approx(50))
     assert scale_of(BITS, []).ticks[0] == (0, "below")
-
-
-def test_charts_of_many_tasks_stay_small() -> None:
-    large = drawn("matrix", Matrix("x", "y", range(200), range(200), [[Cell(0.5)] * 200] * 200, ""))
-    assert len(large) < 150_000
-    assert ">50</td>" not in large  # no room for numbers
-    series = [Series("here", "x", [(n, spread(0.5, 0.1)) for n in range(200)])]
-    long = LineChart("x", "y", series, SHARE, scale_of(SHARE, series), range(200), [])
-    assert len(long.places) <= 15
-    assert len(drawn("lines", long, "x")) < 100_000
 
 
 def test_charts_have_the_colours_of_the_page_in_light_and_dark_mode() -> None:

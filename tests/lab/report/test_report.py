@@ -9,10 +9,9 @@ from statistics import mean
 import pytest
 from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
 
-from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Spread
-from avalanche_amnesia.lab.report.wording import listed, over_seeds, percent, points, times
+from avalanche_amnesia.lab.report.wording import over_seeds, percent
 
 
 class Page(HTMLParser):
@@ -210,14 +209,3 @@ def test_the_page_loads_nothing_and_its_links_stay_on_it(html, page):
 
 def test_equal_runs_give_equal_bytes(html):
     assert html == report_page(runs_of(content(), timings=True))
-
-
-def test_numbers_are_written_in_words():
-    assert [points(value) for value in (0.0, 0.0001, -0.007)] == ["0.0\xa0points", "0.0\xa0points", "−0.7\xa0points"]
-    assert [times(value) for value in (1.84, 149.4, 12345.6)] == ["1.8\xa0×", "150\xa0×", "12,000\xa0×"]
-    told = [distance_in_words(value) for value in (0.0, 0.9e-9, 1e-9, 0.00005, 0.0108, 149.448)]
-    assert told == ["below detection", "below detection", "1.0e-9", "5.0e-5", "0.011", "150"]
-    assert [listed(items) for items in ([], [0], [0, 1], [0, 1, 4])] == ["", "0", "0 and 1", "0, 1 and 4"]
-    assert over_seeds(None, percent) == "–"
-    assert over_seeds(Spread(0.5, 0.4, 0.6, 2), percent) == "50.0\xa0% (40.0 to 60.0\xa0%)"
-    assert over_seeds(Spread(0.5, 0.5, 0.5, 2), percent) == "50.0\xa0%"

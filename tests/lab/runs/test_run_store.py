@@ -94,19 +94,6 @@ def test_pruning_a_task_deletes_every_state_trained_on_it(tmp_path):
     assert not list((tmp_path / "blobs").iterdir())
 
 
-def test_seconds_of_a_state_deleted_by_another_process_are_known(tmp_path):
-    through(RunStore(tmp_path).run(brief()), (0, 1))
-    run = through(RunStore(tmp_path).run(brief()), (0, 1))
-    RunStore(tmp_path).prune(0)
-    assert run.seconds() > 0
-    assert run.computed == 2
-    taken = through(RunStore(tmp_path).run(brief()), (0, 1))
-    assert taken.strategy.model.tasks == (0, 1)
-    RunStore(tmp_path).prune(0)
-    assert taken.seconds() > 0
-    assert taken.computed == 0
-
-
 def pruned_often(path, done):
     store = RunStore(path)
     while not done.exists():
