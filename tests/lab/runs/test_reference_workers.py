@@ -141,6 +141,6 @@ while not store.nodes():
 @pytest.mark.slow
 def test_a_script_without_a_main_guard_and_with_own_classes_has_workers_and_does_not_wait_for_them(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert 1 <= len(RunStore(tmp_path / "store").nodes()) < 10
