@@ -22,6 +22,12 @@ DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT /
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 WITHOUT_PYTHON = {"architecture.md", "citations.md", "concepts.md", "experiments.md"}
 WITH_PYTHON = [name for name in [*PAGES, "first_request.ipynb"] if name not in WITHOUT_PYTHON]
+FORKED = """
+from support.forked_interpreters import forked_interpreters
+forked = forked_interpreters()
+forked.__enter__()
+"""
+"""Lets workers of a page's sweep be forked: each would import the host first."""
 NOTEBOOK_ENDS = "exact\nall bits equal: True"
 PRINTS = {
     "getting_started.md": ["torch.Size([16])", "approximate"],
@@ -42,8 +48,9 @@ def written(path: Path) -> list[str]:
 @pytest.mark.parametrize("name", WITH_PYTHON)
 def test_the_python_of_every_page_runs(name, tmp_path):
     script = tmp_path / "pasted.py"
-    script.write_text("\n".join(written(DOCS / name)))
-    assert script.read_text()
+    blocks = written(DOCS / name)
+    assert blocks
+    script.write_text("\n".join([FORKED, *blocks]))
     printed = run_script(script)
     for words in PRINTS.get(name, []):
         assert words in printed
