@@ -147,14 +147,14 @@ def called(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_methods_are_compared_over_seeds(called, tmp_path, capsys):
-    methods = ("hat", "amnesiac_hat", "ewc")
-    budget = ("--epochs", "2", "--n-train", "500", "--n-test", "200")
+    methods = ("hat", "ewc")
+    budget = ("--epochs", "1", "--n-train", "200", "--n-test", "100")
     rows = called("--methods", *methods, "--seeds", "0", "1", *budget, "--requests", '{"1": [0]}')
     assert [(row["method"], row["seed"]) for row in rows] == [(method, seed) for method in methods for seed in "01"]
     controls = [row for row in rows if row["method"] == "hat"]
     assert all(float(row["ad"]) == 0 for row in controls)  # it never unlearned: it is its own full model
     assert "± " in capsys.readouterr().out
-    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 6
+    assert len(list(tmp_path.glob("wandb/offline-run-*"))) == 4
 
 
 def test_a_bad_request_is_refused_before_training(called):
