@@ -91,14 +91,6 @@ def test_the_deadline_counts_all_later_trainings():
     assert ledger.unlearnable == (2,)
 
 
-def test_the_deadline_of_a_task_learned_again_starts_again():
-    ledger = ledger_of(0, 1, deadline=2)
-    ledger.forget([0])
-    ledger.learn(0)
-    ledger.learn(2)
-    assert ledger.permanent == {1}
-
-
 @pytest.mark.parametrize("value", ["1", 1.5, True, None, 0, -1])
 def test_a_task_and_a_deadline_must_be_ints(value):
     if value not in (0, -1):
@@ -132,13 +124,6 @@ def test_a_bad_request_names_event_and_rule_and_changes_nothing(tasks, message):
     for ask in (ledger.check, ledger.forget):
         with pytest.raises(RequestError, match=f"^before task 3: .*{message}"):
             ask(tasks, "before task 3", known={0, 1, 2, 3})
-    assert ledger.state_dict() == before
-
-
-def test_check_returns_the_tasks_and_changes_nothing():
-    ledger = ledger_of(0, 1, 2)
-    before = ledger.state_dict()
-    assert ledger.check(iter([2, 0]), "after task 2") == (2, 0)
     assert ledger.state_dict() == before
 
 

@@ -40,13 +40,6 @@ def test_an_error_undoes_all_changes_in_reverse_order():
     assert entries == ["taken back"]
 
 
-def test_changes_without_a_commit_are_undone():
-    holder = Holder()
-    with Transaction() as change:
-        change.set(holder, kept=[])
-    assert holder.kept == [1, 2]
-
-
 def test_committed_changes_stay():
     holder, layer, entries = Holder(), nn.Linear(2, 2), ["first"]
     with Transaction() as change:

@@ -83,12 +83,6 @@ def test_the_size_of_a_split_subset_counts_the_whole_stream():
                 assert abs(kept - available * n / total) < 1
 
 
-def test_the_size_of_a_permuted_subset_counts_each_task():
-    benchmark = PermutedDigits(3, n_train=40, n_test=20)
-    assert [len(e.dataset) for e in benchmark.train_stream] == [40] * 3
-    assert [len(e.dataset) for e in benchmark.test_stream] == [20] * 3
-
-
 def test_permutations_move_the_pixels_one_by_one():
     train = PermutedDigits(4, n_train=30, n_test=10).train_stream
     plain = train[0].tensors[0].flatten(1)
@@ -105,22 +99,11 @@ def test_permutations_move_the_pixels_one_by_one():
     assert len({*orders, tuple(range(64))}) == 4
 
 
-def test_train_and_test_of_a_task_have_the_same_permutation():
-    benchmark = PermutedDigits(2)
-    train, test = (benchmark.streams[name][1]._samples.transform.steps[0].order for name in ("train", "test"))
-    assert torch.equal(train, test)
-
-
 def test_a_permutation_depends_only_on_seed_and_task():
     short, long, other = PermutedDigits(2), PermutedDigits(4, n_train=50), PermutedDigits(2, seed=1)
     orders = [b.train_stream[1]._samples.transform.steps[0].order for b in (short, long, other)]
     assert torch.equal(orders[0], orders[1])
     assert not torch.equal(orders[0], orders[2])
-
-
-def test_permuted_tasks_share_one_tensor():
-    train = PermutedDigits(10).train_stream
-    assert len({e._samples.base.data_ptr() for e in train}) == 1
 
 
 def test_a_stratified_choice_keeps_the_shares_of_unequal_classes():

@@ -7,7 +7,6 @@ import pytest
 import torch
 from avalanche.benchmarks import (
     DatasetExperience,
-    EagerCLStream,
     benchmark_from_datasets,
     benchmark_with_validation_stream,
     class_incremental_benchmark,
@@ -31,7 +30,7 @@ from support.strategies import make, stock
 from support.strategy_state import bits, unchanged, unlearning_plugin
 from torch.utils.data import TensorDataset
 
-from avalanche_amnesia import MultiHeadModel, References, TaskError, unlearned_accuracy_metrics, with_unlearning
+from avalanche_amnesia import MultiHeadModel, TaskError, with_unlearning
 from avalanche_amnesia.models import UnknownTaskError
 
 
@@ -153,14 +152,6 @@ def test_a_validation_stream_keeps_the_tasks_of_its_samples(kind):
     assert strategy.model.tasks == (1, 2)
 
 
-def test_references_and_metrics_accept_a_validation_stream():
-    benchmark = benchmark_with_validation_stream(tiny.tasks(), 0.25)
-    references = References(tiny.strategy, benchmark)
-    metric = unlearned_accuracy_metrics(benchmark, references)[0]
-    assert sorted(metric.test_experiences) == [0, 1]
-    assert references.reference([1]).tasks == (1,)
-
-
 def test_a_part_of_a_task_is_refused_with_settings_that_would_train_it():
     stream = split_online_stream(tiny.tasks().train_stream, experience_size=4)
     strategy = tiny.strategy()
@@ -176,13 +167,3 @@ def test_a_single_experience_counts_as_a_stream():
     with pytest.warns(UserWarning, match="each of its 1 experiences"):
         strategy.train(alone)
     assert strategy.model.tasks == (0,)
-
-
-def test_a_repeated_task_may_be_unlearned_between_its_trainings():
-    first, second = tiny.tasks().train_stream
-    stream = EagerCLStream("train", [first, second, first])
-    strategy = tiny.strategy()
-    strategy.train(stream[:2])
-    strategy.unlearn([0])
-    strategy.train(stream[2])
-    assert strategy.model.tasks == (1, 0)

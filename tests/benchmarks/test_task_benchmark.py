@@ -66,12 +66,6 @@ def test_the_timeline_has_lists_for_tasks_of_unequal_size():  # traps 2 and 3
     ]
 
 
-def test_the_data_sets_are_task_aware():  # trap 4
-    experience = SplitDigits().train_stream[2]
-    assert list(experience.dataset.task_set) == [2]
-    assert set(experience.dataset.targets) == {0, 1}
-
-
 def test_task_labels_come_last_in_a_minibatch():  # trap 5
     for experience in SplitDigits().test_stream:
         batch = next(iter(DataLoader(experience.dataset, batch_size=4)))
@@ -88,19 +82,6 @@ def test_streams_and_experiences_know_their_benchmark():  # trap 7
         assert stream[1:3].benchmark is benchmark
 
 
-def test_the_benchmark_counts_its_classes():
-    x, y = data()
-    benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4]])
-    assert (benchmark.n_classes, benchmark.n_classes_per_exp) == (3, [2, 3])
-
-
-def test_tensors_is_none_once_the_data_set_was_replaced():
-    experience = SplitDigits().train_stream[0]
-    assert experience.tensors is not None
-    experience._dataset = experience.dataset.subset(range(5))
-    assert experience.tensors is None
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 def test_labels_are_found_without_reading_samples(lazy):
     x, y = data()
@@ -111,11 +92,6 @@ def test_labels_are_found_without_reading_samples(lazy):
     experience._dataset = experience.dataset.subset([7, 2, 3])
     assert targets_of(experience).tolist() == list(experience.dataset.targets)
     assert len(targets_of(experience)) == 3
-
-
-def test_a_sample_may_be_one_number():
-    x, y = torch.tensor([0.0, float("nan"), 2.0, float("inf")]), torch.tensor([0, 0, 1, 1])
-    assert task_benchmark((x, y), (x, y), [[0, 1]]).train_stream[0].not_finite().tolist() == [1, 3]
 
 
 def test_samples_that_are_not_finite_are_found():
@@ -129,14 +105,6 @@ def test_samples_that_are_not_finite_are_found():
         slow = (~samples.flatten(1).isfinite().all(1)).nonzero()[:, 0]
         assert torch.equal(experience.not_finite(), slow)
         assert len(slow)
-
-
-def test_bytes_reach_the_model_as_floats_of_the_same_value():
-    x = torch.tensor([[[[0, 255]]], [[[7, 128]]]], dtype=torch.uint8)
-    y = torch.tensor([0, 1])
-    experience = task_benchmark((x, y), (x, y), [[0, 1]]).train_stream[0]
-    assert experience.tensors[0].tolist() == x.float().tolist()
-    assert experience.dataset[1][0].dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", ["list", "tensor", "array", "none"])

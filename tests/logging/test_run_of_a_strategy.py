@@ -1,11 +1,17 @@
-"""Settings, name, summary and records of the W&B run of a strategy."""
+"""Settings, name, summary, records, rows and axes of the W&B run of a strategy, of this package or of Avalanche."""
 
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
-from avalanche.evaluation.metrics import accuracy_metrics
+from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
+from avalanche.logging import InteractiveLogger, TensorboardLogger, TextLogger
 from avalanche.training.plugins import EvaluationPlugin
-from support.strategies import DIGITS, amnesiac
+from avalanche.training.supervised import Naive
+from support.logged_runs import LoggedRun
+from support.strategies import DIGITS, amnesiac, make
 from support.wandb_files import read_offline_run, records, run_folders
 from wandb.proto import wandb_internal_pb2
 
@@ -79,8 +85,51 @@ def test_each_record_is_an_artefact(folder):
     assert UnlearningRecord.from_json(Path(entry.local_path).read_text()).tasks == (0,)
 
 
-def test_a_given_name_and_job_type_are_kept(tmp_path):
-    run_in(tmp_path, name="mine", job_type="reference")
-    (found,) = run_folders(tmp_path)
-    assert read_offline_run(found).name == "mine"
-    assert read_offline_run(found).job_type == "reference"
+class Finished:
+    def __init__(self, folder: Path) -> None:
+        with WandBLogger(dir=folder, mode="offline") as logger, (folder / "log.txt").open("w") as text:
+            evaluator = EvaluationPlugin(
+                accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+                loss_metrics(epoch=True, experience=True),
+                forgetting_metrics(experience=True, stream=True),
+                loggers=[InteractiveLogger(), TextLogger(text), TensorboardLogger(folder / "tb"), logger],
+            )
+            strategy = make(Naive, optimizer="sgd", train_mb_size=64, evaluator=evaluator)
+            for experience in DIGITS.train_stream[:2]:
+                strategy.train(experience)
+                strategy.eval(DIGITS.test_stream[:2])
+            self.all_metrics = evaluator.get_all_metrics()
+            self.iterations = strategy.clock.train_iterations
+        self.run: LoggedRun = read_offline_run(*run_folders(folder))
+
+    def rows_with(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.run.rows if name in row]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    return Finished(tmp_path_factory.mktemp("finished"))
+
+
+def test_every_value_collected_by_avalanche_is_in_a_row(finished: Finished) -> None:
+    logged = Counter(name for row in finished.run.rows for name in row)
+    assert len(finished.all_metrics) > 10
+    for name, (_, values) in finished.all_metrics.items():
+        assert logged[name] == len(values)
+        if isinstance(values[0], float):
+            assert [row[name] for row in finished.rows_with(name)] == values
+
+
+def test_the_axes_of_the_rows_never_decrease(finished: Finished) -> None:
+    axes = [(row["iteration"], row["task"], row["event"]) for row in finished.run.rows]
+    for before, after in pairwise(axes):
+        assert all(a <= b for a, b in zip(before, after, strict=True))
+    assert axes[0] == (0, -1, 0)
+    assert axes[-1] == (finished.iterations, 1, 2)  # two task ends
+
+
+def test_each_metric_has_its_axis_and_evaluations_the_counter_of_their_moment(finished: Finished) -> None:
+    for name in finished.all_metrics:
+        assert finished.run.metrics[name] == ("task" if "eval_phase" in name else "iteration")
+    name = next(n for n in finished.all_metrics if n.startswith("Top1_Acc_Stream/eval_phase/test_stream"))
+    assert [row["task"] for row in finished.rows_with(name)] == [0, 1]

@@ -110,14 +110,6 @@ def test_finish_again_does_nothing_and_later_values_are_refused(recorder: Record
     assert [row["x"] for row in recorder.read().rows] == [1]
 
 
-def test_finish_returns_after_everything_is_written(recorder: Recorder) -> None:
-    for step in range(300):
-        recorder.log("x", step)
-    run = recorder.read()
-    assert run.complete
-    assert [row["x"] for row in run.rows] == list(range(300))
-
-
 class GrowingFile:
     """A file that grows during the first calls of ``stat``."""
 

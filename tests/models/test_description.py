@@ -43,23 +43,6 @@ def test_counts_and_shares_equal_those_of_the_masks():
     assert [type(n) for n in shares["all"].values()] == [float] * 4 + [int]
 
 
-def test_the_table_follows_the_remaining_masks():
-    model = model_with([0, 1])
-    before = utilisation(model)
-    model.remove_task(0)
-    after = utilisation(model)
-    assert list(after["all"]) == [1, "any", "units"]
-    assert column(after, "any") == column(after, 1) == column(before, 1)
-    model.start_task(5, torch.ones(model.n_units))  # in training: no mask yet
-    assert list(utilisation(model)["all"]) == [1, "any", "units"]
-
-
-def test_a_model_without_tasks_uses_nothing():
-    table = utilisation(model_with([]))
-    assert list(table["all"]) == ["any", "units"]
-    assert column(table, "any") == [0, 0, 0, 0]
-
-
 def test_a_layer_called_all_is_refused():
     model = MaskedModel(Net(lambda net, x: torch.relu(net.all(x)), all=nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="a layer of the model is called 'all'"):

@@ -1,18 +1,16 @@
-"""The MLP's options: the forward against a few lines of tensors, protection under masks, exact unlearning, refusals."""
+"""The MLP's options: the forward against a few lines of tensors, protection of its activations, refusals."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from support.parameter_use_oracle import random_mask, use_by_perturbation
 from support.small_runs import assert_retained, make, permuted
-from support.strategies import DIGITS, amnesiac, learn
-from support.strategy_state import assert_nothing_stray, bits
+from support.strategy_state import bits
 from torch import nn
 from torch.nn.functional import batch_norm, layer_norm
 
-from avalanche_amnesia import HAT, MLP, WSN, AdaHAT, AdaHATRule, MaskedModel, SubnetModel
+from avalanche_amnesia import MLP, AdaHAT, AdaHATRule, MaskedModel, SubnetModel
 
 
 def leaky():
@@ -31,13 +29,6 @@ NORMS = {
     "batch": lambda x: batch_norm(x, None, None, training=True),
     "layer": lambda x: layer_norm(x, x.shape[1:]),
 }
-OPTIONS = {
-    "sigmoid, no bias": {"activation": nn.Sigmoid, "bias": False},
-    "batch norm": {"norm": "batch"},
-    "layer norm, no bias, gelu": {"norm": "layer", "bias": False, "activation": nn.GELU},
-    "batch norm, no bias, leaky": {"norm": "batch", "bias": False, "activation": leaky},
-}
-with_options = pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 net = partial(MLP, 64, hidden=(24,), features=16)
 
 
@@ -69,47 +60,6 @@ def test_the_default_draws_and_computes_the_same_as_linear_layers_and_relu():
     ours = mlp(x)
     torch.manual_seed(4)
     assert torch.equal(ours, drop(torch.relu(second(drop(torch.relu(first(x)))))))
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("norm", NORMS)
-def test_used_entries_are_the_entries_whose_change_shows(activation, bias, norm):
-    torch.manual_seed(1)
-    options = {"activation": ACTIVATIONS[activation][0], "bias": bias, "norm": norm}
-    model = MaskedModel(MLP(6, hidden=(7,), features=5, **options)).eval()
-    mask, x = random_mask(model, 3), torch.randn(16, 6)
-    use = model.graph.parameter_use(model.by_layer(mask))
-    for name, reaches in use_by_perturbation(model, mask, x).items():
-        found = (use[name] > 0).expand_as(reaches)
-        assert bool((found | (reaches == 0)).all()), f"{name}: an unused entry changes the features"
-        assert not bool(found.all()), name
-        if norm == "none":
-            assert torch.equal(found, reaches > 0), name
-
-
-@with_options
-@pytest.mark.parametrize("kind", [HAT, WSN])
-def test_earlier_tasks_keep_their_bits(options, kind):
-    model = MaskedModel(net(**options)) if kind is HAT else SubnetModel(net(**options), density=0.3)
-    assert_retained(make(kind, model=model, optimizer="adam decay"), permuted(3))
-
-
-@with_options
-def test_an_exact_unlearning_equals_the_retrained_model(options):
-    def learned(tasks):
-        strategy = amnesiac(net=lambda: net(**options), train_mb_size=32)
-        return learn(strategy, [DIGITS.train_stream[t] for t in tasks])
-
-    strategy = learned(range(3))
-    assert strategy.unlearn([2]).claim == "exact"
-    assert bits(strategy.model) == bits(learned([0, 1]).model)
-
-
-@with_options
-def test_unlearning_leaves_no_entry_without_an_owner(options):
-    strategy = amnesiac(net=lambda: net(**options), adjustment="adahat", train_epochs=1, train_mb_size=32)
-    assert_nothing_stray(strategy, DIGITS.train_stream, [[1], [0, 3], [2]])
 
 
 def test_the_weight_of_an_activation_is_frozen_after_the_first_task_or_refused():

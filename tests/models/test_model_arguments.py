@@ -60,7 +60,7 @@ def test_lazy_modules_must_run_once_first(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("backbone", [None, MLP, "resnet18", lambda x: x], ids=["none", "class", "name", "function"])
+@pytest.mark.parametrize("backbone", [None, MLP], ids=["none", "class"])
 def test_a_backbone_must_be_a_module(kind, backbone):
     with pytest.raises(TypeError, match=r"backbone must be an object of Module, got .*: a feature extractor, such as"):
         kind(backbone)
@@ -93,38 +93,6 @@ def test_only_a_module_or_a_parameter_can_be_declared(name, message):
     for option in ("frozen", "task_owned"):
         with pytest.raises(ValueError, match=message):
             MaskedModel(Buffered(), **{option: [name]})
-
-
-class Branching(nn.Module):
-    """Its own forward branches on values, so no submodule can be declared for that."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(8, 8)
-
-    def forward(self, x):
-        return torch.relu(self.inner(x)) if x.sum() > 0 else self.inner(x)
-
-
-class Counting(Branching):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        return torch.relu(self.inner(x))
-
-
-@pytest.mark.parametrize("backbone", [Branching, Counting])
-def test_a_backbone_that_cant_be_traced_is_not_asked_to_be_declared(backbone):
-    with pytest.raises(
-        ModelError, match=r"move that part into a module of its own.*trace nothing.*SubnetModel\(backbone\)"
-    ):
-        MaskedModel(backbone(), input_shape=(8,))
-    holder = nn.Sequential(nn.Linear(8, 8), backbone())
-    with pytest.raises(ModelError, match=r"declare the module that holds it: MaskedModel\(backbone, .*\['1'\]"):
-        MaskedModel(holder, input_shape=(8,))
 
 
 @pytest.mark.parametrize("width", [0, 8.0, True])

@@ -122,15 +122,6 @@ def test_a_cumulative_mask_is_the_union_of_the_tasks_masks(name):
         model.masks[2]
 
 
-@pytest.mark.parametrize("name", ["mlp", "masked biases", "conv"])
-def test_a_mixed_batch_equals_each_task_on_its_own_samples(name):
-    model, x = build(name)
-    labels = torch.tensor([3, 1] * 10)
-    mixed = model(x, labels)
-    for task in (3, 1):
-        assert torch.allclose(mixed[labels == task], model(x[labels == task], task))
-
-
 def test_gradients_equal_autograd_s_through_a_straight_through_estimator():
     model = SubnetModel(MLP(6, hidden=(5,), features=4), density=0.4, bias="masked")
     model.add_head(0, 3)
@@ -156,33 +147,13 @@ def test_gradients_equal_autograd_s_through_a_straight_through_estimator():
         assert not ours.view(-1)[~model.by_layer(marks)[name].bool()].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_gradients_of_scores_take_the_sign_of_the_score_and_zero_counts_as_negative(dtype):
+def test_gradients_of_scores_take_the_sign_of_the_score_and_zero_counts_as_negative():
+    dtype = torch.bfloat16
     model = SubnetModel(MLP(6, hidden=(5,), features=4))
     scores = torch.tensor([2.0, -3.0, 1e-30, -1e-30, 0.0, -0.0, float("inf")], dtype=dtype)
     slopes = torch.randn(7, dtype=dtype)
     signs = torch.tensor([1, -1, 1, -1, -1, -1, 1], dtype=dtype)
     assert torch.equal(model.straight_through(slopes.clone(), scores), slopes * signs)
-
-
-def test_a_layer_without_a_backward_pass_has_no_gradient():
-    class TwoPaths(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.used, self.unused = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x):
-            return self.used(x)
-
-    model = SubnetModel(TwoPaths(), n_features=2)
-    model.add_head(0, 2)
-    model.start_task(0, torch.randn(model.n_weights))
-    model(torch.rand(4, 3), 0).sum().backward()
-    model.pass_gradients()
-    by_name = model.by_layer(model.scores.grad)
-    assert by_name["used.weight"].any()
-    assert not by_name["unused.weight"].any()
-    assert model.backbone.unused.weight.grad is None
 
 
 def test_biases_are_removed_or_masked_in_layers_and_heads():
@@ -223,23 +194,6 @@ def test_the_norm_of_a_task_starts_from_the_backbone_and_is_fixed_after_training
     assert all(torch.equal(v, kept[n]) for n, v in model.state_dict().items())
     assert not backbone.norm.weight.requires_grad
     assert not model.task_parts(0)["norm"].weight.requires_grad
-
-
-def test_a_frozen_parameter_is_frozen_in_every_copy():
-    backbone = ConvNet()
-    backbone.norm.weight.requires_grad_(False)
-    backbone.linear.weight.requires_grad_(False)
-    model = SubnetModel(backbone, n_features=5)
-    model.add_head(0, 2)
-    model.set_trainable(0, True)
-    assert not model.task_parts(0)["norm"].weight.requires_grad
-    assert model.task_parts(0)["norm"].bias.requires_grad
-    assert "linear.weight" not in model.graph.layers
-
-
-def test_norms_by_batch_statistics_save_nothing():
-    model, _ = build("conv, batch statistics")
-    assert not [n for n in model.state_dict() if "norm" in n or "group" in n]
 
 
 class Loose(nn.Module):
@@ -310,19 +264,18 @@ def test_a_model_is_saved_and_loaded(name, how, tmp_path):
         assert torch.equal(other.eval()(x, task), model(x, task))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_compressed_masks_are_read_without_the_weights_and_damaged_ones_change_nothing(dtype):
+def test_compressed_masks_are_read_without_the_weights_and_damaged_ones_change_nothing():
     (model, _), (other, _) = build("conv", tasks=(10, 2)), build("conv", tasks=())
     state = model.compressed_state()
     with pytest.raises(ValueError, match="no encoded masks of 2 tasks over"):
         other.load_compressed_state(state | {"masks": state["masks"][:-1]})
     assert other.tasks == ()
     moved = {name: value + 1 if name.startswith("backbone.") else value for name, value in state.items()}
-    other.to(dtype).load_compressed_state(moved)
+    other.to(torch.bfloat16).load_compressed_state(moved)
     assert all(torch.equal(other.binary_mask(task), model.binary_mask(task)) for task in (10, 2))
 
 
-@pytest.mark.parametrize("gone", [(), (5,), (6,), (5, 6, 7)])
+@pytest.mark.parametrize("gone", [(6,), (5, 6, 7)])
 def test_compressed_masks_after_tasks_were_taken_out(gone):
     model, _ = build("conv", tasks=(5, 6, 7))
     masks = {task: model.binary_mask(task) for task in model.masked_tasks if task not in gone}
@@ -332,14 +285,6 @@ def test_compressed_masks_after_tasks_were_taken_out(gone):
     other.load_compressed_state(copy.deepcopy(model).compressed_state())
     assert other.masked_tasks == tuple(masks)
     assert all(torch.equal(other.binary_mask(task), mask) for task, mask in masks.items())
-
-
-def test_a_state_from_the_middle_of_a_task_is_refused():
-    model = SubnetModel(MLP(3, hidden=(), features=2))
-    model.add_head(0, 2)
-    model.start_task(0, torch.randn(model.n_weights))
-    with pytest.raises(ValueError, match="middle of a task"):
-        SubnetModel(MLP(3, hidden=(), features=2)).load_state_dict(model.state_dict())
 
 
 def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
@@ -359,17 +304,6 @@ def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
     model.restore_task_state(state)
     assert set(model.state_dict()) == names
     assert model.masked_tasks == (5, 6, 7)
-
-
-def test_a_copy_runs_on_its_own():
-    model, x = build("conv")
-    copied = copy.deepcopy(model)
-    before = model(x, 3)
-    with torch.no_grad():
-        for parameter in copied.parameters():
-            parameter.add_(1.0)
-    assert torch.equal(model(x, 3), before)
-    assert not torch.equal(copied(x, 3), before)
 
 
 def test_an_error_in_the_backbone_leaves_its_weights_in_place():

@@ -1,14 +1,12 @@
 """Choice of weights by their scores: exactly k of them, and by thresholds the same as by marks."""
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from avalanche_amnesia.models import MLP, SubnetModel
+from avalanche_amnesia.models import SubnetModel
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, count_of_share, mark_by_sorting, mark_largest
 
 
@@ -57,27 +55,6 @@ def test_a_threshold_finds_the_largest_magnitudes_from_any_first_guess(values, s
         assert sifted(top, values) == slow_marks(values.abs().tolist(), k)
 
 
-def test_only_scores_near_the_last_threshold_are_ranked(monkeypatch):
-    """The scores change as in a training, and many are equal; only the first step ranks all of them."""
-    generator, ranked, k = torch.Generator().manual_seed(0), [], 9_000
-    partition = np.partition
-    monkeypatch.setattr(np, "partition", lambda values, place: ranked.append(len(values)) or partition(values, place))
-    values, top = torch.rand(100_003, generator=generator) - 0.5, MovingTop(100_003, k)
-    for step in range(12):
-        slow = torch.empty_like(values)
-        top.update(values)
-        assert len(ranked) == 1
-        assert ranked == [len(values)] if step == 0 else max(ranked) < len(values) / 20
-        mark_by_sorting(values.abs(), k, slow)
-        assert sifted(top, values) == slow.tolist()
-        ranked.clear()
-        values = values + 5e-4 * torch.randn(len(values), generator=generator)
-        if step % 2:
-            values = (values * 5000).round() / 5000  # ties
-        if step % 7 == 3:
-            values = 1.003 * values  # outside the narrow band
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("ties", [False, True])
 def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
@@ -103,29 +80,3 @@ def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
             by_thresholds.sift(layer, part, values, values)  # in place
             assert torch.equal(slow, values)
         scores = scores + (1 if ties else 0.001) * torch.randn(len(scores), generator=generator).round(decimals=step)
-
-
-class Marked(SubnetModel):
-    """Overrides ``choose``, so that no thresholds are used."""
-
-    def choose(self, scores, out=None):
-        return super().choose(scores, out)
-
-
-def test_a_training_with_thresholds_equals_one_with_marks():
-    def trained(kind):
-        torch.manual_seed(0)
-        model = kind(MLP(40, hidden=(50,), features=30))
-        model.add_head(0, 3)
-        model.start_task(0, torch.randn(model.n_weights))
-        steps = [torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam([model.scores], lr=1e-2)]
-        for _ in range(10):
-            model.open_subnet()
-            F.cross_entropy(model(torch.randn(9, 40), 0), torch.arange(9) % 3).backward()
-            model.pass_gradients()
-            for optimizer in steps:
-                optimizer.step()
-                optimizer.zero_grad()
-        return [p.detach().clone() for p in model.parameters()]
-
-    assert all(map(torch.equal, trained(SubnetModel), trained(Marked)))

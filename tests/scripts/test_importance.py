@@ -2,15 +2,13 @@
 
 import pytest
 import torch
-from support.strategies import learn, make
+from support.strategies import make
 from support.strategy_state import bits
 from torch.nn.functional import cross_entropy
 
-from avalanche_amnesia import AdaHATRule, MaskedModel, SplitDigits, load_state
+from avalanche_amnesia import AdaHATRule, SplitDigits, load_state
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.streams import SmallConvNet
 from avalanche_amnesia.training import TaskStrategy
-from avalanche_amnesia.training.update_rules import TaskUse
 from experiments.importance import input_gradient, output_contribution
 
 MEASURES = [input_gradient, output_contribution]
@@ -51,31 +49,6 @@ def test_the_output_contribution_equals_the_loss_of_a_closed_feature(trained):
     assert torch.allclose(last.square(), expected, rtol=0.15)
 
 
-@pytest.mark.parametrize("measure", MEASURES)
-def test_importance_is_0_outside_the_mask_and_at_most_1_inside(trained, measure):
-    model = trained[measure]
-    for task in (0, 1):
-        kept, mask = model.importance(task), model.binary_mask(task)
-        assert bool((kept[~mask] == 0).all())
-        assert [float(layer.max()) for layer in model.by_layer(kept).values()] == [1.0] * 3
-        assert len(kept.unique()) > 10
-    use = TaskUse(model)
-    first, second, _ = model.by_layer(sum(model.importance(task) for task in (0, 1))).values()
-    weight = next(name for name, factors in model.graph.factors.items() if len(factors) > 1 and "1" in name)
-    assert torch.equal(use.importance[weight], torch.minimum(second[:, None], first[None]))
-
-
-def test_convolutions_and_norms_have_importances():
-    model = MaskedModel(SmallConvNet(), input_shape=(3, 32, 32))
-    x, y = torch.randn(20, 3, 32, 32), torch.arange(20) % 2
-    model.add_head(0, 2)
-    model.start_task(0, torch.randn(model.n_units))
-    model.gate.open(100.0)
-    model.finish_task()
-    for measure in MEASURES:
-        assert bool((measure(model, 0, x, y) > 0)[model.binary_mask(0)].float().mean() > 0.5)
-
-
 def test_importance_is_saved_and_removed_with_its_task(tmp_path):
     made = strategy(input_gradient)
     made.train(STREAM[:2])
@@ -89,11 +62,6 @@ def test_importance_is_saved_and_removed_with_its_task(tmp_path):
     made.unlearn([1])
     assert not any(".1" in name for name in made.model.state_dict() if name.startswith("_importances"))
     assert "_importances.2" in made.model.state_dict()
-
-
-def test_a_measure_of_zeros_counts_like_the_mask():
-    made = learn(strategy(lambda model, *_: torch.zeros(model.n_units)), STREAM[:1])
-    assert torch.equal(made.model.importance(0), made.model.binary_mask(0).float())
 
 
 def test_wrong_measures_are_refused_and_the_training_is_undone():

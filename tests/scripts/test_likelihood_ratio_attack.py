@@ -23,9 +23,9 @@ def drawn(shift, runs=8, samples=300, seed=0):
 
 
 def test_the_attack_separates_two_normal_distributions_optimally():
-    found = likelihood_ratio_attack(*drawn(1.0, runs=60))
+    found = likelihood_ratio_attack(*drawn(1.0, runs=40))
     assert found.auc == pytest.approx(0.5 + math.erf(0.5) / 2, abs=0.02)  # Φ(1/√2)
-    assert 0.03 < found.tpr < 0.1  # Φ(1 − 2.33) = .092, minus the error of means of 59 runs
+    assert 0.03 < found.tpr < 0.1  # Φ(1 − 2.33) = .092, minus the error of means of 39 runs
     assert found.auc_interval[0] < found.auc < found.auc_interval[1]
     assert found.auc_interval[1] - found.auc_interval[0] < 0.1
 
@@ -37,13 +37,6 @@ def test_the_attack_finds_nothing_between_equal_distributions():
     one, _ = drawn(0.0)
     same = likelihood_ratio_attack(one, one)
     assert (same.auc, same.auc_interval, same.tpr, same.tpr_interval) == (0.5, (0.5, 0.5), 0.0, (0.0, 0.0))
-
-
-def test_samples_of_different_difficulty_are_calibrated_separately():
-    draw = torch.Generator().manual_seed(1)
-    hard = 20 * torch.randn(1, 300, generator=draw)  # a single threshold would see only this
-    with_task, never = (hard + torch.randn(8, 300, generator=draw) + by for by in (2.0, 0.0))
-    assert likelihood_ratio_attack(with_task, never).auc > 0.85
 
 
 def seeded(seed, **options):
@@ -73,11 +66,11 @@ def test_the_attack_finds_nothing_after_an_exact_unlearning():
 
 
 def test_the_attack_finds_a_task_that_was_not_unlearned():
-    found = likelihood_ratio_audit(shared, STREAM, 1, range(4), most=100)
+    found = likelihood_ratio_audit(shared, STREAM, 1, range(3), most=50)
     assert found.untouched.auc > 0.9
     assert found.untouched.auc_interval[0] > found.retrained.auc_interval[1]
     assert found.unlearned.auc < found.untouched.auc - 0.2
-    assert (found.unlearned.runs, found.unlearned.samples) == (4, 100)
+    assert (found.unlearned.runs, found.unlearned.samples) == (3, 50)
 
 
 PARTS = "samples must be positions in the 150 training samples of task 1, from 0"

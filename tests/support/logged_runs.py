@@ -17,21 +17,7 @@ from avalanche_amnesia.logging.run_logger import RunWriter, tells_of
 
 @dataclass
 class LoggedRun:
-    """Contents of a run's log.
-
-    Attributes:
-        id: identifier of the run.
-        name: its name.
-        project: W&B project in which it is, or would be.
-        group: its group.
-        job_type: its part in the group.
-        config: its settings.
-        summary: name → smallest, largest and last value, as W&B has them.
-        metrics: metric name → the metric it is drawn over; None where it has no axis.
-        rows: one dict per logged row.
-        records: of its unlearnings.
-        complete: whether it was finished; False for a run that is still going or was killed.
-    """
+    """Contents of a run's log; ``summary`` has the least, largest and last value by name, ``metrics`` each axis."""
 
     id: str = ""
     name: str = ""

@@ -22,7 +22,7 @@ TEST = BENCHMARK.test_stream
 
 
 wide = partial(MLP, 64, hidden=(32,), features=16)
-make = partial(amnesiac, net=wide, train_epochs=3)
+make = partial(amnesiac, net=wide, train_epochs=2)
 """Maker of a strategy for the permuted digits."""
 
 
@@ -37,13 +37,13 @@ def stock_maker(kind: Any, **method: Any) -> Callable[..., Any]:
 
 
 narrow = partial(MLP, 64, hidden=(24,), features=12)
-make_hat = partial(amnesiac, net=narrow, train_epochs=4)
-make_wsn = partial(strategies.make, WSN, net=narrow, wrap=partial(SubnetModel, density=0.3), train_epochs=4)
+make_hat = partial(amnesiac, net=narrow, train_epochs=2)
+make_wsn = partial(strategies.make, WSN, net=narrow, wrap=partial(SubnetModel, density=0.3), train_epochs=2)
 
 
 def make_ewc(**options: Any) -> EWC:
     torch.manual_seed(0)
-    return stock(EWC, model=MultiHeadModel(narrow()), epochs=4, ewc_lambda=1.0, **options)
+    return stock(EWC, model=MultiHeadModel(narrow()), epochs=2, ewc_lambda=1.0, **options)
 
 
 MAKERS = {"hat": make_hat, "wsn": make_wsn, "ewc": make_ewc}

@@ -2,15 +2,15 @@
 
 import pytest
 import torch
-from avalanche.training import EWC, Replay
+from avalanche.training import Replay
 from support.fault_injection import FailsAtEvent
 from support.strategies import WRAPS, accuracy, amnesiac, learn, logits, make, quiet, stock
 from support.strategy_state import bits, stray, trajectory, unlearning_plugin, values
 from torch.optim import Adam
 
-from avalanche_amnesia import MLP, References, UnlearningPlugin, UnlearningRequest, jsd_metrics, with_unlearning
+from avalanche_amnesia import MLP, References, UnlearningPlugin, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks import PermutedDigits
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, SideNetworks
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.baselines.clpu import CLPUPlugin
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.baselines.pall import PALLPlugin
@@ -27,10 +27,9 @@ def rival(kind, **options):
     return make(kind, hidden=(48,), features=32, **options)
 
 
-@pytest.mark.parametrize("kind", [Independent, CLPUDERpp])
-@pytest.mark.parametrize(("when", "permanent"), [("before", [0]), ("after", [0, 2, 3])])
-def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when, permanent):
-    benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, when)], permanent=permanent)
+@pytest.mark.parametrize(("kind", "permanent"), [(Independent, [0]), (CLPUDERpp, [0, 2, 3])])
+def test_deleting_a_network_equals_retraining_bit_for_bit(kind, permanent):
+    benchmark = with_unlearning(STREAM, [UnlearningRequest((1,), 2, "before")], permanent=permanent)
     strategy = learn(rival(kind), benchmark.train_stream)
     record = unlearning_plugin(strategy).records[0]
     assert record.claim == "exact"
@@ -40,22 +39,6 @@ def test_deleting_a_network_equals_retraining_bit_for_bit(kind, when, permanent)
     assert {id(p) for g in strategy.optimizer.param_groups for p in g["params"]} == set(
         map(id, strategy.model.parameters())
     )
-
-
-def test_unlearned_clpu_is_within_the_floor_of_its_reference():
-    benchmark = with_unlearning(STREAM, {2: [1]}, permanent=[0])
-    references = References(lambda **options: rival(CLPUDERpp, **options), benchmark)
-    distance = {}
-    for obey in (True, False):
-        strategy = rival(CLPUDERpp)
-        strategy.evaluator.metrics.extend(jsd_metrics(references, probes=["own"]))
-        unlearning_plugin(strategy).obey = obey
-        learn(strategy, benchmark.train_stream[:3])
-        results = strategy.eval(benchmark.test_stream)
-        distance[obey] = results["JSD_own/eval_phase/test_stream"]
-        floor = results["JSD_own_floor_order/eval_phase/test_stream"]
-    assert floor > 0
-    assert distance[True] <= floor < distance[False]
 
 
 def test_clpu_merges_tasks_that_become_permanent():
@@ -146,16 +129,6 @@ def test_pall_unlearns_the_last_task_exactly():
     assert bits(strategy.model) == bits(reference)
 
 
-def test_pall_repairs_after_a_request_during_a_task():
-    stream = with_unlearning(STREAM, [UnlearningRequest((0,), 2, "iteration", 5)])
-    strategy = learn(rival(PALL), stream.train_stream[:3])
-    (repair,) = trajectory(strategy).repairs
-    initial, now = values(rival(PALL).model), values(strategy.model)
-    moved = sum(int((now[n] != initial[n])[where].sum()) for n, where in trajectory(strategy).moved(repair).items())
-    assert moved > 50
-    assert min(accuracy(strategy, TEST[1]), accuracy(strategy, TEST[2])) > 0.5
-
-
 @pytest.mark.parametrize("kind", RIVALS)
 def test_a_failed_unlearning_of_a_baseline_changes_nothing(kind):
     fails = FailsAtEvent("after_unlearning", RuntimeError)
@@ -186,9 +159,8 @@ def test_hat_cl_returns_exclusive_entries_and_changes_no_other_task():
     assert all(torch.equal(value, initial[name]) for name, value in values(strategy.model).items())
 
 
-@pytest.mark.parametrize(("make", "options"), [(EWC, {"ewc_lambda": 1.0}), (Replay, {"mem_size": 40})])
-def test_the_control_drops_heads_and_keeps_every_shared_weight(make, options):
-    strategy = learn(stock(make, unlearning=UnlearningPlugin(obey="head"), epochs=1, **options), STREAM, 2)
+def test_the_control_drops_heads_and_keeps_every_shared_weight():
+    strategy = learn(stock(Replay, unlearning=UnlearningPlugin(obey="head"), epochs=1, mem_size=40), STREAM, 2)
     before = values(strategy.model)
     record = unlearning_plugin(strategy).unlearn(strategy, [0])
     assert record.plan.entries == {}
@@ -200,11 +172,9 @@ def test_the_control_drops_heads_and_keeps_every_shared_weight(make, options):
     assert unlearning_plugin(strategy).unlearn(strategy, [1]).plan.entries == {}
 
 
-def test_dark_replay_helps_and_is_purged():
-    plain = learn(stock(epochs=4), STREAM.train_stream)
+def test_samples_of_dark_replay_are_purged():
     replays = DarkReplayPlugin(memory_per_task=40)
-    strategy = learn(stock(epochs=4, plugins=[replays]), STREAM.train_stream)
-    assert accuracy(strategy, TEST[0]) > accuracy(plain, TEST[0]) + 0.1
+    strategy = learn(stock(epochs=1, plugins=[replays]), STREAM.train_stream)
     kept = replays.memory.samples[2]
     record = unlearning_plugin(strategy).unlearn(strategy, [0, 1])
     assert any("80 samples" in line for line in record.purged)
@@ -224,17 +194,3 @@ def test_wrong_arguments_of_baselines_are_refused():
     for kind in RIVALS:
         with pytest.raises(TypeError, match=WRAPS[kind].__name__):
             kind(model=model, optimizer=Adam(model.parameters()))
-
-
-def test_clpu_predicts_mixed_batches_and_loads_its_state():
-    strategy = learn(rival(CLPUDERpp, train_epochs=1), with_unlearning(STREAM, {}, permanent=[0]).train_stream[:3])
-    model = strategy.model.eval()
-    x, labels = TEST[0].tensors[0][:7], torch.tensor([2, 0, 1, 0, 2, 1, 1])
-    with torch.no_grad():
-        mixed = model(x, labels)
-        for row, task in enumerate(labels.tolist()):
-            torch.testing.assert_close(mixed[row], model(x[row : row + 1], task)[0])
-        twin = SideNetworks(MLP(64, hidden=(48,), features=32))
-        twin.load_state_dict(model.state_dict())
-        assert twin.main_tasks == (0,)
-        assert torch.equal(twin.eval()(x, 2), model(x, 2))

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -67,21 +66,6 @@ def test_without_logits_the_label_of_a_sample_gets_their_weight():
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
 
 
-def test_logits_can_be_renewed_only_for_correct_predictions():
-    model, memory = filled(tasks=(0,))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1)
-        now = model(memory.samples[0].x, 0)
-    right = now.argmax(1) == memory.samples[0].y
-    assert 0 < int(right.sum()) < 20
-    memory.renew(model, 0, only_right=True)
-    assert torch.equal(memory.samples[0].has_logits, right)
-    torch.testing.assert_close(memory.samples[0].logits[right], now[right])
-    memory.renew(model, 0)
-    assert bool(memory.samples[0].has_logits.all())
-
-
 def test_forgotten_samples_are_restored_only_after_a_failure():
     model, memory = filled()
     held = memory.samples
@@ -92,9 +76,3 @@ def test_forgotten_samples_are_restored_only_after_a_failure():
     assert memory.samples is held
     memory.forget([0, 2], Transaction())
     assert list(memory.samples) == [1]
-
-
-def test_wrong_sizes_are_refused():
-    for options in ({"memory_per_task": 0}, {"memory_per_task": 2.5}, {"size": 0}):
-        with pytest.raises(ValueError, match=f"{next(iter(options))} must be an int of at least 1"):
-            TaskMemory(**{"memory_per_task": 5, "seed": 0, **options})

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.spatial.distance import cosine
 
-from avalanche_amnesia.contrib.metrics import mask_overlap, paired_test
+from avalanche_amnesia.contrib.metrics import paired_test
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, layer_masks, masks_figure
 
@@ -62,12 +62,6 @@ def test_equal_features_have_distance_0_exactly_and_similar_ones_none_below_0(fu
     x = torch.randn(500, 7, generator=torch.Generator().manual_seed(0))
     assert not function(x, x.clone()).any()
     assert (function(x, x * 3 if function is cka_distance else x * (1 + 1e-7)) >= 0).all()
-
-
-def test_mask_overlap_is_the_jaccard_index():
-    a, b = torch.tensor([True, True, False, False]), torch.tensor([True, False, True, False])
-    assert mask_overlap(a, b) == pytest.approx(1 / 3)
-    assert mask_overlap(a & False, b & False) == 0
 
 
 @pytest.mark.parametrize("n", [2, 14])

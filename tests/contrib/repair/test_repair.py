@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.fault_injection import raiser
 from support.repaired_strategies import PERMUTED, TEST, own_names, plugin_of, trained
-from support.strategies import PRICED, accuracy, amnesiac, batch_normed, logits, stock
+from support.strategies import accuracy, amnesiac, batch_normed, logits, stock
 from support.strategy_state import bits, fingerprint, unchanged, unlearning_plugin, values
 
 from avalanche_amnesia.benchmarks.data import task_data
@@ -19,9 +19,8 @@ from avalanche_amnesia.training.plugins.task_mask import DivergedError
 NORMED = partial(batch_normed, 2)
 
 
-@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
-def test_a_repair_changes_no_bit_outside_the_overlap(optimizer):
-    plain, ours = trained(optimizer=optimizer), trained("joint", optimizer=optimizer)
+def test_a_repair_changes_no_bit_outside_the_overlap():
+    plain, ours = trained(optimizer="adamw"), trained("joint", optimizer="adamw")
     before = values(plain.model)
     assert all(same_bits(before[name], value).all() for name, value in values(ours.model).items())
     plain.unlearn([1])
@@ -46,17 +45,8 @@ def test_a_repair_changes_no_bit_outside_the_overlap(optimizer):
     assert record.claim == "approximate"
 
 
-def test_restored_entries_of_earlier_tasks_are_not_repaired():
-    plain, ours = trained(adjustment="adahat"), trained("joint", adjustment="adahat")
-    assert plain.unlearn([1]).affected == (0, 2, 3)  # task 1 had changed entries of task 0
-    record = ours.unlearn([1])
-    assert record.plan.repaired == (2, 3)
-    assert sum(record.repair.entries.values()) > 0
-    assert same_bits(logits(ours, TEST[0]), logits(plain, TEST[0])).all()
-
-
 def test_only_norms_of_affected_tasks_are_repaired():
-    plain, ours = (trained(repair, net=NORMED, optimizer="adamw") for repair in (None, "joint"))
+    plain, ours = (trained(repair, net=NORMED, optimizer="adamw", train_epochs=1) for repair in (None, "joint"))
     affected = plain.unlearn([1]).affected
     assert ours.unlearn([1]).plan.repaired == affected
     a, b = plain.model.state_dict(), ours.model.state_dict()
@@ -65,7 +55,6 @@ def test_only_norms_of_affected_tasks_are_repaired():
     assert all(name.startswith(("backbone.", *of_affected)) for name in moved)
     assert any(name.endswith("running_mean") for name in moved)
     assert same_bits(logits(ours, TEST[0]), logits(plain, TEST[0])).all()
-    assert sum(accuracy(ours, TEST[t]) for t in affected) > sum(accuracy(plain, TEST[t]) for t in affected) + 0.1
     columns = ours.model.by_layer(ours.model.binary_mask(3))["4"]  # weight decay changes no unused entries
     closed = (~columns).repeat_interleave(4)
     assert bool(closed.any())
@@ -82,24 +71,6 @@ def test_a_repair_improves_affected_tasks_on_test_data():
     assert sum(accuracy(ours, TEST[t]) for t in affected) > sum(accuracy(plain, TEST[t]) for t in affected) + 0.1
 
 
-def test_a_repair_keeps_the_gain_of_counterfactual_heads():
-    options = {
-        "compensation": "counterfactual",
-        "train_epochs": 12,
-        "masks": PRICED,
-    }
-    heads, both = (trained(repair, **options) for repair in (None, "joint"))
-    affected = heads.unlearn([1]).affected
-    assert both.unlearn([1]).plan.compensated == affected
-    assert sum(accuracy(both, TEST[t]) for t in affected) > sum(accuracy(heads, TEST[t]) for t in affected) - 0.02
-    older = plugin_of(trained("joint", **options)).memory.samples[2]
-    stored = plugin_of(both).memory.samples[2]  # logits of the new head replace those that depend on task 1
-    assert torch.equal(stored.x, older.x)
-    with torch.no_grad():
-        distances = [(both.model(s.x, 2) - s.logits).square().mean() for s in (stored, older)]
-    assert distances[0] < distances[1] / 4
-
-
 def test_the_last_task_is_unlearned_exactly_and_needs_no_repair():
     for adjustment in ("hat", "adahat"):  # adahat: earlier tasks get back entries that the last one changed
         strategy = trained("joint", adjustment=adjustment)
@@ -109,12 +80,10 @@ def test_the_last_task_is_unlearned_exactly_and_needs_no_repair():
     assert record.affected == (0, 1, 2)
 
 
-@pytest.mark.parametrize("standing", [False, True], ids=["first", "second"])
 @pytest.mark.parametrize(("where", "error"), [("step", KeyboardInterrupt), ("after", MemoryError)])
-def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, standing, where):
+def test_an_error_during_a_repair_changes_nothing(monkeypatch, error, where):
     strategy = trained("joint", net=NORMED, compensation="counterfactual", train_epochs=1)
-    if standing:
-        strategy.unlearn([0])
+    strategy.unlearn([0])
     plugin, loss = plugin_of(strategy), DarkLoss.__call__
 
     def state():

@@ -15,7 +15,7 @@ from avalanche_amnesia.lab.executors.clusters import RayExecutor, SlurmExecutor
 from avalanche_amnesia.lab.executors.jobs import Job, run_jobs
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of
-from avalanche_amnesia.lab.study.sweep import sweep
+from avalanche_amnesia.lab.study.sweep import jobs_of, sweep
 
 CELLS = cells_of(TINY, seeds=[1])
 
@@ -98,22 +98,15 @@ def local(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_submitit_gives_the_same_bytes(local, alone, tmp_path):
-    cells = cells_of(TINY, ["HAT"], ["newest"], [1])  # every job is a process that imports the host
-    assert sweep(cells, local, tmp_path / "out", tmp_path / "store") == {}
-    for cell in cells:
-        found = (folder_of(cell, tmp_path / "out") / "results.csv").read_bytes()
-        assert found == alone[0][cell.method + cell.scenario]
-
-
-@pytest.mark.slow
-def test_a_lost_submitit_job_is_restarted_and_a_failed_one_is_not(local, tmp_path):
-    told = []
+def test_submitit_gives_the_same_bytes_restarts_lost_jobs_and_reports_failed_ones(local, alone, tmp_path):
+    (cell,) = cells_of(TINY, ["HAT"], ["newest"], [1])
     jobs = [Job("lost", ended, (str(tmp_path / "marks"), 1)), Job("wrong", int, ("x",))]
-    failed = run_jobs(jobs, local, on_done=told.append)
+    failed = run_jobs([*jobs, *jobs_of([cell], tmp_path / "out", tmp_path / "store")], local)
     assert set(failed) == {"wrong"}
     assert "invalid literal" in str(failed["wrong"])
     assert len(list((tmp_path / "marks").iterdir())) == 1
+    found = (folder_of(cell, tmp_path / "out") / "results.csv").read_bytes()
+    assert found == alone[0][cell.method + cell.scenario]
 
 
 def test_slurm_refuses_shares_of_gpus_and_a_machine_without_slurm(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.forked import forked
+from support.forked_interpreters import forked_interpreters
 from support.tiny_study import AtOnce
 
 from avalanche_amnesia.lab.executors import ProcessExecutor
@@ -89,7 +90,8 @@ def test_a_killed_process_is_replaced(tmp_path):
     executor, told = ProcessExecutor(1), []
     try:
         jobs = [Job("killed", killed_once, (str(tmp_path / "mark"),)), Job("after", time.sleep, (0,), {"killed"})]
-        assert run_jobs(jobs, executor, on_done=told.append) == {}
+        with forked_interpreters():
+            assert run_jobs(jobs, executor, on_done=told.append) == {}
     finally:
         executor.close()
     assert told[0].result != os.getpid()
@@ -114,7 +116,8 @@ def noting_whose_process(folder):
 
 
 def begin_two(folder):
-    run_jobs([Job(n, noting_whose_process, (folder,)) for n in ("a", "b")], ProcessExecutor(workers=2))
+    with forked_interpreters():
+        run_jobs([Job(n, noting_whose_process, (folder,)) for n in ("a", "b")], ProcessExecutor(workers=2))
 
 
 def runs(pid):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
-from avalanche.logging import InteractiveLogger, TensorboardLogger
+from avalanche.logging import CSVLogger, InteractiveLogger, TensorboardLogger
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
 from support.logged_runs import read_json_run
@@ -17,12 +17,15 @@ from support.wandb_files import read_offline_run, run_folders
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from avalanche_amnesia import WandBLogger, evaluation
+from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.contrib import metrics
 from avalanche_amnesia.lab.logging import JSONLogger
 
 DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")
 BESIDE = ("", "_floor_order", "_ratio_order")
 PICTURES = ("Figure/Masks", "Figure/Overlap", "Figure/Capacity", "Figure/AccuracyMatrix")
+
+ABOUT: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
 
 
 class Shown:
@@ -32,7 +35,7 @@ class Shown:
         self.folder = folder
         references = evaluation.References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS)
         self.board = TensorboardLogger(folder / "tb")
-        with WandBLogger(dir=folder, mode="offline") as logger, JSONLogger(folder / "json") as lines:
+        with WandBLogger(dir=folder, mode="offline", **ABOUT) as logger, JSONLogger(folder / "json", **ABOUT) as lines:
             self.evaluator = EvaluationPlugin(
                 accuracy_metrics(experience=True),
                 loss_metrics(minibatch=True, epoch=True),
@@ -44,7 +47,7 @@ class Shown:
                 metrics.distance_metrics(references),
                 evaluation.unlearned_accuracy_metrics(DIGITS, references),
                 evaluation.accuracy_difference_metrics(references),
-                loggers=[InteractiveLogger(), self.board, logger, lines],
+                loggers=[InteractiveLogger(), CSVLogger(str(folder / "csv")), self.board, logger, lines],
             )
             # With a regulariser to show.
             self.strategy = amnesiac(train_epochs=1, evaluator=self.evaluator, masks=PRICED)
@@ -76,9 +79,6 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_all_logs_have_the_same_numbers(shown: Shown) -> None:
     names = {f"{distance}{suffix}/eval_phase/test_stream" for distance in DISTANCES for suffix in BESIDE}
-    lines = read_json_run(shown.folder / "json").rows
-    for name in names:
-        assert [row[name] for row in lines if name in row] == [row[name] for row in shown.rows_with(name)] != []
     collected = shown.evaluator.get_all_metrics()
     numbers = {name: values for name, (_, values) in collected.items() if isinstance(values[0], float | int)}
     assert {"Capacity", "AccuracyDifference/eval_phase/test_stream", *names} <= set(numbers)
@@ -86,6 +86,28 @@ def test_all_logs_have_the_same_numbers(shown: Shown) -> None:
     for name, values in numbers.items():
         assert [event.value for event in shown.events.Scalars(name)] == pytest.approx(values, rel=1e-6)
         assert [row[name] for row in shown.rows_with(name)] == values
+
+
+def numbers(row: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in row.items() if isinstance(value, int | float) and not name.startswith("_")}
+
+
+def test_json_lines_have_the_content_of_wandbs_offline_run(shown: Shown) -> None:
+    ours, theirs = read_json_run(shown.folder / "json"), shown.run
+    for name in ("name", "project", "group", "job_type", "config", "metrics", "complete"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert [numbers(row) for row in ours.rows] == [numbers(row) for row in theirs.rows]
+    assert [set(row) for row in ours.rows] == [{n for n in row if not n.startswith("_")} for row in theirs.rows]
+    summaries = [
+        {name: value for name, value in run.summary.items() if isinstance(value, dict) and "last" in value}
+        for run in (ours, theirs)
+    ]
+    named = {name for name in summaries[0] if "Figure" not in name and "Task000" not in name}  # it is learned again
+    assert len(named) > 10
+    assert {name: summaries[0][name] for name in named} == {name: summaries[1][name] for name in named}
+    assert ours.records == [UnlearningRecord.from_json(shown.record.to_json())]
+    pictures = sum(isinstance(value, Image.Image) for row in ours.rows for value in row.values())
+    assert len(list((shown.folder / "json" / "media").glob("*.png"))) == pictures > 0
 
 
 def test_tensorboard_and_wandb_show_the_same_pictures(shown: Shown) -> None:

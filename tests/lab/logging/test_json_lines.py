@@ -1,4 +1,4 @@
-"""Runs of JSON lines: equal to W&B's offline run, readable after a kill, continued after a pickle."""
+"""Runs of JSON lines: readable after a kill, continued after a pickle."""
 
 import json
 import math
@@ -13,11 +13,9 @@ from avalanche.evaluation.metric_results import AlternativeValues, MetricValue
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from PIL import Image
-from support.logged_runs import LoggedRun, read_json_run
+from support.logged_runs import read_json_run
 from support.strategies import DIGITS, amnesiac
-from support.wandb_files import read_offline_run, run_folders
 
-from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import capacity_pictures_metrics
 from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
@@ -26,10 +24,7 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError
 from avalanche_amnesia.lab.report import read_run
-from avalanche_amnesia.logging import WandBLogger
 from avalanche_amnesia.logging.payloads import Histogram
-from avalanche_amnesia.training import load_state
-from avalanche_amnesia.training.host.lookup import unlearning_of
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 
@@ -50,49 +45,12 @@ def train(*loggers: Any) -> Any:
     return strategy
 
 
-@pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LoggedRun, LoggedRun, Any]:
-    folder = tmp_path_factory.mktemp("both")
-    about: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
-    with JSONLogger(folder / "json", **about) as lines, WandBLogger(dir=folder, mode="offline", **about) as wandb:
-        strategy = train(lines, wandb)
-    return folder / "json", read_json_run(folder / "json"), read_offline_run(*run_folders(folder)), strategy
-
-
-def numbers(row: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if isinstance(value, int | float) and not name.startswith("_")}
-
-
-def test_json_lines_have_the_content_of_wandbs_offline_run(both: Any) -> None:
-    _, ours, theirs, _ = both
-    for name in ("name", "project", "group", "job_type", "config", "metrics", "complete"):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert [numbers(row) for row in ours.rows] == [numbers(row) for row in theirs.rows]
-    assert [set(row) for row in ours.rows] == [{n for n in row if not n.startswith("_")} for row in theirs.rows]
-    summaries = [
-        {name: value for name, value in run.summary.items() if isinstance(value, dict) and "last" in value}
-        for run in (ours, theirs)
-    ]
-    named = {name for name in summaries[0] if "Figure" not in name}
-    assert len(named) > 10
-    assert {name: summaries[0][name] for name in named} == {name: summaries[1][name] for name in named}
-    assert not any(name.startswith("Top1") and "Task000" in name for name in ours.summary)
-
-
-def test_records_and_pictures_are_files(both: Any) -> None:
-    folder, run, _, strategy = both
-    assert run.records == [UnlearningRecord.from_json(r.to_json()) for r in unlearning_of(strategy).records]
-    assert run.records
-    assert len(list((folder / "media").glob("*.png"))) == sum(
-        isinstance(value, Image.Image) for row in run.rows for value in row.values()
-    )
-    assert sum("Figure/Masks" in row for row in run.rows) == 4  # three tasks and an unlearning
-
-
 def test_without_pictures_their_tables_are_kept(tmp_path: Path) -> None:
     with JSONLogger(tmp_path / "run", pictures=False) as logger:
         train(logger)
-    rows = read_json_run(tmp_path / "run").rows
+    run = read_json_run(tmp_path / "run")
+    rows = run.rows
+    assert not any(name.startswith("Top1") and "Task000" in name for name in run.summary)  # it is unlearned
     assert not (tmp_path / "run" / "media").exists()
     assert not any(isinstance(value, Image.Image) for row in rows for value in row.values())
     assert sum("Figure/AccuracyMatrix/table" in row for row in rows) == 3
@@ -145,7 +103,7 @@ def test_a_killed_run_is_read_without_its_cut_line(tmp_path: Path) -> None:
     file = tmp_path / "run" / RUN_FILE
     whole = file.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
-    for size in range(ends[0], len(whole)):
+    for size in range(ends[0], len(whole), 5):
         file.write_bytes(whole[:size])
         run = read_json_run(tmp_path / "run")
         assert not run.complete
@@ -171,18 +129,6 @@ def test_a_pickled_logger_continues_after_the_last_whole_line(tmp_path: Path) ->
     run = read_json_run(tmp_path / "run")
     assert [row["x"] for row in run.rows] == [1, 2]
     assert run.complete
-
-
-def test_a_loaded_strategy_describes_itself_in_its_new_run(tmp_path: Path) -> None:
-    strategy = train(JSONLogger(tmp_path / "first"))
-    strategy.save(tmp_path / "state")
-    with JSONLogger(tmp_path / "second") as logger:
-        loaded = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(capacity_metrics(), loggers=[logger]))
-        load_state(loaded, tmp_path / "state")
-        loaded.unlearn([1])
-    run = read_json_run(tmp_path / "second")
-    assert (run.name, run.config["method"]) == ("AmnesiacHAT, seed 7", "AmnesiacHAT")
-    assert [(row["task"], row["event"]) for row in run.rows if "Capacity" in row] == [(2, 5)]  # 3 tasks, 2 unlearnings
 
 
 def test_damaged_runs_are_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from avalanche_amnesia.evaluation.figures import COLOURS, ROLES, Cell
+from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Scale, Series, legend_of, scale_of
 from avalanche_amnesia.lab.report.page import _environment
@@ -50,12 +50,6 @@ def test_lines_are_drawn_at_their_numbers_and_listed_in_words() -> None:
     assert legend_of([chart]) == {"here": "this <model>", "order": "floor: order"}
 
 
-def test_bands_are_drawn_only_for_several_seeds() -> None:
-    chart = lines(apart=0.05)
-    assert [chart.band(each) for each in chart.series] == ["37.5,65.0 62.5,75.0 62.5,85.0 37.5,75.0", ""]
-    assert "30.0\xa0% (25.0 to 35.0\xa0%)" in chart.numbers[0]
-
-
 def test_a_scale_contains_all_numbers_and_starts_at_0() -> None:
     scale = scale_of(Axis("points", percent, "{:g}".format), lines(apart=0.05).series)
     assert scale.ticks[0] == (0, "0")
@@ -71,16 +65,6 @@ def test_numbers_below_detection_are_drawn_below_all_decades() -> None:
     assert [at for at, _ in scale.ticks] == [0, 25, 50, 75, 100]
     assert (scale.place(0.0), scale.place(1e-17), scale.place(1e-3)) == (0, 0, pytest.approx(50))
     assert scale_of(BITS, []).ticks[0] == (0, "below")
-
-
-def test_charts_of_many_tasks_stay_small() -> None:
-    large = drawn("matrix", Matrix("x", "y", range(200), range(200), [[Cell(0.5)] * 200] * 200, ""))
-    assert len(large) < 150_000
-    assert ">50</td>" not in large  # no room for numbers
-    series = [Series("here", "x", [(n, spread(0.5, 0.1)) for n in range(200)])]
-    long = LineChart("x", "y", series, SHARE, scale_of(SHARE, series), range(200), [])
-    assert len(long.places) <= 15
-    assert len(drawn("lines", long, "x")) < 100_000
 
 
 def test_charts_have_the_colours_of_the_page_in_light_and_dark_mode() -> None:

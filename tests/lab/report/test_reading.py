@@ -10,13 +10,10 @@ from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
 from avalanche_amnesia.lab.logging.run_lines import JSONRunError
-from avalanche_amnesia.lab.report import entries, page, read_run, sections, verdicts
-from avalanche_amnesia.lab.report.charts import Axis
-from avalanche_amnesia.lab.report.measures import COLUMNS, READINGS, Column, Reading
+from avalanche_amnesia.lab.report import entries, read_run, verdicts
 from avalanche_amnesia.lab.report.page import report_page
-from avalanche_amnesia.lab.report.reading import number, read_runs
+from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.report.tables import CSV_COLUMNS, csv_of
-from avalanche_amnesia.lab.report.wording import percent
 
 SETTINGS = {"data": "none", "requests": {1: [0]}, "seed": 3, "budget": {"epochs": 1, "seed": 3}}
 EVENTS = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
@@ -126,23 +123,6 @@ def test_folders_without_evaluated_runs_are_refused(tmp_path, capsys):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_an_entry_in_the_table_of_measures_shows_a_new_metric(tmp_path, monkeypatch):
-    shown = Reading("Echo", "echo", Axis("loudness", percent, "{:g}".format), "echo", "Heard?")
-    for module in (page, sections, verdicts):
-        monkeypatch.setattr(module, "READINGS", [*READINGS, shown])
-    monkeypatch.setitem(COLUMNS, "echo", Column("echo", "how loud", number("Echo"), percent))
-    folder = write(tmp_path / "run")
-    names = {f"Echo{suffix}/eval_phase/test_stream": value for suffix, value in (("", 0.75), ("_reference", 0.25))}
-    of_task = {f"{name}/Task000": value for name, value in names.items()}
-    row = {**names, **of_task, "Events": table(*TRAINED, GONE), "iteration": 12, "task": 10, "event": 3}
-    JSONWriter(folder)._append("row", values=row)
-    html = report_page([read_run(folder)])
-    assert '<h2 id="echo-title">Heard?</h2>' in html
-    assert "EWC: echo" in html
-    assert "75.0\xa0% beside 25.0\xa0%" in html
-    assert "how loud" in html
-
-
 def test_broken_lines_and_missing_records_are_named(tmp_path):
     whole = (write(tmp_path) / "run.jsonl").read_text()
     record = json.dumps({"kind": "record", "path": "records/1.json"}) + "\n"
@@ -167,24 +147,6 @@ def test_runs_that_were_stopped_or_failed_are_marked(tmp_path):
     assert verdicts.verdict_of([read_run(write(tmp_path / "other"))]).beside == "1 record is missing"
 
 
-def test_copies_of_a_run_are_refused(tmp_path):
-    file = write(tmp_path / "a", settings={"data": "none"}) / "run.jsonl"
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "run.jsonl").write_bytes(file.read_bytes())
-    with pytest.raises(ValueError, match="both are of the run: give each run once"):
-        report_page(read_runs(tmp_path))
-
-
-def test_a_task_with_values_of_an_unlearned_task_counts_as_unlearned(tmp_path):
-    file = write(tmp_path) / "run.jsonl"
-    text = file.read_text().replace(
-        "JSD_own/eval_phase/test_stream/Task000", "UnlearnedAccuracy/eval_phase/test_stream/Task007"
-    )
-    file.write_text(text)
-    last = read_run(tmp_path).last
-    assert (last.unlearned, last.unlearned_now) == ((7, 0), (0,))
-
-
 def test_entries_with_equal_names_are_told_apart_by_their_settings(tmp_path):
     for place, (name, rate, stream_seed) in enumerate(
         [("random", 0.2, 1), ("random", 0.7, 1), ("first", 0, 1), ("random", 0.2, 2)]
@@ -195,10 +157,3 @@ def test_entries_with_equal_names_are_told_apart_by_their_settings(tmp_path):
     found = [entry.name for entry in entries(read_runs(tmp_path))]
     assert len(set(found)) == 4
     assert found[2].startswith("EWC (scenario first")
-
-
-def test_settings_of_any_type_are_shown(tmp_path):
-    write(tmp_path, settings=SETTINGS | {"isolation": {"slots": {"0": 0, "1": 1}}, "augment": {"1": {"flip": True}}})
-    html = report_page(read_runs(tmp_path))
-    for shown in ("{&#34;0&#34;: 0, &#34;1&#34;: 1}", "&#34;flip&#34;: true", "task 0 after task 1"):
-        assert shown in html

@@ -8,22 +8,16 @@ import torch
 from support.strategies import DIGITS, ConvNet, amnesiac, make
 from support.strategy_state import bits
 
-from avalanche_amnesia import WSN, DisjointSubnets
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
-from avalanche_amnesia.contrib.repair import RepairPlugin
+from avalanche_amnesia import WSN
+from avalanche_amnesia.contrib.baselines import CLPUDERpp
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.lab.runs.first_batches import first_batches
 
 METHODS = {
-    "shadows": lambda: amnesiac(compensation=BackupPlugin()),
     "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin()),
-    "repair": lambda: amnesiac(repair=RepairPlugin()),
     "random rule": lambda: amnesiac(adjustment="random", optimizer="momentum"),
-    "partitions": lambda: make(DisjointSubnets),
     "WSN": lambda: make(WSN, optimizer="momentum"),
-    "PALL": lambda: make(PALL),
     "CLPU-DER++": lambda: make(CLPUDERpp),
-    "separate networks": lambda: make(Independent),
 }
 
 

@@ -5,7 +5,7 @@ import torch
 from support.measured_runs import MAKERS
 from support.strategies import DIGITS
 
-from avalanche_amnesia.benchmarks import with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits, with_unlearning
 from avalanche_amnesia.evaluation import References, js_divergence
 from avalanche_amnesia.evaluation.accuracy_matrix import forgetting
 from avalanche_amnesia.evaluation.capacity import network_capacity
@@ -17,7 +17,7 @@ COMPARED = ("UnlearnedAccuracy", "Relapse", "FewShot", "Membership")
 DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_own", "CKA_own")
 
 
-@pytest.fixture(scope="module", params=MAKERS)
+@pytest.fixture(scope="module", params=["hat", "ewc"])
 def measured(request, tmp_path_factory):
     """Kind, the run read from its log, the strategy and references."""
     torch.set_num_threads(1)
@@ -79,7 +79,7 @@ def test_logged_numbers_are_those_of_the_models(measured):
         assert run.last.number("JSD_own", 2) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("kind", ["wsn", "ewc"])
 def test_nothing_is_measured_if_no_task_remains(kind, tmp_path):
     benchmark = with_unlearning(DIGITS, {t: [t] for t in range(5)})
     measure_run(kind, MAKERS[kind], benchmark, tmp_path, noise_floor=())
@@ -98,7 +98,7 @@ def test_nothing_is_measured_if_no_task_remains(kind, tmp_path):
 
 
 def test_an_interrupted_run_keeps_the_earlier_log(tmp_path):
-    benchmark = with_unlearning(DIGITS, {})
+    benchmark = with_unlearning(PermutedDigits(1, n_train=60, n_test=40), {})
     measure_run("first", MAKERS["ewc"], benchmark, tmp_path, noise_floor=())
     before = (tmp_path / "run.jsonl").read_bytes()
 

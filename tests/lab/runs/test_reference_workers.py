@@ -1,16 +1,13 @@
 """Workers train references in advance: with the same bits, none twice, and without waiting for a failed worker."""
 
-import json
 import os
 import pickle
 import subprocess
 import sys
-import textwrap
 from functools import partial
 
 import pytest
 from avalanche.training import AGEM
-from support.forked import run_script
 from support.forked_interpreters import forked_interpreters
 from support.strategies import DIGITS, brief, learn, stock
 
@@ -51,12 +48,10 @@ def test_workers_train_the_references_of_the_metrics_with_the_same_bits():
     alone, references = References(brief, BENCHMARK), begun(with_a_worker(brief))
     assert references.workers.failure() is None
     paths = [remaining for trained, remaining in tasks_after_each(BENCHMARK.train_stream) if trained != remaining]
-    asked = [(path, variant) for path in paths for variant in ("same", "order")]
-    asked += [(range(n), "same") for n in (2, 3, 4, 5)]
-    for path, variant in asked:
+    for path, variant in [(path, variant) for path in paths for variant in ("same", "order")]:
         models = [each.reference(path, variant) for each in (alone, references)]
         assert state_hashes(models[0].state_dict()) == state_hashes(models[1].state_dict())
-    assert (references.trainings, alone.trainings) == (0, 15)
+    assert references.trainings == 0
     assert len(references.store.nodes()) == 15
     assert references.reference([4], "seed") is not None  # a reference that no metric needs
     assert references.trainings == 1
@@ -104,85 +99,48 @@ def test_loaded_references_start_no_workers():
     assert loaded.workers is None
 
 
-@pytest.mark.slow
-def test_scripts_without_a_main_guard_and_with_own_classes_have_workers(tmp_path):
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent(
-            """
-            import json, torch
-            from avalanche.evaluation.metrics import accuracy_metrics
-            from avalanche.logging import BaseLogger
-            from avalanche.training.plugins import EvaluationPlugin
-            from avalanche_amnesia import *
-            from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
+SCRIPT = """
+import time, torch
+from avalanche_amnesia import *
+from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
 
-            benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {0: [0], 1: [1]})
-            scale = 2.0
+benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {1: [0], 3: [1]})
+scale = 2.0
 
-            class Net(torch.nn.Module):
-                features = 8
+class Net(torch.nn.Module):
+    features = 8
 
-                def __init__(self):
-                    super().__init__()
-                    self.inner = MLP(64, hidden=(8,), features=8)
+    def __init__(self):
+        super().__init__()
+        self.inner = MLP(64, hidden=(8,), features=8)
 
-                def forward(self, x):
-                    return torch.relu(self.inner(x) * scale)
+    def forward(self, x):
+        return torch.relu(self.inner(x) * scale)
 
-            def loss(logits, labels):
-                return torch.nn.functional.cross_entropy(logits, labels) * scale
+def loss(logits, labels):
+    return torch.nn.functional.cross_entropy(logits, labels) * scale
 
-            def make_strategy(**options):
-                torch.manual_seed(0)
-                model = MaskedModel(Net())
-                optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-                return AmnesiacHAT(model=model, optimizer=optimizer, criterion=loss, train_mb_size=50, **options)
+def make_strategy(**options):
+    torch.manual_seed(0)
+    model = MaskedModel(Net())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return AmnesiacHAT(model=model, optimizer=optimizer, criterion=loss, train_epochs=8, **options)
 
-            references = References(make_strategy, benchmark, store=RunStore(), workers=ReferenceWorkers(1))
-            metrics = [*jsd_metrics(references), *accuracy_difference_metrics(references)]
-            references.check(benchmark.train_stream[0])
-            for training in references.workers._trainings:
-                training.result(timeout=200)
-            strategy = make_strategy(evaluator=EvaluationPlugin(metrics, loggers=[BaseLogger()]))
-            for experience in benchmark.train_stream[:2]:
-                strategy.train(experience)
-                strategy.eval(benchmark.test_stream)
-            print(json.dumps([references.trainings, len(references.store.nodes())]))
-            """
-        )
-    )
-    assert json.loads(run_script(tmp_path / "script.py").splitlines()[-1]) == [0, 11]
+store = RunStore("store")
+kept = References(make_strategy, benchmark, store=store, workers=ReferenceWorkers(1))
+gone = References(make_strategy, benchmark, store=RunStore(), workers=ReferenceWorkers(1))
+for references in (kept, gone):
+    jsd_metrics(references, noise_floor=["order"])
+    references.check(benchmark.train_stream[0])
+del references, gone
+while not store.nodes():
+    time.sleep(0.05)
+"""
 
 
 @pytest.mark.slow
-def test_a_program_ends_without_waiting_for_its_workers(tmp_path):
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent(
-            """
-            import json, time, torch
-            from avalanche_amnesia import *
-            from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
-
-            benchmark = with_unlearning(SplitDigits(n_train=200, n_test=100), {1: [0], 3: [1]})
-
-            def make_strategy(**options):
-                torch.manual_seed(0)
-                model = MaskedModel(MLP(64, hidden=(8,), features=8))
-                optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-                return AmnesiacHAT(model=model, optimizer=optimizer, train_epochs=8, **options)
-
-            store = RunStore("store")
-            kept = References(make_strategy, benchmark, store=store, workers=ReferenceWorkers(1))
-            gone = References(make_strategy, benchmark, store=RunStore(), workers=ReferenceWorkers(1))
-            for references in (kept, gone):
-                jsd_metrics(references, noise_floor=["order"])
-                references.check(benchmark.train_stream[0])
-            del references, gone
-            while not store.nodes():
-                time.sleep(0.05)
-            """
-        )
-    )
-    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+def test_a_script_without_a_main_guard_and_with_own_classes_has_workers_and_does_not_wait_for_them(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (0, "")
     assert 1 <= len(RunStore(tmp_path / "store").nodes()) < 10

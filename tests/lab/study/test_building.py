@@ -64,7 +64,7 @@ def test_a_strategy_from_settings_has_the_bits_of_one_from_a_script():
     assert torch.equal(benchmark.train_stream[4].tensors[0], data.train_stream[4].tensors[0])
 
 
-@pytest.mark.parametrize("kind", kinds.METHODS)
+@pytest.mark.parametrize("kind", [*OWN, "EWC", "Replay", "DER++"])
 def test_every_method_learns_and_answers_requests(kind):
     experiment = replace(TINY, methods={"it": MethodSettings(kind)})
     benchmark, make = build(Cell(experiment, "it", "published", 0))
@@ -120,17 +120,10 @@ def test_options_of_the_right_types_reach_the_strategy():
     assert find_plugin(made, SubnetPlugin).masks.score_lr == 0.1
 
 
-def test_clpu_gets_the_permanent_tasks():
-    experiment = replace(TINY, methods={"it": MethodSettings("CLPU-DER++")})
-    benchmark, _ = build(Cell(experiment, "it", "published", 0))
-    assert [e.permanent for e in benchmark.train_stream] == [False, False, True, True, False]
-
-
 def test_networks_fit_the_shape_of_images():
     for name, shape in (("CharacterNet", (1, 28, 28)), ("SmallConvNet", (3, 32, 32)), ("ResNet18", (3, 32, 32))):
         network = make_network(NetworkSettings(name), torch.zeros(shape))
         assert network(torch.zeros(2, *shape)).shape == (2, network.features)
-    assert MaskedModel(make_network(NetworkSettings("ResNet18"), torch.zeros(3, 32, 32))).n_units > 1000
 
 
 OWN_QUESTION = {"ablation", "adahat_alpha", "as_published", "hat_cl", "recycling", "wsn"}
@@ -150,12 +143,9 @@ def test_every_experiment_file_can_be_read_and_has_valid_requests():
                 assert make_scenario(scenario, settings.stream.n_tasks).on(data)
 
 
-@pytest.mark.parametrize("file", ["split_mnist", "combined", "omniglot", "split_cifar10"])
-def test_streams_of_experiments_fit_their_networks(file, data_root):
-    found = read_experiment(EXPERIMENTS[0].with_name(f"{file}.yaml"), "small")
-    few = {"n_train": None if found.stream.name.endswith("SplitOmniglot") else 60}
-    options = {"jpeg": True} if found.stream.name.endswith(("SplitCIFAR10", "Combined")) else {}
-    stream = replace(found.stream, options=found.stream.options | options, **few)
+def test_the_stream_of_an_experiment_fits_its_network(data_root):
+    found = read_experiment(EXPERIMENTS[0].with_name("split_mnist.yaml"), "small")
+    stream = replace(found.stream, n_train=60)
     (cell,) = cells_of(replace(found, stream=stream), ["EWC"], [*found.scenarios][:1], [1])
     _, make = build(cell, data_root)
     assert make().model is not None

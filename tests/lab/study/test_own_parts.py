@@ -11,7 +11,7 @@ import yaml
 from support.tiny_study import TINY, AtOnce
 from torch import nn
 
-from avalanche_amnesia import MLP, AdjustmentRule, MaskedModel, SplitDigits
+from avalanche_amnesia import MLP, AdjustmentRule, MultiHeadModel, SplitDigits
 from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.report import read_run
@@ -43,6 +43,17 @@ class Narrow(nn.Module):
 
     def forward(self, x):
         return self.layer(x.flatten(1)).relu()
+
+
+class OfLayers(nn.Module):
+    """A network whose layers are called features, as in torchvision."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.features = nn.Sequential(nn.Linear(prod(shape), 7), nn.ReLU())
+
+    def forward(self, x):
+        return self.features(x.flatten(1))
 
 
 EXPERIMENT = {
@@ -124,9 +135,8 @@ def test_user_rules_and_data_roots_are_used(file, monkeypatch):
 def test_the_number_of_features_is_measured_and_optimizers_are_found_by_name():
     network = make_network(NetworkSettings(f"{HERE}:Narrow", options={"width": 5}), torch.zeros(2, 4))
     assert (network.features, network.training) == (5, True)
-    of_layers = NetworkSettings("torchvision.models:squeezenet1_1", options={"num_classes": 7})
-    network = make_network(of_layers, torch.zeros(3, 64, 64))  # its layers are called "features"
-    assert MaskedModel(network).n_features == 7
+    network = make_network(NetworkSettings(f"{HERE}:OfLayers"), torch.zeros(4))
+    assert MultiHeadModel(network).n_features == 7
     assert optimizer_class(MethodSettings("EWC", "NAdam")) is torch.optim.NAdam
     assert optimizer_class(MethodSettings("EWC", "torch.optim.adamw:AdamW")) is torch.optim.AdamW
 
