@@ -20,6 +20,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
+from avalanche_amnesia.saving.known_objects import is_known_class
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training.host.arguments import (
@@ -36,7 +37,7 @@ from avalanche_amnesia.training.host.arguments import (
 )
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
-from avalanche_amnesia.training.host.rollback import abort_training, is_ours
+from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
@@ -229,9 +230,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        plugins = self.plugins
-        own = [p for p in plugins if not is_ours(p) and type(p).__module__.partition(".")[0] != "avalanche"]
-        self.plugins = [*own, *(plugin for plugin in plugins if plugin not in own)]
+        plugins: list[Any] = self.plugins
+        self.plugins = sorted(plugins, key=lambda plugin: is_known_class(type(plugin)))
         try:
             super()._after_training_exp(**kwargs)
         finally:
@@ -338,7 +338,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Train for one epoch; skip empty mini-batches."""
-        loader = self.dataloader
+        loader: Any = self.dataloader
         if not isinstance(loader, TensorBatches):
             self.dataloader = NonEmptyBatches(loader)
         try:

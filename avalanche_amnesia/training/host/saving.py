@@ -257,7 +257,7 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
 def _check_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Raise StateError unless saved options of a parameter group are like the group's own."""
     for name in (group.keys() & saved.keys()) - {"params"}:  # optimizers and schedulers may add some later
-        own, value = group.get(name), saved.get(name)
+        own, value = group[name], saved[name]
         numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (own, value))
         if not (isfinite(value) if numbers else type(own) is type(value)):
             raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {own!r}")
