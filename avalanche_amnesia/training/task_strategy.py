@@ -122,6 +122,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
     composed = ("method",)
+    plugins: list[Any]
+    dataloader: Any
     mbatch: Any
 
     def __init__(
@@ -230,7 +232,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        plugins: list[Any] = self.plugins
+        plugins = self.plugins
         self.plugins = sorted(plugins, key=lambda plugin: is_known_class(type(plugin)))
         try:
             super()._after_training_exp(**kwargs)
@@ -338,7 +340,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Train for one epoch; skip empty mini-batches."""
-        loader: Any = self.dataloader
+        loader = self.dataloader
         if not isinstance(loader, TensorBatches):
             self.dataloader = NonEmptyBatches(loader)
         try:
