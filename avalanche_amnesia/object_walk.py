@@ -49,7 +49,7 @@ def reachable(
         seen.add(id(thing))
         alive.append(thing)
         kind: Any = type(thing)
-        if _is_foreign(kind):
+        if is_foreign(kind):
             continue
         yield path, thing
         if enter(thing):
@@ -68,7 +68,8 @@ def _is_kind_of_leaf(kind: type) -> bool:
 
 
 @cache
-def _is_foreign(kind: type) -> bool:
+def is_foreign(kind: type) -> bool:
+    """Return True for classes of loggers, files and threads, whose internals are no values."""
     return kind.__module__.partition(".")[0] in _FOREIGN
 
 

@@ -64,6 +64,8 @@ class References:
             processes; None: trainings are kept for this process only.
         workers: :class:`~avalanche_amnesia.lab.runs.ReferenceWorkers`, processes that train references into the store
             in the background, with the same bits; None: the run waits for its references.
+        key: text that names the user's code in the store: it keeps stored models although comments or functions have
+            changed, and must be another one if that changes the models. None: the text of the script and its modules.
 
     Attributes:
         trainings: number of single-task trainings so far, without those found in the store.
@@ -83,6 +85,7 @@ class References:
         train_options: Mapping[str, Any] | None = None,
         store: Store | None = None,
         workers: Workers | None = None,
+        key: str | None = None,
     ) -> None:
         _check_maker(make_strategy)
         if workers is not None and store is None:
@@ -100,7 +103,7 @@ class References:
         self._models: dict[tuple[Expected, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Expected, tuple[int, ...]], float] = {}
         self._company: dict[tuple[int, ...], frozenset[str]] = {}
-        self.store, self.workers = store, workers
+        self.store, self.workers, self.key = store, workers, key
         self._ahead, self.in_passing = False, True
         self._expected: set[Expected] = set()
         self.trainings = 0
@@ -404,7 +407,7 @@ class References:
 
     def _begin(self, variant: Expected) -> Any:
         strategy = self.fresh_strategy(variant)
-        return Retraining(strategy) if self.store is None else self.store.run(strategy)
+        return Retraining(strategy) if self.store is None else self.store.run(strategy, self.key)
 
     def fresh_strategy(self, variant: Expected = "same", make_strategy: Callable[..., Any] | None = None) -> Any:
         """Return a new strategy for training a reference; raise ReferencesError for an unsuitable one."""

@@ -17,7 +17,7 @@ from avalanche_amnesia.training.host.saving import encoded_state, give_state
 class Store(Protocol):
     """Place where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
 
-    def run(self, strategy: Strategy) -> Any:
+    def run(self, strategy: Strategy, key: str | None = None) -> Any:
         """Return a run of a new strategy with the methods of :class:`Retraining`."""
 
 

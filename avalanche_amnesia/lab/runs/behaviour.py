@@ -1,26 +1,35 @@
 """Facts that affect a training but are no settings: hooks, replaced methods, tensor values and the user's code."""
 
+import ast
 import hashlib
+import os
 import sys
 import sysconfig
+from collections import Counter, deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
 from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.models.task_store import Parts
-from avalanche_amnesia.object_walk import contents, reachable
+from avalanche_amnesia.object_walk import contents, is_foreign, reachable
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import listens
 from avalanche_amnesia.training.host.rollback import is_ours, of_anybody
 from avalanche_amnesia.unlearning.assumptions import hooks_of
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
+_VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray, CodeType)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
@@ -62,54 +71,65 @@ def _is_a_script_s(plugin: Any) -> bool:
     return not evaluates and not type(plugin).__module__.startswith("avalanche")
 
 
-def script_code(roots: Iterable[object], skip: Collection[object] = ()) -> list[str]:
-    """Return sorted lines that describe the code reachable from some objects: functions, classes, and their contents.
+def script_code(roots: Iterable[object], skip: Collection[object] = (), *, files: bool = False) -> dict[str, str]:
+    """Return, by place, the code and plain values reachable from some objects, and hashes of their modules' texts.
 
-    Attributes of the user's classes are followed, and functions that a script put into classes of installed packages.
-    For instances of the user's classes only numbers count: the rest may be caches.
+    Attributes, containers, closures and the globals of functions are followed, and the user's classes with functions
+    that a script put into classes of installed packages. Objects of Avalanche and of this package are entered, but
+    their own values are in the saved state. ``files``: add size and time of the files that strings name.
     """
-    reached = [thing for _, thing in reachable(list(roots), skip=skip, enter=of_anybody)]
-    functions = [thing for thing in reached if isinstance(thing, (FunctionType, MethodType))]
-    kinds = {type(thing) for thing in (*roots, *reached)}
-    patches = [
-        value for kind in kinds if _is_installed(kind) for value in vars(kind).values() if type(value) is FunctionType
-    ]
-    stack: list[Any] = [*functions, *kinds, *patches]
-    objects = [thing for thing in reached if not _is_installed(type(thing))]
-    numbers = ((thing, *held_by) for thing in objects for held_by in held(thing) if type(held_by[1]) in (int, float))
-    lines = {f"{type(thing).__qualname__}{place} {value}" for thing, place, value in numbers}
-    seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
-    while stack:
-        thing = stack.pop()
-        if isinstance(thing, (*_PLAIN, Tensor, CodeType, ModuleType)) or id(thing) in seen or _is_installed(thing):
-            continue  # plain values are in the line of their owner
-        seen[id(thing)] = thing
-        name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
-        parts = dict(_parts(thing))
-        lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts.items()}
-        stack += parts.values()
-    return sorted(lines)
+    found, counts, modules = dict[str, str](), Counter[str](), set[str]()
+    labels = {id(thing): type(thing).__qualname__ for thing in skip}
+    alive: list[object] = [*skip]  # so that no id is used twice
+    todo = deque((f"[{at}]", root, True) for at, root in enumerate(roots))
+    todo += [(f"[{at}].class", type(root), True) for at, root in enumerate(roots)]  # those of skipped roots, too
+    while todo:
+        place, thing, told = todo.popleft()
+        if isinstance(thing, ModuleType) or is_foreign(type(thing)):
+            continue
+        if not isinstance(thing, _VALUES) and id(thing) not in labels:
+            alive.append(thing)
+            in_line = type(thing).__module__ == "builtins" and not isinstance(thing, (type, FunctionType))
+            labels[id(thing)] = label = place if in_line else _label(thing, counts)
+            if isinstance(thing, (type, FunctionType)) and not _is_installed(thing):
+                modules.add(str(thing.__module__))  # None of methods that dataclasses make
+            told_inside = told if in_line else isinstance(thing, type) or not _is_installed(thing)
+            if of_anybody(thing):
+                todo += ((f"{label}{at}", part, told_inside) for at, part in _parts(thing))
+            elif told:
+                found[f"{label}[:]"] = _of_samples(thing, files)
+        if told:
+            text = _as_text(thing) if isinstance(thing, _VALUES) else labels[id(thing)]
+            found[place] = text + (_of_file(thing) if files else "")
+    return {**found, "texts": " ".join(texts_of(modules))}
+
+
+def _label(thing: Any, counts: Counter[str]) -> str:
+    """Return the name of a class, a function or of an object's class, with a number from the second one on."""
+    name = f"class {thing.__qualname__}" if isinstance(thing, type) else getattr(thing, "__qualname__", "")
+    name = name or type(thing).__qualname__
+    counts[name] += 1
+    return name if counts[name] == 1 else f"{name} {counts[name]}"
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield the parts of a function, class or instance with their places in it."""
-    if isinstance(thing, type):
+    if isinstance(thing, type) and _is_installed(thing):
+        added = ((name, value) for base in thing.__mro__ for name, value in vars(base).items())
+        yield from ((f".{name}", v) for name, v in added if isinstance(v, FunctionType) and not _is_installed(v))
+    elif isinstance(thing, type):
         yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
         yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
-        return
-    if isinstance(thing, FunctionType):
-        yield ".code", thing.__code__
+    elif isinstance(thing, FunctionType):
+        yield from () if _is_installed(thing) else ((".code", thing.__code__), *held(thing))
     elif isinstance(thing, _WRAPPERS):
         yield from ((f".{name}", getattr(thing, name, None)) for name in ("__func__", "func", "fget", "fset"))
     else:
-        yield ".class", type(thing)
-    yield from held(thing)
+        yield from ((".class", type(thing)), *held(thing))
 
 
 def _as_text(part: object) -> str:
-    """Return text for a plain value, a tensor or code, and the class name for any other object."""
-    if isinstance(part, _PLAIN):
-        return repr(part)
+    """Return text for a plain value, and a hash for a tensor, an array or code."""
     if isinstance(part, Tensor):
         return tensor_hash(part)
     if isinstance(part, np.ndarray):
@@ -117,7 +137,68 @@ def _as_text(part: object) -> str:
     if isinstance(part, CodeType):  # without the docstring, a function's first constant
         constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
         return f"{part.co_code.hex()} {part.co_names} {constants}"
-    return type(part).__qualname__
+    return repr(part)
+
+
+def _of_file(value: Any) -> str:
+    """Return size and time of the file that a string or path names, or nothing."""
+    if not isinstance(value, (str, PurePath)) or "\n" in str(value) or not ({"/", "."} & set(str(value))):
+        return ""
+    with suppress(OSError, ValueError):
+        status = os.stat(value)
+        return f" {status.st_size} {status.st_mtime_ns}"
+    return ""
+
+
+def _of_samples(container: Any, files: bool) -> str:
+    """Return a hash of the plain values in a long container and in its items, and of the files that they name."""
+    values = container.items() if isinstance(container, dict) else container
+    flat = [part for item in values for part in (item if isinstance(item, tuple) else (item,))]
+    plain = [f"{part!r}{_of_file(part) if files else ''}" for part in flat if isinstance(part, _PLAIN)]
+    plain = sorted(plain) if isinstance(container, (set, frozenset)) else plain
+    return hashlib.sha256("\n".join(plain).encode()).hexdigest()
+
+
+# Texts of modules ------------------------------------------------------------------------------------------------
+
+TEXTS: dict[str, tuple[str, tuple[str, ...]]] = {}
+"""Module → hash of its text, and the modules that it imports; read once, because the loaded code does not change."""
+
+
+def texts_of(modules: Iterable[str]) -> list[str]:
+    """Return hashes of the texts of the user's modules, and of all modules of theirs that they import."""
+    todo, found = list(modules), dict[str, str]()
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            if name not in TEXTS:
+                TEXTS[name] = _read(name)
+            found[name], imported = TEXTS[name]
+            todo += imported
+    return sorted({digest for digest in found.values() if digest})
+
+
+def _read(name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the hash of a module's text, and the names in its import statements; nothing if it is installed."""
+    parent = name.rpartition(".")[0]
+    file = getattr(sys.modules.get(name), "__file__", None)
+    with suppress(ImportError, ValueError, AttributeError):
+        if file is None and name not in sys.modules and (not parent or parent in sys.modules):
+            file = getattr(find_spec(name), "origin", None)
+    if not str(file).endswith(".py") or str(file).startswith(_INSTALLED) or name.partition(".")[0] in _HOSTS:
+        return "", ()
+    text = Path(str(file)).read_bytes()
+    imported: list[str] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            imported += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = name if str(file).endswith("__init__.py") else parent
+            above = package.split(".")[: package.count(".") + 2 - node.level] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            imported += (base, *(f"{base}.{alias.name}" for alias in node.names))
+    names = (".".join(one.split(".")[:n]) for one in imported for n in range(1, one.count(".") + 2))
+    return hashlib.sha256(text).hexdigest(), tuple(dict.fromkeys(names))
 
 
 def _is_installed(thing: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from avalanche_amnesia import checks
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.executors.process import worker_processes
+from avalanche_amnesia.lab.runs.behaviour import TEXTS
 from avalanche_amnesia.unlearning.claims import TRAINED_HERE
 
 _loaded: tuple[str, Any] = ("", None)
@@ -37,10 +38,10 @@ class ReferenceWorkers:
 
     def begin(self, references: References, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
         """Start training the models on these paths, in this order."""
-        names = ("make_strategy", "benchmark", "train_options", "store")
+        names = ("make_strategy", "benchmark", "train_options", "store", "key")
         file = Path(self._folder.name) / "references"
         arguments = {name: getattr(references, name) for name in names}
-        file.write_bytes(cloudpickle.dumps((arguments, TRAINED_HERE)))  # written once
+        file.write_bytes(cloudpickle.dumps((arguments, TRAINED_HERE, TEXTS)))  # written once
         executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
@@ -72,7 +73,8 @@ def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, pat
     torch.use_deterministic_algorithms(deterministic)
     torch.set_default_dtype(dtype)
     if _loaded[0] != file:
-        arguments, trained = cloudpickle.loads(Path(file).read_bytes())
+        arguments, trained, texts = cloudpickle.loads(Path(file).read_bytes())
         TRAINED_HERE.update(trained)
+        TEXTS.update(texts)  # the script is no module of this process
         _loaded = (file, References(**arguments))
     _loaded[1].train_along(path, variant)

@@ -98,9 +98,9 @@ class RunStore:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_temporary": None}  # a copy in another process must not delete it
 
-    def run(self, strategy: Strategy) -> StoredRun:
-        """Return a run of a new strategy that reads its states from this store or adds them."""
-        return StoredRun(self, strategy)
+    def run(self, strategy: Strategy, key: str | None = None) -> StoredRun:
+        """Return a run of a new strategy that reads its states from this store or adds them; ``key``: see StoredRun."""
+        return StoredRun(self, strategy, key)
 
     def nodes(self) -> list[Node]:
         """Return all states, most recently used first."""
@@ -223,23 +223,24 @@ class StoredRun:
     Args:
         store: the store of its states.
         strategy: a new strategy; only the run may use it from now on.
+        key: text in the place of the user's code and its plain values, which then may change; None: these.
 
     Attributes:
         computed: number of steps that this run computed itself instead of loading them.
     """
 
-    def __init__(self, store: RunStore, strategy: Strategy) -> None:
-        self._store, self._strategy = store, strategy
+    def __init__(self, store: RunStore, strategy: Strategy, key: str | None = None) -> None:
+        self._store, self._strategy, self._code = store, strategy, key
         self._fresh: Any = None
         self._path: list[_Step] = []
         self._seconds: dict[str, float] = {}
-        self._data: dict[tuple[int, str], tuple[Any, str]] = {}
+        self._data: dict[tuple[int, str, str], tuple[Any, str]] = {}
         self.computed = 0
         try:
             self._fresh = deepcopy(encoded_state(strategy))  # a copy, because its tensors are shared with the strategy
         except StateError as error:
             self._tell(error)
-        self._root = self._held = _root_key(strategy, self._fresh)
+        self._root = self._held = _root_key(strategy, self._fresh, key)
         self._facts = facts_of(strategy)
 
     @property
@@ -285,12 +286,13 @@ class StoredRun:
         )
 
     def _train(self, experience: Any, options: Mapping[str, Any]) -> None:
-        before = set(script_code([experience.dataset]))
+        before = script_code([experience.dataset])
         self._strategy.train(experience, **options)
-        changed = sorted(before ^ set(script_code([experience.dataset])))
+        now = script_code([experience.dataset])
+        changed = [path for path, value in before.items() if now.get(path) != value]  # what is new may be a cache
         if self.stored and changed:  # a run that loads this task skips the change
             self._fresh = None
-            self._tell(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
+            self._tell(f"the training is not repeatable: it changed {changed[0]} in its data set")
 
     def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
         """Unlearn tasks.
@@ -336,9 +338,10 @@ class StoredRun:
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
         told = _told(options)
-        which = id(experience), repr(told)
+        code = script_code([experience.dataset], files=True) if self.stored and self._code is None else {}
+        which = id(experience), repr(told), _digest(code)
         if self.stored and which not in self._data:
-            data = [*_facts_of_data(experience), *self._first_batches(experience, options)]
+            data = [*_facts_of_data(experience), code, *self._first_batches(experience, options)]
             self._data[which] = experience, _digest(data)
         if not self.stored:
             return os.urandom(16).hex()
@@ -449,7 +452,7 @@ class StoredRun:
 
 
 def _facts_of_data(experience: Any) -> list[Any]:
-    """Return an experience's samples, the code that makes them, its requests, and the tasks of its stream.
+    """Return an experience's samples, its requests, and the tasks of its stream.
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
@@ -461,7 +464,6 @@ def _facts_of_data(experience: Any) -> list[Any]:
     return [
         labels_fingerprint(experience),
         tensor_hash(inputs),
-        script_code([experience.dataset]),
         repr(tuple(getattr(experience, "requests", ()))),
         repr(getattr(experience, "left_out", ())),
         repr(getattr(experience, "deadline", None)),
@@ -469,18 +471,25 @@ def _facts_of_data(experience: Any) -> list[Any]:
     ]
 
 
-def _root_key(strategy: Strategy, state: Any) -> str:
-    """Return a hash of a new strategy, the package versions, the device, and the user's code."""
+def _root_key(strategy: Strategy, state: Any, key: str | None) -> str:
+    """Return a hash of a new strategy, the package versions, the device, and the user's code, or a key in its place."""
     if state is None:
         return os.urandom(16).hex()
     body, parts = state
     held = {place: part.digest for place, part in parts.items()}
-    return _digest([{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_code_of(strategy)])
+    code = _code_of(strategy) if key is None else [key]
+    return _digest([{**body, "metrics": []}, held, package_versions(), strategy.device.type, *code])
 
 
 def _code_of(strategy: Strategy) -> list[Any]:
     """Return the code of a strategy, its networks, plugins, loss and hooks, and the networks' graphs."""
-    skip = [strategy, strategy.model, strategy.optimizer, strategy.evaluator]
+    skip = [
+        strategy,
+        strategy.model,
+        strategy.optimizer,
+        strategy.evaluator,
+        *strategy.model.state_dict(keep_vars=True).values(),
+    ]
     hooked = list(hooks_of(strategy))
     hooks = [hook for _, several in hooked for hook in several]
     parts = [strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules()]

@@ -15,9 +15,11 @@ from support.strategy_state import bits
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
+from torchvision.transforms import RandomErasing
 
-from avalanche_amnesia import AmnesiacHAT, MultiHeadModel
+from avalanche_amnesia import AmnesiacHAT, MultiHeadModel, References
 from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.runs.behaviour import TEXTS
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 
 
@@ -418,6 +420,16 @@ class LaterLouder:
         return x * 2 if self.calls > self.n else x
 
 
+class Named:
+    """A transform with a string and a bool as settings, which no first mini-batch shows."""
+
+    def __init__(self, mode, flip):
+        self.mode, self.flip = mode, flip
+
+    def __call__(self, x):
+        return x
+
+
 def changes_one(x):
     return x * 2 if torch.equal(x, X[17]) else x
 
@@ -485,3 +497,33 @@ def test_reading_the_data_for_a_key_draws_no_random_numbers():
         run.keys_of([experience])
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn.generator.get_state(), state)
+
+
+def test_settings_of_any_type_texts_and_files_are_part_of_the_key(tmp_path, monkeypatch):
+    def transformed(transform):
+        return lambda: of(transform)
+
+    erasing = [transformed(RandomErasing(p=p)) for p in (0.01, 0.012)]
+    named = [transformed(Named(mode, flip)) for mode, flip in (("a", True), ("b", True), ("a", False))]
+    keys = [key_of(brief(), data()) for data in (*erasing, *named, *named)]
+    assert len(set(keys)) == 5
+    assert keys[-3:] == keys[2:5]
+    (file := tmp_path / "pixels.bin").write_bytes(b"1")
+    before = key_of(brief(), of(Named(str(file), True)))
+    file.write_bytes(b"2" * 2)
+    assert key_of(brief(), of(Named(str(file), True))) != before
+    before = key_of(brief(criterion=over_a_global))
+    text, imported = TEXTS["support.strategies"]  # imported by this module, whose function the loss is
+    monkeypatch.setitem(TEXTS, "support.strategies", (f"{text}, with a comment", imported))
+    assert key_of(brief(criterion=over_a_global)) != before
+
+
+def test_a_key_of_the_user_stands_for_code(tmp_path):
+    first, second = (
+        References(functools.partial(brief, criterion=loss), DIGITS, store=RunStore(tmp_path), key="one")
+        for loss in (later_louder(10**6), later_louder(10**7))
+    )
+    assert bits(first.reference([0, 1])) == bits(second.reference([0, 1]))
+    assert (first.trainings, second.trainings) == (2, 0)
+    assert References(brief, DIGITS, store=RunStore(tmp_path), key="two").seconds([0]) > 0
+    assert len(RunStore(tmp_path).nodes()) == 3
