@@ -94,9 +94,11 @@ def script_code(roots: Iterable[object], skip: Collection[object] = (), *, files
             if isinstance(thing, (type, FunctionType)) and not _is_installed(thing):
                 modules.add(str(thing.__module__))  # None of methods that dataclasses make
             told_inside = told if in_line else isinstance(thing, type) or not _is_installed(thing)
-            if of_anybody(thing):
+            if isinstance(thing, (set, frozenset)):  # strings have another order in every process
+                todo += ((f"{label}{at}", part, told) for at, part in _parts(thing) if not isinstance(part, _VALUES))
+            elif of_anybody(thing):
                 todo += ((f"{label}{at}", part, told_inside) for at, part in _parts(thing))
-            elif told:
+            if told and (isinstance(thing, (set, frozenset)) or not of_anybody(thing)):
                 found[f"{label}[:]"] = _of_samples(thing, files)
         if told:
             text = _as_text(thing) if isinstance(thing, _VALUES) else labels[id(thing)]
