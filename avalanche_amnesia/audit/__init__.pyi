@@ -1,3 +1,4 @@
+from .record import ProofError as ProofError
 from .record import UnlearningRecord as UnlearningRecord
 from .record import verify as verify
 from .signing import SigningError as SigningError

@@ -27,6 +27,19 @@ class RecordError(ValueError):
     """A file or text that is no unlearning record."""
 
 
+class ProofError(ValueError):
+    """A model, trained again without the unlearned data, has other bits.
+
+    Attributes:
+        record: the record, ``approximate`` by now; its last reason names the first task and tensor that differ.
+        tasks: the tasks that differ.
+    """
+
+    def __init__(self, message: str, record: UnlearningRecord, tasks: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.record, self.tasks = record, tasks
+
+
 @dataclass(frozen=True)
 class SharedEntries:
     """Entries trained by the unlearned tasks and kept because remaining tasks read them.
@@ -157,6 +170,28 @@ class RepairSummary:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """A training without the unlearned data, whose tensors all had the bits of the model.
+
+    Attributes:
+        tasks: the tasks that were compared, in training order.
+        hashes: compared tensor → its hash.
+        apart: True if no process of this training had trained the unlearned data. Code outside of closed packages may
+            remember them otherwise.
+        seconds: wall-clock time of the training.
+        time: when the tensors were compared, UTC, ISO 8601.
+        versions: package → version.
+    """
+
+    tasks: tuple[int, ...]
+    hashes: Mapping[str, str]
+    apart: bool
+    seconds: float
+    time: str
+    versions: Mapping[str, str] = field(default_factory=package_versions)
+
+
+@dataclass(frozen=True)
 class UnlearningRecord:
     """Record of an unlearning: its plan, the hashes of all tensors before and after, and the cleaned host state.
 
@@ -172,6 +207,8 @@ class UnlearningRecord:
         time: when it happened, UTC, ISO 8601.
         provenance: of the model.
         repair: summary of the repair; None without a repair.
+        proof: added later by ``strategy.prove``. A signature covers the record as it was signed: sign it again to
+            include its proof.
     """
 
     plan: UnlearningPlan
@@ -185,6 +222,7 @@ class UnlearningRecord:
     time: str = ""
     provenance: Provenance = field(default_factory=lambda: Provenance("unknown"))
     repair: RepairSummary | None = None
+    proof: Proof | None = None
 
     def __str__(self) -> str:
         return record_in_words(self)
@@ -208,10 +246,18 @@ class UnlearningRecord:
         return self.plan.affected
 
     @property
+    def proved(self) -> bool:
+        """True if :attr:`proof` covers all remaining tasks, and is :attr:`Proof.apart` for a ``conditional`` plan."""
+        proof = self.proof
+        if proof is None or not set(self.remaining) <= set(proof.tasks):
+            return False
+        return self.plan.claim == "exact" or (self.plan.claim == "conditional" and proof.apart)
+
+    @property
     def claim(self) -> Claim:
-        """``exact``: equal to the reference model by construction; ``conditional``: exact if the parts in
+        """``exact``: equal to the reference model by construction or proof; ``conditional``: exact if the parts in
         :attr:`rests_on` are repeatable; ``approximate`` otherwise."""
-        return self.plan.claim
+        return "exact" if self.proved else self.plan.claim
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -221,7 +267,7 @@ class UnlearningRecord:
     @property
     def rests_on(self) -> tuple[str, ...]:
         """Parts by name on which a ``conditional`` claim rests; else empty."""
-        return self.plan.rests_on
+        return () if self.proved else self.plan.rests_on
 
     @property
     def after(self) -> dict[str, str]:

@@ -24,7 +24,8 @@ def record_in_words(record: UnlearningRecord) -> str:
     """Return a summary of a record, at most 60 columns wide."""
     rows = [*_of_plan(record.plan), ("remaining", _numbers(record.remaining) or "no task")]
     rows += [("cleaned", line) for line in record.purged]
-    rows += [*_claim(record.plan, "is"), ("took", seconds_in_words(record.seconds))]
+    rows += [*(_claim(record.plan, "is") if not record.proved else ()), *_proof(record)]
+    rows += [("took", seconds_in_words(record.seconds))]
     return _written(f"Unlearned {gone_in_words(record.plan)} ({record.plan.event})", rows)
 
 
@@ -114,6 +115,20 @@ def _claim(plan: UnlearningPlan, verb: str) -> Iterator[tuple[str, str]]:
     else:
         yield "claim", "approximate, because"
         yield from (("", f"- {reason}") for reason in plan.reasons)
+
+
+def _proof(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
+    proof = record.proof
+    if proof is not None:
+        which = tasks_in_words(proof.tasks) if proof.tasks else "a new model"
+        where = "" if record.proved or proof.apart else ", in a process that knew it,"
+        text = f"{which} trained without it{where} gave the same bits in all of {len(proof.hashes)} tensors"
+        yield ("claim", f"exact, proved: {text}") if record.proved else ("proof", text)
+
+
+def claim_in_words(record: UnlearningRecord) -> str:
+    """Return the claim of a record in a word: ``exact, proved`` after a proof."""
+    return "exact, proved" if record.proved else record.claim
 
 
 def _numbers(tasks: Collection[int]) -> str:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data
-from avalanche_amnesia.evaluation.bases import CallbackMetric, unlearning_of
+from avalanche_amnesia.evaluation.bases import CallbackMetric, prove_in_passing, unlearning_of
 from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.saving.values import checked
@@ -120,6 +120,8 @@ class AccuracyDifference(CallbackMetric):
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """Return the differences per task and their means."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
+        if "reference" in self._right:
+            prove_in_passing(strategy, self.references)
         self.accuracies = {
             who: {task: n / self._seen[task] for task, n in right.items()} for who, right in self._right.items()
         }

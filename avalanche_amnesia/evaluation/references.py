@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Literal, NoReturn
 
@@ -13,20 +13,25 @@ from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates.base import BaseTemplate
 from torch import nn
+from tqdm import tqdm
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks.data import difference_of_data, labels_fingerprint
 from avalanche_amnesia.benchmarks.requests import experience_without, tasks_after_each, without_requests
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
+from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.training.task_faults import MaskWarning
+from avalanche_amnesia.unlearning.claims import data_known
 
 Expected = Literal["full", "same", "order", "seed"]
 _OF_REMAINING: tuple[Expected, ...] = ("same", "order", "seed")
@@ -63,6 +68,7 @@ class References:
     Attributes:
         trainings: number of single-task trainings so far, without those found in the store.
         keys: variant and tasks of each requested model → key of its state in the store.
+        in_passing: whether metrics prove records by the references that they need anyway.
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
@@ -93,8 +99,9 @@ class References:
         self._experiences = {int(experience.task_label): experience for experience in stream}
         self._models: dict[tuple[Expected, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Expected, tuple[int, ...]], float] = {}
+        self._company: dict[tuple[int, ...], frozenset[str]] = {}
         self.store, self.workers = store, workers
-        self._ahead = False
+        self._ahead, self.in_passing = False, True
         self._expected: set[Expected] = set()
         self.trainings = 0
         self.keys: dict[tuple[Expected, tuple[int, ...]], str] = {}
@@ -214,6 +221,8 @@ class References:
             with preserved_rng(), torch.enable_grad():  # a metric asks from inside an evaluation
                 run = self.train_along(path, variant)
                 self.put(path, deepcopy(run.strategy.model), variant)  # the run trains on
+                if variant == "same" and (plugin := unlearning_of(run.strategy)) is not None:
+                    self._company[path] = plugin.claims.company
                 if self.store is not None:
                     self.keys[variant, path] = run.key
         return self._models[variant, path]
@@ -249,6 +258,67 @@ class References:
         path = tuple(map(int, remaining_tasks))
         return sum(self._seconds["same", path[: n + 1]] for n in range(len(path)))
 
+    def prove(
+        self, record: UnlearningRecord, *, tasks: Iterable[int] = (), strategy: Strategy | None = None
+    ) -> UnlearningRecord:
+        """Train the remaining tasks of a record again, and compare all tensors bit by bit.
+
+        ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and keep the
+        result.
+
+        Args:
+            record: ``exact`` or ``conditional``. After a request for samples use the references :meth:`without` them.
+            tasks: only these remaining tasks, if no task's weights depend on another task; by default all.
+            strategy: compare its present model; None: compare the hashes in the record.
+
+        Returns:
+            A copy of the record with its proof.
+
+        Raises:
+            ProofError: if a tensor has other bits.
+            ReferencesError: if the strategy has other settings or data; for a record of samples that are there.
+            RequestError: for a record that is ``approximate``, and for tasks that can't be proved.
+        """
+        refuse_approximate(record)
+        with preserved_rng():
+            made = self.fresh_strategy()
+        if strategy is None:
+            remaining, hashes = record.remaining, record.after
+            if record.task is not None and not getattr(self.train_experience(record.task), "left_out", ()):
+                self._refuse(f"task {record.task}: it has the unlearned samples there; use references.without(…)")
+        else:
+            self._check_settings(made, strategy)
+            remaining = unlearning_of(strategy).ledger.remaining
+            hashes = state_hashes(strategy.model.state_dict())
+        wanted = provable_tasks(tuple(tasks), remaining, made.model)
+        path = tuple(task for task in remaining if task in wanted or self._may_be_read(task, made))
+        with preserved_rng(), torch.enable_grad():
+            todo = () if ("same", path) in self._models else range(1, len(path) + 1)
+            for n in tqdm(todo, desc="prove", unit="task", leave=False, disable=None):
+                self.train_along(path[:n], "same")
+        model, allowed = self.reference(path), {data_known(self.train_experience(task)) for task in path}
+        apart = path in self._company and self._company[path] <= allowed
+        return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
+
+    def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
+        """Check that a strategy is one of ``make_strategy``: it has the settings of a new one."""
+        new, old = (
+            learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
+            for each in (made, strategy)
+        )
+        differ = sorted(of for of in {*new, *old} if new.get(of) != old.get(of))
+        if differ:
+            raise ReferencesError(
+                f"make_strategy makes a strategy with other settings of {', '.join(differ)} than this one has: give "
+                "the function that made it, or restore its settings"
+            )
+
+    def _may_be_read(self, task: int, made: Strategy) -> bool:
+        """Return True if the training of another task may read the weights of this one."""
+        experience, plugin = self.train_experience(task), unlearning_of(made)
+        deadlines = getattr(experience, "deadline", None), getattr(plugin, "deadline", None)
+        return getattr(experience, "permanent", False) or any(deadlines)
+
     def without(self, left_out: Mapping[int, Collection[int]]) -> References:
         """References over data without some samples, which are kept and returned again.
 
@@ -262,7 +332,15 @@ class References:
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             vars(twin).update(
-                vars(self), workers=None, trainings=0, keys={}, _models={}, _seconds={}, _runs={}, _without={}
+                vars(self),
+                workers=None,
+                trainings=0,
+                keys={},
+                _models={},
+                _seconds={},
+                _runs={},
+                _without={},
+                _company={},
             )
             changed = {task: experience_without(self.train_experience(task), positions) for task, positions in key}
             twin._experiences = self._experiences | changed

@@ -27,7 +27,7 @@ import shtab
 
 from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
-from avalanche_amnesia.audit.words import outcome_in_words, seconds_in_words, wrapped
+from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
@@ -270,24 +270,10 @@ def unlearn(
         raise ValueError("unlearn needs one of --tasks TASK … and --task TASK with --samples, --classes or both")
     if (benchmark is None) != (task is None):
         raise ValueError("--task needs --benchmark MODULE:NAME, whose data it is trained on again; --tasks needs none")
-    from avalanche_amnesia.saving.files import read_body
-
     into = state if out is None else out
     _check_writable({"--out": out}, {"--record": record})
-    key, public = _read_key(sign, "--sign"), _read_key(public_key, "--public-key")
-    read_body(state)  # report a path without a state first
-    from avalanche_amnesia.saving.files import refuse_foreign
-
-    refuse_foreign(into)
-    strategy = _call_factory(factory, "--factory")
-    if not hasattr(strategy, "plugins"):
-        raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
-    training.load_state(strategy, state, public)
-    from avalanche_amnesia.training.host.lookup import find_plugin
-
-    unlearning = find_plugin(strategy, training.UnlearningPlugin)
-    if unlearning is None:
-        raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
+    key = _read_key(sign, "--sign")
+    strategy, unlearning = _load_strategy(state, into, factory, _read_key(public_key, "--public-key"))
     asked: dict[str, Any] = {"strict": strict}
     if benchmark is None:
         done = unlearning.unlearn(strategy, tasks or (), **asked)
@@ -307,6 +293,58 @@ def unlearn(
     told = outcome_in_words(done, into, state)
     of_done = {"state": str(into), "record_file": str(record), "record": asdict(done)}
     _print_summary(told, f"{done}\n\nstate: {into}\nrecord: {record}", json_, of_done)
+
+
+def prove(
+    state: Path,
+    *,
+    factory: str,
+    benchmark: str,
+    tasks: list[int] | None = None,
+    record: Path | None = None,
+    store: Path | None = None,
+    sign: Path | None = None,
+    public_key: Path | None = None,
+    json_: bool = False,
+) -> int:
+    """Prove the last unlearning of a saved state: train the remaining tasks again, and compare all tensors.
+
+    Args:
+        state: directory made by strategy.save(path); the outcome is saved there, too
+        factory: MODULE:FUNCTION without arguments; returns an untrained strategy with the saved one's arguments
+        benchmark: MODULE:NAME of the run's benchmark, or of a function that returns it
+        tasks: only these remaining tasks, if each has its own weights (default: all)
+        record: JSON file for the record with its proof
+        store: keep trained tasks in this folder, to continue after an interruption
+        sign: PEM file of the private key to sign the record and the state with
+        public_key: PEM file of the state signer's public key, to verify the state
+    """
+    _check_writable({"--store": store}, {} if record is None else {"--record": record})
+    key = _read_key(sign, "--sign")
+    strategy, unlearning = _load_strategy(state, state, factory, _read_key(public_key, "--public-key"))
+
+    def make(evaluator: Any) -> Any:
+        made = _call_factory(factory, "--factory")
+        made.plugins = [evaluator if plugin is made.evaluator else plugin for plugin in made.plugins]
+        made.evaluator = evaluator
+        return made
+
+    from avalanche_amnesia.evaluation import References
+
+    kept = None if store is None else runs.RunStore(store)
+    options = unlearning.claims.train_options()
+    references = References(make, _load_benchmark(benchmark), train_options=options, store=kept)
+    failure = ""
+    try:
+        done = unlearning.prove(strategy, references, tasks=tasks or ())
+    except records.ProofError as error:
+        failure, done = str(error), error.record
+    if record is not None:
+        record.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
+    training.save_state(strategy, state, key)
+    told = [failure or f"{gone_in_words(done.plan)}: {claim_in_words(done)}."]
+    _print_summary(told, str(done), json_, {"state": str(state), "record": asdict(done)})
+    return 1 if failure else 0
 
 
 def verify(record: Path, *, public_key: Path | None = None, state: Path | None = None, json_: bool = False) -> int:
@@ -465,7 +503,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
 
 
 COMMANDS: Any = (
-    *(demo, list_, run, sweep, plan, report, unlearn, verify),
+    *(demo, list_, run, sweep, plan, report, unlearn, prove, verify),
     *(plan_script, prune, sync, data),
 )
 
@@ -678,6 +716,24 @@ def _missing_runs(
         beside = "; their references come first" if missing else ""
         _print(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
     return missing
+
+
+def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:
+    """Return a strategy from a factory in a saved state, and its plugin that unlearns; check the place to save it."""
+    from avalanche_amnesia.saving.files import read_body, refuse_foreign
+
+    read_body(state)  # report a path without a state first
+    refuse_foreign(into)
+    strategy = _call_factory(factory, "--factory")
+    if not hasattr(strategy, "plugins"):
+        raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
+    training.load_state(strategy, state, public_key)
+    from avalanche_amnesia.training.host.lookup import find_plugin
+
+    unlearning = find_plugin(strategy, training.UnlearningPlugin)
+    if unlearning is None:
+        raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
+    return strategy, unlearning
 
 
 def _read_record(file: Path, public_key: Path | None) -> Any:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.audit.words import gone_in_words
+from avalanche_amnesia.audit.words import claim_in_words, gone_in_words
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.names import EVENT
 
@@ -31,7 +31,8 @@ class EventTable:
     words), remaining, affected, claim, accuracy (mean over the remaining tasks, of Avalanche's accuracy per
     experience), and every number of a metric over ``event`` except those of single tasks or layers: first ``JSD_own``
     with its order floor, their ratio and the old head, then ``AccuracyDifference``, ``Capacity`` … Of several values
-    of one event the last one counts. A row describes the tasks remaining at that time and is never changed later.
+    of one event the last one counts. A row describes the tasks remaining at that time; only a proof
+    changes its claim later.
     """
 
     def __init__(self) -> None:
@@ -50,8 +51,13 @@ class EventTable:
         if record is not None:
             gone = _listed(record.tasks) if record.task is None else gone_in_words(record.plan)
             row |= {"unlearned": gone, "remaining": _listed(record.remaining)}
-            row |= {"affected": _listed(record.affected), "claim": record.claim}
+            row |= {"affected": _listed(record.affected), "claim": claim_in_words(record)}
         self._begin(row, None if record is None else record.remaining)
+
+    def proved(self, record: UnlearningRecord) -> None:
+        """Renew the claim of the last unlearning, which was proved or disproved."""
+        row = next(row for row in reversed(self._rows) if row["what"] == "unlearned")
+        row["claim"], self.changed = claim_in_words(record), True
 
     def take(self, name: str, value: float, axis: str) -> None:
         """Add a logged number to the row of the last event, if the number belongs to an event."""

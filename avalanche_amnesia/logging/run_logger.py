@@ -45,8 +45,8 @@ class RunWriter(ABC):
         """Write texts by name; a later text replaces an earlier one."""
 
     @abstractmethod
-    def keep(self, record: UnlearningRecord) -> None:
-        """Keep the record of an unlearning."""
+    def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
+        """Keep the record of an unlearning; ``again``: in the place of the last one, of the same unlearning."""
 
     @abstractmethod
     def forget(self, tasks: tuple[int, ...]) -> None:
@@ -85,6 +85,7 @@ class RunLogger(BaseLogger, ABC):
         self._pending: list[MetricValue] = []
         self._defined: set[str] = set()
         self._warned: set[str] = set()
+        self._kept: tuple[str, UnlearningRecord] | None = None
 
     @abstractmethod
     def _missing(self) -> str:
@@ -176,7 +177,8 @@ class RunLogger(BaseLogger, ABC):
         self._write_pending(callback)
         if callback == "after_unlearning":
             self._unlearned(strategy)
-        elif callback == "after_eval":
+        elif callback in ("after_eval", "after_proof"):
+            self._proved(strategy)
             self.log_events()
 
     def _describe(self, callback: str, strategy: Strategy) -> None:
@@ -207,9 +209,19 @@ class RunLogger(BaseLogger, ABC):
         plugin = unlearning_of(strategy)
         if plugin is not None and plugin.records:
             writer, record = self._open(), plugin.records[-1]
+            self._kept = f"Record/event {self._position.event}", record
             writer.forget(record.tasks)
             writer.keep(record)
-            writer.note({f"Record/event {self._position.event}": str(record)})
+            writer.note({self._kept[0]: str(record)})
+
+    def _proved(self, strategy: Strategy) -> None:
+        """Replace the last record by the same one with its proof, or without its claim to be exact."""
+        if self._kept is not None and (plugin := unlearning_of(strategy)).records[-1] != self._kept[1]:
+            name, record = self._kept[0], plugin.records[-1]
+            self._kept = name, record
+            self._open().keep(record, again=True)
+            self._open().note({name: str(record)})
+            self._events.proved(record)
 
     def _write_pending(self, callback: str | None = None) -> None:
         """Write the pending values in as few rows as possible, with one value per name and row."""

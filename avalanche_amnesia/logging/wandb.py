@@ -53,8 +53,8 @@ class WandBWriter(RunWriter):
         """Write texts into the summary."""
         self.run.summary.update(texts)
 
-    def keep(self, record: UnlearningRecord) -> None:
-        """Keep a record as an artefact of the run."""
+    def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
+        """Keep a record as an artefact of the run; one with a proof is a further artefact."""
         self.run.log_artifact(_artefact(record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:

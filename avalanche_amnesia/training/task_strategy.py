@@ -450,6 +450,43 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 reproduce=reproduce,
             )
 
+    def prove(
+        self,
+        make_strategy: Callable[..., Any],
+        benchmark: Any,
+        *,
+        tasks: Iterable[int] = (),
+        train_options: Mapping[str, Any] | None = None,
+        store: Any = None,
+    ) -> UnlearningRecord:
+        """Train the remaining tasks again without the unlearned data, and compare all tensors of the model bit by bit.
+
+        The last record gets its ``proof``, and the claim ``exact``. A ``conditional`` claim stays, unless this process
+        never trained the unlearned data: save the strategy, load it in a new process, and prove it there.
+
+        Args:
+            make_strategy: as of :class:`~avalanche_amnesia.evaluation.References`.
+            benchmark: the benchmark of the run; its requests are ignored.
+            tasks: only these remaining tasks, if no task's weights depend on another task; by default all.
+            train_options: keyword arguments of ``train``; by default those of the first training.
+            store: a :class:`~avalanche_amnesia.lab.runs.RunStore`, where an interrupted proof goes on.
+
+        Returns:
+            The record.
+
+        Raises:
+            ProofError: if a tensor has other bits. The record is ``approximate`` then, and so are later ones as long
+                as the task remains.
+            ReferencesError: if the arguments are not those of the run; nothing changed.
+            RequestError: without a record, for one that is ``approximate``, and during a training; nothing changed.
+        """
+        from avalanche_amnesia.evaluation.references import References  # lazy: only a proof trains references
+
+        plugin = self._unlearning()
+        options = plugin.claims.train_options() if train_options is None else train_options
+        references = References(make_strategy, benchmark, train_options=options, store=store)
+        return plugin.prove(self, references, tasks=tasks)
+
     def save(self, path: str | Path, *, key: Any = None) -> Path:
         """Save the strategy between tasks: all that later trainings and unlearnings depend on, as tensors and JSON.
 

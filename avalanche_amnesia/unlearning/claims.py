@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from avalanche_amnesia.audit.record import Claim
+from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
@@ -41,6 +42,8 @@ from avalanche_amnesia.unlearning.purging.purgers import purger_of
 _PLAIN = (bool, int, float, str, type(None))
 _OF_EVALUATION = ("eval_streams",)
 """Arguments of ``train`` that no training depends on."""
+TRAINED_HERE: set[str] = set()
+"""Tasks and their numbers of samples that this process, or one that started it, has trained so far."""
 
 
 class TamperedError(RequestError):
@@ -72,7 +75,10 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Log of the visible tasks and the settings of each training, from which claims are derived."""
+    """Log of the visible tasks and the settings of each training, from which claims are derived.
+
+    ``company`` is :data:`TRAINED_HERE` of all processes that trained the tasks: what code of the user's may remember.
+    """
 
     influences: frozenset[int] = frozenset()
     tainted: frozenset[int] = frozenset()
@@ -80,6 +86,7 @@ class Claims:
     _first: Circumstances | None = None
     _hashes: Mapping[str, str] | None = field(default_factory=dict)
     changed: frozenset[str] = frozenset()
+    company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
         """Return the whole log for a saved state."""
@@ -103,6 +110,8 @@ class Claims:
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
         """Record which tasks a new training can see."""
         self.influences = _seen_by_training(strategy, ledger)
+        TRAINED_HERE.add(data_known(strategy.experience))
+        self.company |= TRAINED_HERE
 
     def first_step(self, strategy: Strategy, task: int, options: dict[str, Any]) -> None:
         """Record settings, attributes and open parts of a training at its first step."""
@@ -144,6 +153,22 @@ class Claims:
     def training(self, task: int) -> Circumstances:
         """Return the settings of a task's last training."""
         return self._trainings[task]
+
+    def train_options(self) -> dict[str, Any]:
+        """Return the arguments of ``train`` that the first training depended on; RequestError if one was not kept."""
+        options = {} if self._first is None else _learning_options(self._first)
+        if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
+            raise RequestError(
+                f"the tasks were trained with train({', '.join(lost)}=…), of which only the names are kept: give all "
+                "arguments again, prove(…, train_options={…})"
+            )
+        return options
+
+    def disprove(self, tasks: Collection[int], reason: str) -> None:
+        """Record that some tasks, trained again, have other bits: a fault as long as they remain."""
+        faults = {t: (*of.faults, reason) for t, of in self._trainings.items() if t in tasks}
+        new = {task: replace(self._trainings[task], faults=found) for task, found in faults.items()}
+        self._trainings = {**self._trainings, **new}
 
     # The answer -----------------------------------------------------------------------------------------------
 
@@ -251,8 +276,16 @@ class Claims:
 
 
 def _settings_in(training: Circumstances) -> tuple[Any, ...]:
-    options = {name: value for name, value in training.options.items() if name not in _OF_EVALUATION}
-    return training.settings, training.plugins, options
+    return training.settings, training.plugins, _learning_options(training)
+
+
+def _learning_options(training: Circumstances) -> dict[str, Any]:
+    return {name: value for name, value in training.options.items() if name not in _OF_EVALUATION}
+
+
+def data_known(experience: Any) -> str:
+    """Return task and number of samples of an experience as text."""
+    return f"{single_task(experience)}/{len(experience.dataset)}"
 
 
 def _listed(tasks: Sequence[int]) -> str:

@@ -31,6 +31,17 @@ def make_disjoint():
     model = DisjointModel(MLP(64, hidden=(24,), features=16))
     return DisjointSubnets(model=model, optimizer=Adam(model.parameters(), lr=1e-2), train_mb_size=40)
 
+GAIN = 1.0
+
+class Loss(torch.nn.Module):
+    def forward(self, x, y):
+        return GAIN * torch.nn.functional.cross_entropy(x, y)
+
+def make_own():
+    strategy = make_disjoint()
+    strategy._criterion = Loss()
+    return strategy
+
 def broken():
     raise OSError("no data")
 
@@ -38,7 +49,7 @@ def digits():
     return SplitDigits(n_train=400, n_test=200)
 
 if __name__ == "__main__":
-    for make, name in ((make_strategy, "state"), (make_disjoint, "disjoint")):
+    for make, name in ((make_strategy, "state"), (make_disjoint, "disjoint"), (make_own, "own")):
         strategy = make()
         for experience in digits().train_stream[:3]:
             strategy.train(experience)
@@ -132,6 +143,39 @@ def test_samples_and_classes_of_a_task_are_unlearned(run_folder, capsys):
     assert f"{len(record.plan.samples)} samples of task 1 (all of classes 1) went out of rest." in printed
     assert "It equals, bit for bit, a state that never had any of it" in printed
     assert main(["verify", "part.json", "--state", "rest"]) == 0
+
+
+OWN = ["own", "--factory", "train:make_own", "--record", "own.json"]
+
+
+def prove_own(capsys, *words) -> tuple[int, str, UnlearningRecord]:
+    status = main(["prove", *OWN, "--benchmark", "train:digits", *words])
+    return status, " ".join(capsys.readouterr().out.split()), UnlearningRecord.load("own.json")
+
+
+def test_a_conditional_record_is_proved_in_another_process_until_its_code_is_edited(run_folder, capsys):
+    assert main(["unlearn", *OWN, "--tasks", "1"]) == 0
+    assert UnlearningRecord.load("own.json").claim == "conditional"
+    status, printed, record = prove_own(capsys, "--tasks", "2", "--store", "kept")
+    assert (status, record.claim, record.proof.tasks) == (0, "conditional", (2,))
+    words = ["prove", *OWN, "--benchmark", "train:digits"]
+    (run_folder / "prove.py").write_text(f"from avalanche_amnesia.lab.command_line import main\nmain({words})\n")
+    run_script(run_folder / "prove.py")  # this process has trained the task in other tests
+    record = UnlearningRecord.load("own.json")
+    assert (record.claim, record.proved, record.proof.apart) == ("exact", True, True)
+    assert main(["verify", "own.json", "--state", "own"]) == 0
+    capsys.readouterr()
+    script = run_folder / "train.py"
+    script.write_text(SCRIPT.replace("GAIN = 1.0", "GAIN = 1.01"))
+    sys.modules.pop("train")
+    status, printed, record = prove_own(capsys)
+    script.write_text(SCRIPT)
+    assert (status, record.claim, record.proof) == (1, "approximate", None)
+    assert printed.startswith(
+        "task 0, trained again without the unlearned data, has other bits, first in heads.0.bias."
+    )
+    assert main(["prove", *OWN, "--benchmark", "train:digits"]) == 2
+    assert "this record is approximate (task 0, trained again" in capsys.readouterr().err
 
 
 TASK = ["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", "--record", "bad.json"]

@@ -52,9 +52,12 @@ class JSONWriter(RunWriter):
         """Add a line of texts."""
         self._append("texts", texts=dict(texts))
 
-    def keep(self, record: UnlearningRecord) -> None:
-        """Save a record to a new file, and add a line with its path."""
-        self._append("record", path=self._saved("records", record))
+    def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
+        """Save a record to a new file, and add a line with its path; ``again``: replace the last file."""
+        if again:
+            record.save(self.folder / f"records/{self._n['records']}.json")
+        else:
+            self._append("record", path=self._saved("records", record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
         """Add a line that removes earlier values of these tasks from the summary."""

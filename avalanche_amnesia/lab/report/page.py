@@ -176,7 +176,7 @@ def _records(run: Run) -> Iterator[Row]:
         taken = f"{touched:,} entries of {len(plan['entries'])} tensors" if touched else ""
         yield {
             "request": text(f"{tasks(plan.get('tasks') or [])} {plan.get('event', '')}"),
-            "claim": text(plan.get("claim", "")),
+            "claim": text(record.get("claim") or plan.get("claim", "")),
             "remaining": text(tasks(record.get("remaining") or [])),
             **{name: text(listed(plan.get(name) or [])) for name in ("affected", "compensated", "repaired")},
             "taken out": text(taken),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from avalanche_amnesia.audit.record import NOT_OBEYED, UnlearningRecord
+from avalanche_amnesia.audit.words import claim_in_words
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE, JSONRunError, lines_of
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 
@@ -240,7 +241,8 @@ def read_run(folder: str | Path) -> Run:
                     strategy = line["settings"]
                 case "record":
                     text = (folder / line["path"]).read_text()
-                    records.append(asdict(UnlearningRecord.from_json(text)))
+                    record = UnlearningRecord.from_json(text)
+                    records.append({**asdict(record), "claim": claim_in_words(record)})
                     signatures.append("signed, not checked" if "signature" in json.loads(text) else "not signed")
                 case "row":
                     reader.take(line["values"])

@@ -36,6 +36,8 @@ FINDINGS: dict[Finding, str] = {
     "trace": "trace",
     "weak": "too weak",
 }
+_PROVED = "exact, proved"
+"""Claim of a record with a proof, see :func:`~avalanche_amnesia.audit.words.claim_in_words`."""
 _GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
 
 
@@ -84,7 +86,11 @@ class Verdict:
     """Notes on the runs: requests not obeyed, records missing, or runs that stopped early."""
 
     def __str__(self) -> str:
-        return WORDS[self.kind]
+        return f"{WORDS[self.kind]}{', proved' * self._proved}"
+
+    @property
+    def _proved(self) -> bool:
+        return self.kind == "exact" and self.claim == _PROVED
 
     @property
     def why(self) -> str:
@@ -99,7 +105,8 @@ class Verdict:
             tested = any(outcome.pairs for outcome in self.outcomes)
             more = f" and {len(self.rests_on) - 3} more" if len(self.rests_on) > 3 else ""
             rests = f", if these are repeatable: {', '.join(self.rests_on[:3])}{more}," if self.rests_on else ""
-            return f"by construction{rests or ','} and {'no test contradicts it' if tested else 'not tested'}"
+            how = "a retrained model has the same bits," if self._proved else f"by construction{rests or ','}"
+            return f"{how} and {'no test contradicts it' if tested else 'not tested'}"
         deciding = listed([outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind])
         if self.kind == "clear":
             return f"{deciding} agree"
@@ -117,7 +124,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     said, beside = claim_of(runs), "; ".join(_beside(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # no request, or learned again
         return Verdict("nothing", said, (), beside=beside)
-    by_construction: dict[str, Kind] = {"exact": "exact", "conditional": "conditional"}
+    by_construction: dict[str, Kind] = {"exact": "exact", _PROVED: "exact", "conditional": "conditional"}
     outcomes = list(_outcomes(runs, exact=said in by_construction))
     kind: Kind = _gravest(outcomes).finding
     kind = by_construction.get(said, kind) if kind in ("weak", "clear") else kind
@@ -127,14 +134,22 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest claim of all records; empty without records, or if no request was obeyed."""
-    claims = {record["plan"]["claim"] for run in runs for record in run.records if record.get("plan")}
+    """Return the weakest claim of all records; empty without records, or if no request was obeyed.
+
+    ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
+    """
+    last = [(run.records[-1].get("claim") if run.records and not run.unrecorded else "") for run in runs]
+    claims = {
+        record.get("claim") or record["plan"]["claim"] for run in runs for record in run.records if record.get("plan")
+    }
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
     if not claims or not any(run.obeys for run in runs):
         return ""
-    if claims - {"exact", "conditional"}:
+    if claims - {"exact", _PROVED, "conditional"}:
         return "approximate"
-    return "conditional" if "conditional" in claims else "exact"
+    if "conditional" in claims:
+        return "conditional"
+    return _PROVED if set(last) == {_PROVED} else "exact"
 
 
 def _beside(runs: Sequence[Run]) -> Iterator[str]:

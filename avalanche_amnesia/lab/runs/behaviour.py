@@ -1,16 +1,21 @@
 """Facts that affect a training but are no settings: hooks, replaced methods, tensor values and the user's code."""
 
 import hashlib
+import os
+import stat
 import sys
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from enum import Enum
 from functools import cached_property, partial
+from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from avalanche_amnesia.bits import bit_sums, tensor_hash
@@ -19,15 +24,14 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import listens
 from avalanche_amnesia.unlearning.assumptions import attributes_of, hooks_of
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
+_VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
-_LEAVES = (*_PLAIN, Tensor, np.ndarray, CodeType, ModuleType)
+_LEAVES = (*_VALUES, CodeType, ModuleType)
 _LONG = 1000  # longer containers hold samples
 _LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}  # from a task to other tasks
-_Origin = Literal["root", "code", "object"]
-"""How an object was reached: not from the script, from its code, or from one of its objects."""
 _WRAPPERS = (staticmethod, classmethod, cached_property, property)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -71,38 +75,34 @@ def _is_a_script_s(plugin: Any) -> bool:
 
 
 def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
-    """Return sorted lines that describe the code that some objects use: functions and classes of the script.
+    """Return sorted lines that describe the code and the plain values of some objects.
 
-    Functions are described with the values in their closures, defaults and globals; so are functions that a script put
-    into classes of installed packages. Containers and objects of installed classes are entered. Of an object of the
-    script only its class, and numbers and functions among its attributes count: the rest may be caches.
+    Functions and classes of the script are described with the values in their closures, defaults and globals; so are
+    functions that a script put into classes of installed packages. Containers and attributes are followed, and of
+    objects that are not this package's or Avalanche's, whose state is known otherwise, all plain values count: numbers,
+    text, tensors, and size and time of the files that they name.
     """
     lines: set[str] = set()
     seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
-    todo: deque[tuple[Any, _Origin]] = deque((thing, "root") for thing in roots)
+    todo: deque[tuple[Any, bool]] = deque((thing, False) for thing in roots)
     while todo:
-        thing, origin = todo.popleft()
+        thing, in_code = todo.popleft()
         if isinstance(thing, _LEAVES) or id(thing) in seen:
             continue
         seen[id(thing)] = thing
         is_code = isinstance(thing, (type, FunctionType))
-        scripts = not _is_installed(thing if is_code else type(thing))
-        closed = _is_installed(thing) or (origin == "object" and scripts)
-        parts = dict(_parts(thing, deep=origin == "root" or not closed))
+        parts = list(_parts(thing))
         name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
-        if origin == "code" or is_code:
-            lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts.items()}
-            origin = "code"
-        elif scripts:
-            numbers = ((place, part) for place, part in parts.items() if type(part) in (int, float))
-            lines |= {f"{type(thing).__qualname__}{place} {number}" for place, number in numbers}
-            origin = "object"
-        todo += ((part, origin) for part in parts.values())
+        if in_code or is_code:
+            lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts}
+        elif not _is_installed(thing):
+            lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts if isinstance(part, _VALUES)}
+        todo += ((part, in_code or is_code) for _, part in parts)
     return sorted(lines)
 
 
-def _parts(thing: Any, *, deep: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a function, class, container or object with their places; without ``deep`` only the class."""
+def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of a function, class, container or object with their places."""
     if isinstance(thing, type):
         if _is_installed(thing):
             patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
@@ -119,20 +119,28 @@ def _parts(thing: Any, *, deep: bool) -> Iterator[tuple[str, Any]]:
                     yield f".<closure>.{name}", cell.cell_contents
     elif isinstance(thing, (list, tuple, set, frozenset, deque, dict)):
         entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        yield from ((f"[{key}]", value) for key, value in entries if len(thing) < _LONG)
+        if isinstance(thing, (set, frozenset)):  # text has another order in every process
+            entries = ((type(value).__name__, value) for value in thing)
+        if len(thing) < _LONG:
+            yield from ((f"[{key}]", value) for key, value in entries)
+        else:
+            flat = (part for entry in entries for part in (entry[1] if isinstance(entry[1], tuple) else (entry[1],)))
+            texts = [_as_text(part) for part in flat if isinstance(part, _PLAIN)]
+            texts = sorted(texts) if isinstance(thing, (set, frozenset)) else texts
+            yield "[…]", hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()
     elif isinstance(thing, (*_WRAPPERS, MethodType, partial)):
         names = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset")
         yield from ((f".{name}", getattr(thing, name, None)) for name in names)
     else:
         yield ".class", type(thing)
         held = getattr(thing, "__dict__", {})
-        yield from ((f".{name}", value) for name, value in held.items() if deep and name not in _LEADING_OUT)
+        yield from ((f".{name}", value) for name, value in held.items() if name not in _LEADING_OUT)
 
 
 def _as_text(part: object) -> str:
     """Return text for a plain value, a tensor or code, and the class name for any other object."""
-    if isinstance(part, _PLAIN):
-        return repr(part)
+    if isinstance(part, (str, PurePath)):
+        return f"{part!r}{_of_file(part)}"
     if isinstance(part, Tensor):
         return tensor_hash(part)
     if isinstance(part, np.ndarray):
@@ -140,7 +148,15 @@ def _as_text(part: object) -> str:
     if isinstance(part, CodeType):  # without the docstring, a function's first constant
         constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
         return f"{part.co_code.hex()} {part.co_names} {constants}"
-    return type(part).__qualname__
+    return repr(part) if isinstance(part, _VALUES) else type(part).__qualname__
+
+
+def _of_file(value: str | PurePath) -> str:
+    """Return size and time of the file that a value names; nothing if it names none."""
+    with suppress(OSError, ValueError):
+        status = os.stat(value)
+        return f" {status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
+    return ""
 
 
 def _is_installed(thing: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from avalanche_amnesia import checks
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.lab.executors.process import worker_processes
+from avalanche_amnesia.unlearning.claims import TRAINED_HERE
 
 _loaded: tuple[str, Any] = ("", None)
 """In a worker: the file of the references loaded last, and these references."""
@@ -38,7 +39,8 @@ class ReferenceWorkers:
         """Start training the models on these paths, in this order."""
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
-        file.write_bytes(cloudpickle.dumps({name: getattr(references, name) for name in names}))  # written once
+        arguments = {name: getattr(references, name) for name in names}
+        file.write_bytes(cloudpickle.dumps((arguments, TRAINED_HERE)))  # written once
         executor = worker_processes(self._n)
         settings = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
         self._trainings += [executor.submit(_train, str(file), settings, *path) for path in paths]
@@ -70,5 +72,7 @@ def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, pat
     torch.use_deterministic_algorithms(deterministic)
     torch.set_default_dtype(dtype)
     if _loaded[0] != file:
-        _loaded = (file, References(**cloudpickle.loads(Path(file).read_bytes())))
+        arguments, trained = cloudpickle.loads(Path(file).read_bytes())
+        TRAINED_HERE.update(trained)
+        _loaded = (file, References(**arguments))
     _loaded[1].train_along(path, variant)

@@ -286,7 +286,7 @@ class StoredRun:
     def _train(self, experience: Any, options: Mapping[str, Any]) -> None:
         before = set(script_code([experience.dataset]))
         self._strategy.train(experience, **options)
-        changed = sorted(before ^ set(script_code([experience.dataset])))
+        changed = sorted(before.difference(script_code([experience.dataset])))  # what is new may be a cache
         if self.stored and changed:  # a run that loads this task skips the change
             self._fresh = None
             self._tell(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")

@@ -11,7 +11,7 @@ from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.record import Provenance, UnlearningPlan, UnlearningRecord
+from avalanche_amnesia.audit.record import ProofError, Provenance, UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, refuse_incremental, single_task
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
@@ -184,6 +184,37 @@ class UnlearningPlugin(SupervisedPlugin):
         if task is not None or samples or classes:
             tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
         return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data, reproduce)
+
+    def prove(
+        self, strategy: Strategy, references: Any, *, tasks: Iterable[int] = (), quiet: bool = False
+    ) -> UnlearningRecord:
+        """Prove the last record; see :meth:`TaskStrategy.prove`.
+
+        Args:
+            strategy: the one that this plugin belongs to.
+            references: :class:`~avalanche_amnesia.evaluation.References` of the run.
+            tasks: as there.
+            quiet: do not announce the proof to loggers.
+        """
+        event = self._between_tasks(strategy)
+        if not self.records:
+            raise RequestError(f"{event}: nothing was unlearned, and a proof belongs to a record: unlearn a task first")
+        references.check_labels(self.data)
+        *before, last = self.records
+        failure: ProofError | None = None
+        try:
+            record: UnlearningRecord = references.of(self).prove(last, tasks=tasks, strategy=strategy)
+        except ProofError as error:
+            failure, record = error, error.record
+            self.claims.disprove(error.tasks, record.reasons[-1])
+        else:
+            record = last if last.proved and not record.proved else record  # a proof of fewer tasks
+        self.records = [*before, record]
+        if not quiet:
+            trigger_plugins(strategy, "after_proof")
+        if failure is not None:
+            raise failure
+        return record
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
         """Declare remaining tasks permanent: never to be requested again.

@@ -17,6 +17,7 @@ from support.strategy_state import bits
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
+from torchvision.transforms import RandomErasing
 
 from avalanche_amnesia import AmnesiacHAT, SeedingPlugin
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
@@ -402,6 +403,16 @@ class LaterLouder:
         return x * 2 if self.calls > self.n else x
 
 
+class Named:
+    """A transform with settings that the first mini-batches do not show."""
+
+    def __init__(self, mode, flip):
+        self.mode, self.flip, self.names = mode, flip, {str(mode), "c", "d"}
+
+    def __call__(self, x):
+        return x
+
+
 DATA = {
     "transform": lambda: of(lambda x: x * 2),
     "random transform": lambda: of(lambda x: x + torch.rand(x.shape)),
@@ -463,3 +474,20 @@ def test_reading_the_data_for_a_key_draws_no_global_random_numbers():
     before = torch.get_rng_state()
     run.keys_of([experience])
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_settings_of_any_type_and_files_are_part_of_the_key(tmp_path):
+    def keys(transforms):
+        return [RunStore().run(brief()).keys_of([of(transform)])[-1] for transform in transforms]
+
+    settings = [("a", True), ("b", True), ("a", False)]
+    transforms = [*(RandomErasing(p=p) for p in (0.01, 0.012)), *(Named(*of) for of in settings)]
+    first = keys(transforms)
+    assert len(set(first)) == 5
+    assert keys([RandomErasing(p=0.01), Named("a", True)]) == [first[0], first[2]]
+    (file := tmp_path / "pixels.bin").write_bytes(b"1")
+    many = [(str(file), 1)] * 2000
+    before = keys([Named(str(file), True), Named(many, True)])
+    file.write_bytes(b"22")
+    after = keys([Named(str(file), True), Named(many, True)])
+    assert not set(before) & set(after)

@@ -1,0 +1,89 @@
+"""Proofs of records: the tensors of a retrained model are compared bit by bit with those of the model."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from torch import nn
+
+from avalanche_amnesia.audit.record import Proof, ProofError, UnlearningRecord
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.ledger import RequestError
+
+
+def refuse_approximate(record: UnlearningRecord) -> None:
+    """Raise RequestError for a record that claims no equal bits."""
+    if record.claim == "approximate":
+        raise RequestError(
+            f"this record is approximate ({record.reasons[0]}): only exact and conditional records can be proved; "
+            "jsd_metrics(references) measures how far the model is from the retrained one"
+        )
+
+
+def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn.Module) -> tuple[int, ...]:
+    """Return the given remaining tasks in training order, all without any; RequestError if they can't be proved alone.
+
+    ``model`` is a new one of the strategy's.
+    """
+    unknown = [task for task in tasks if task not in remaining]
+    if unknown:
+        raise RequestError(f"tasks={unknown} do not remain, so that they can't be proved: name some of {remaining}")
+    if tasks and not getattr(model, "isolates", False):
+        raise RequestError(
+            f"tasks={list(tasks)}: tasks of a {type(model).__name__} share weights, and are proved together: leave out "
+            "tasks=; those of a DisjointModel can be proved one by one"
+        )
+    return tuple(task for task in remaining if task in tasks) if tasks else remaining
+
+
+def proved(
+    record: UnlearningRecord,
+    hashes: Mapping[str, str],
+    retrained: nn.Module,
+    tasks: tuple[int, ...],
+    *,
+    apart: bool,
+    seconds: float,
+) -> UnlearningRecord:
+    """Return the record with its proof.
+
+    Args:
+        record: of the unlearning.
+        hashes: of all tensors of the model.
+        retrained: the model trained again.
+        tasks: whose tensors are compared, and all tensors that belong to no task.
+        apart: as in :class:`Proof`.
+        seconds: that the training took.
+
+    Raises:
+        ProofError: if a tensor is missing, or has other bits.
+    """
+
+    def owner(name: str) -> int | None:
+        found = re.match(r"heads\.(\d+)\.", name)
+        return None if found is None else int(found[1])
+
+    def compared(named: Mapping[str, str]) -> dict[str, str]:
+        return {name: digest for name, digest in named.items() if owner(name) in (None, *tasks)}
+
+    here, there = compared(hashes), compared(state_hashes(retrained.state_dict()))
+    differ = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    if not differ:
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return replace(record, proof=Proof(tasks, there, apart, seconds, now))
+    own = [(task, name) for task in tasks for name in differ if owner(name) == task]
+    if own:
+        task, first = own[0]
+        tasks, remedy = (task,), f"unlearn task {task} and train it again"
+        reason = f"task {task}, trained again without the unlearned data, has other bits, first in {first}"
+    else:
+        remedy = "train a new model"
+        reason = f"a model trained again without the unlearned data has other bits, first in {differ[0]} of all tasks"
+    plan = replace(record.plan, claim="approximate", reasons=(*record.reasons, reason), rests_on=())
+    raise ProofError(
+        f"{reason}. The model, its data, code, settings or software have changed since the training, or never gave the "
+        f"same bits twice. The record is approximate from now on; for an exact one {remedy}",
+        replace(record, plan=plan, proof=None),
+        tasks,
+    )
