@@ -118,7 +118,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
                 with suppress(ValueError):  # a name that the outer function has not bound yet
                     yield f".<closure>.{name}", cell.cell_contents
     elif isinstance(thing, (list, tuple, set, frozenset, deque, dict)):
-        entries = thing.items() if isinstance(thing, dict) else enumerate(thing)
+        entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if isinstance(thing, (set, frozenset)):  # text has another order in every process
             entries = ((type(value).__name__, value) for value in thing)
         if len(thing) < _LONG:
