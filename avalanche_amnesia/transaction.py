@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch import Tensor
 class Transaction:
     """Context manager that undoes its changes in reverse order unless :meth:`commit` is called.
 
-    Each undo step is registered before its change, so an interruption between the two is safe.
+    Each undo step is registered before its change, so an interruption between the two is safe. Undo steps can be
+    repeated, so an interruption of the undoing is safe, too.
     """
 
     def __init__(self) -> None:
-        self._way_back = ExitStack()
+        self._undo: list[Callable[[], Any]] = []
 
     def __enter__(self) -> Transaction:
         return self
@@ -26,35 +28,43 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._way_back.__exit__(kind, error, trace)
+        try:
+            while self._undo:
+                self._undo[-1]()
+                self._undo.pop()
+        except BaseException:  # an interruption of the undoing: its last step is repeated
+            with ExitStack() as rest:
+                for undo in self._undo:
+                    rest.callback(undo)
+            raise
 
     def commit(self) -> None:
         """Keep all changes; they can no longer be undone."""
-        self._way_back.pop_all()
+        self._undo = []
 
     def set(self, thing: object, **attributes: Any) -> None:
         """Set attributes of an object; undoing deletes attributes that were new."""
         for name, value in attributes.items():
             if hasattr(thing, name):
-                self._way_back.callback(setattr, thing, name, getattr(thing, name))
+                self._undo.append(partial(setattr, thing, name, getattr(thing, name)))
             else:
-                self._way_back.callback(thing.__dict__.pop, name, None)
+                self._undo.append(partial(thing.__dict__.pop, name, None))
             setattr(thing, name, value)
 
     def keep(self, thing: object, *names: str) -> None:
         """Register attributes that will be replaced; undoing restores their current values."""
         for name in names:
-            self._way_back.callback(setattr, thing, name, getattr(thing, name))
+            self._undo.append(partial(setattr, thing, name, getattr(thing, name)))
 
     @torch.no_grad()
     def write(self, tensor: Tensor, values: Tensor) -> None:
         """Write values into a tensor, in place."""
-        self._way_back.callback(_copy, tensor, tensor.detach().clone())
+        self._undo.append(partial(_copy, tensor, tensor.detach().clone()))
         tensor.copy_(values)
 
     def call(self, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Register an undo step for a change that the caller makes next."""
-        self._way_back.callback(undo, *args, **kwargs)
+        self._undo.append(partial(undo, *args, **kwargs))
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ CHANGES = {
         lambda state: state | {"heads.0.weight": torch.zeros(2, 9)},
         r"heads.0.weight is \(2, 9\), here \(2, 6\)",
     ),
-    "flat head": (lambda state: state | {"heads.0.weight": torch.zeros(2)}, "it has besides .*'heads.0.weight'"),
+    "flat head": (lambda state: state | {"heads.0.weight": torch.zeros(2)}, r"heads.0.weight is \(2,\), here \(2, 6\)"),
     "no such task": (lambda state: state | {"heads.x.weight": torch.zeros(2, 6)}, "heads.x.weight|no share of task x"),
     "more": (lambda state: state | {"more": torch.zeros(2)}, r"it has besides \['more'\]"),
     "less": (lambda state: {n: v for n, v in state.items() if "first" not in n}, "it lacks .*first.weight|no share of"),

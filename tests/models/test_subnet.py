@@ -232,7 +232,7 @@ REFUSED = [
     ({"density": 1.01}, f"{DENSITY} 1.01"),
     ({"bias": "on"}, "bias must be one of 'off', 'masked', got 'on'"),
     ({"norm": None}, "norm must be one of 'task', 'batch', got None"),
-    ({"n_features": None}, "n_features="),
+    ({"n_features": 0}, "n_features="),
 ]
 
 

@@ -92,7 +92,7 @@ def test_a_failure_between_the_trajectory_and_the_ledger_undoes_the_task(make, a
     before = bits(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(DIGITS.train_stream[1])
-    assert trajectory(strategy).tasks == (0, 1)
+    assert trajectory(strategy).tasks == ((0,) if make is amnesiac else (0, 1))  # users' plugins come first there
     if again:
         strategy.plugins.remove(late)
         strategy.train(DIGITS.train_stream[1])

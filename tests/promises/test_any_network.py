@@ -129,7 +129,6 @@ ATTENTION = ["features.1.0.attn", "features.3.0.attn"]
 FAMILIES = {
     "vgg bn": (vgg, SMALL, {}),
     "resnet cifar": (SmallImageResNet, SMALL, {"input_shape": SMALL}),
-    "mobilenet v3": (mobilenet_v3, LARGE, {"classifier": "classifier"}),
     "shufflenet": (lambda: zoo.ShuffleNetV2([2, 2, 2], [8, 8, 16, 16, 32]), LARGE, {"classifier": "fc"}),
     "densenet": (lambda: zoo.DenseNet(4, (2, 2), 8, bn_size=2), LARGE, {"classifier": "classifier"}),
     "convnext": (

@@ -22,8 +22,8 @@ class WatchEveryStep(SupervisedPlugin):
         super().__init__()
         self.benchmark, self.expected, self.compared = benchmark, None, 0
 
-    def after_training_exp(self, strategy, **kwargs):
-        if self.expected is None:
+    def before_training_exp(self, strategy, **kwargs):
+        if self.expected is None and strategy.experience.task_label:
             self.expected = logits_of(strategy, self.benchmark, [0])[0]
 
     def after_training_iteration(self, strategy, **kwargs):

@@ -51,7 +51,7 @@ def schedules(draw):
     return {"requests": requests, "permanent": sorted(permanent), "deadline": deadline}
 
 
-@settings(max_examples=examples(10), deadline=None, derandomize=True)
+@settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(schedules(), ANY_METHOD, st.data())
 def test_any_requests_in_any_stream_give_the_retrained_model(schedule, method, data):
     benchmark = with_unlearning(DIGITS, **schedule)

@@ -134,7 +134,6 @@ def _generator(seed: int) -> torch.Generator:
 
 BACKBONES: dict[str, Backbone] = {
     "bert-sdpa": Backbone(bert),
-    "bert-eager": Backbone(lambda: bert("eager")),
     "roberta": Backbone(lambda: text("RobertaModel", made=UNPOOLED, **TEXT)),
     # Embeddings narrower than the layers, so that a projection lies between.
     "electra": Backbone(lambda: text("ElectraModel", **TEXT, embedding_size=8)),

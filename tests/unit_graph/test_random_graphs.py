@@ -130,7 +130,7 @@ def plans(images, vectors) -> st.SearchStrategy:
     )
 
 
-@settings(max_examples=examples(20), deadline=None, derandomize=True)
+@settings(max_examples=examples(8), deadline=None, derandomize=True)
 @given(plan=plans(ON_IMAGES, ON_VECTORS), seed=st.integers(0, 1000))
 def test_use_and_capacity_and_freed_entries_equal_the_twin_s(plan, seed):
     model, x = build(*plan)
@@ -155,7 +155,7 @@ def test_use_and_capacity_and_freed_entries_equal_the_twin_s(plan, seed):
         assert torch.equal(free_again, (of_both[name] == 1) & (reaches == 0)), name
 
 
-@settings(max_examples=examples(50), deadline=None, derandomize=True)
+@settings(max_examples=examples(20), deadline=None, derandomize=True)
 @given(
     plan=plans(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS),
     seed=st.integers(0, 1000),
@@ -176,7 +176,7 @@ ADAPTED_IMAGES = {"adapted": lambda: adapted(Conv2d(4, 4, 3, padding=1), Conv2d(
 ADAPTED_VECTORS = {"adapted": lambda: adapted(Linear(6, 6), Linear(6, 3), Linear(3, 6, bias=False))}
 
 
-@settings(max_examples=examples(10), deadline=None, derandomize=True)
+@settings(max_examples=examples(6), deadline=None, derandomize=True)
 @given(
     plan=plans(COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, COVER_MORE_ON_VECTORS | ADAPTED_VECTORS),
     still=st.lists(st.booleans(), min_size=6, max_size=12),

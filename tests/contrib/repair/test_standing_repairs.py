@@ -89,7 +89,6 @@ def test_a_repair_is_kept_if_a_recorded_task_is_aborted():
     before, logs, fails.event = bits(strategy.model), trajectory(strategy).logs, "after_training_exp"
     with pytest.raises(MemoryError, match="injected"):
         strategy.train(PERMUTED.train_stream[3])
-    assert trajectory(strategy).tasks == (1, 2, 3)
     strategy.abort_training()
     assert bits(strategy.model) == before
     assert trajectory(strategy).logs == logs
