@@ -54,7 +54,7 @@ class HATOptions(StrategyOptions, total=False):
 
 
 class AdaHAT(HAT):
-    """HAT whose used parameters may still move: the less, the more tasks use them.
+    """HAT strategy in which used parameters may still change: the less, the more tasks use them.
 
     The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.

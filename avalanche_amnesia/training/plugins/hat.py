@@ -87,7 +87,7 @@ class HATPlugin(TaskMaskPlugin):
         adjustment: rule of how far a parameter in use may still move, an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``, or its
             name: ``hat`` (it is frozen), ``adahat``, ``random`` or ``constant``.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
 
     Raises:
         ValueError: for an invalid value; before a training, for locks that the stream does not have, and

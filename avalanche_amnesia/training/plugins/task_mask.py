@@ -128,7 +128,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
     Args:
         rule: how far entries used by remaining tasks may still move, and where that is enforced.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask: under a gate that closes, heads are trained too little.
 

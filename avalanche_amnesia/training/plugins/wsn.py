@@ -140,7 +140,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     Args:
         masks: settings of learning which weights a task uses.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
 
     Raises:
         TypeError: before a training, if ``score_optimizer`` returns no optimizer.
