@@ -18,7 +18,7 @@ class Adjuster:
     """Applies an adjustment rule to a backbone's parameters before and after each optimizer step.
 
     Attributes:
-        names: parameters that the rule may protect; empty in the first task, in which nothing is done.
+        names: parameters that the rule may protect; empty in the first task, where nothing is done.
         frozen: True if every share is 0 or 1 and constant: the rule freezes some entries and frees the rest.
         on_gradients: True if gradients are scaled; False if updates are undone after the step.
     """

@@ -24,7 +24,7 @@ MOST_KEPT = 2**28
 
 
 class _Kept(NamedTuple):
-    """Cached outputs of a layer for all samples, and its weights in the two ``states`` for which they were computed.
+    """Cached outputs of a layer for all samples, computed under two ``states`` of its weights.
 
     ``states`` is ``(2, units, inputs + 1)``; the last column of ``results``, ``(n, columns)``, is 0, for closed units.
     """
@@ -36,7 +36,7 @@ class _Kept(NamedTuple):
 
 
 class FirstLayers:
-    """Cache for linear layers that read samples; computes only units with other weights than in two states.
+    """Cache of linear layers that read samples, for two states of their weights; computes only units in neither state.
 
     Such a layer is most of a small network. Usually one task wrote into a unit; its weights then have only two states,
     with all tasks or with none.
@@ -73,7 +73,7 @@ class FirstLayers:
         return result
 
     def _columns_of(self, name: str, units: Tensor) -> Tensor | None:
-        """Return each unit's column in the cached outputs, -1 if its weights equal neither state; None without a cache."""
+        """Return each unit's column in the cached outputs, -1 if its weights have neither state; None without any."""
         if name not in self._first:
             self._first[name] = units
             return None
@@ -130,7 +130,7 @@ def _half(values: Tensor) -> Tensor:
 
 
 STATISTICS_BATCHES = 16
-"""Number of mini-batches from which running statistics are computed again."""
+"""Number of mini-batches used to compute running statistics again."""
 BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 2048
 """Samples per forward; few in a large network, because activations of many images exceed the caches of a CPU."""
 SURE = 0.02
@@ -140,12 +140,12 @@ Heads for features without other tasks are fitted without such samples: on valid
 up to .1 points better by that, or .03 worse. A third of the samples is used in any case, if there are many.
 """
 LARGE = 1e10
-"""Number of products of a weight and an input, in a pass over all samples, from which a network counts as large."""
+"""Least number of products of a weight and an input, in a pass over all samples, of a large network."""
 ALL = slice(None)
 
 
 def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if the network reads samples as rows: ``x`` has two axes, or is images without convolutions."""
+    """Return True if samples are rows for the network: two axes, or images if it has no convolution."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
@@ -155,7 +155,7 @@ def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
 def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
     """Replace a task's head, trained under a soft gate, by a head fitted to features under the final mask.
 
-    Returns the positions of the task's samples to which heads for features without other tasks are fitted.
+    Returns the positions of the task's samples for fitting heads to features without other tasks.
     """
     model: TaskMaskedModel = strategy.model
     positions = drawn_positions(strategy, MOST_SAMPLES, seed)

@@ -14,7 +14,7 @@ from avalanche_amnesia.unit_graph.backbones import evaluating
 # Statistics of training lag after few steps, and mix the soft masks of every scale with hard ones. So statistics
 # are computed again from the last inputs of the network, after transforms and plugins.
 class TaskStatistics:
-    """Norms (BatchNorm) of one task, and its last mini-batches, from which running statistics are computed again."""
+    """Norms (BatchNorm) of one task, and its last mini-batches, to compute running statistics again."""
 
     def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
         self.model, self.task = model, task

@@ -1,4 +1,4 @@
-"""Strategies whose tasks have weights of their own, and can be forgotten on request: WSN and weight pools."""
+"""Strategies that choose or assign weights for each task and unlearn tasks on request: WSN and weight pools."""
 
 from typing import ClassVar, Unpack
 
@@ -16,7 +16,7 @@ from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrate
 
 
 class WSN(TaskStrategy):
-    """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
+    """Strategy of winning subnetworks: a task uses each layer's best-scored weights; earlier tasks' weights are frozen.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`. Weights used only by an unlearned task return to their initial bits. Weights that it
@@ -66,7 +66,7 @@ class WSN(TaskStrategy):
 
 
 class DisjointSubnets(TaskStrategy):
-    """Strategy in which each task trains a part of the weights that no other task reads: unlearning is exact.
+    """Strategy that trains each task on a part of the weights that no other task reads: unlearning is exact.
 
     A fixed random partition cuts every layer's weights into as many shares as there are slots. After an unlearning
     the model equals, bit for bit, one that never saw the unlearned tasks. Their shares are free for next tasks.
@@ -78,7 +78,7 @@ class DisjointSubnets(TaskStrategy):
         model: a :class:`DisjointModel`.
         optimizer: any torch optimizer over ``model.parameters()``. A share has fewer weights than the network, and
             needs larger steps: begin with the network's learning rate times the number of slots.
-        isolation: how many shares exist, and which task gets which. ``Pools.planned(benchmark)``: as few as the stream's
+        isolation: number of shares, and which task gets which. ``Pools.planned(benchmark)``: as few as the stream's
             requests allow; by default one for each task of the stream.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples.

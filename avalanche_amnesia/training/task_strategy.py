@@ -469,7 +469,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             benchmark: the benchmark of the run; its requests are ignored.
             tasks: only these remaining tasks, if no task's weights depend on another task; by default all.
             train_options: keyword arguments of ``train``; by default those of the first training.
-            store: a :class:`~avalanche_amnesia.lab.runs.RunStore`, from which an interrupted proof continues.
+            store: a :class:`~avalanche_amnesia.lab.runs.RunStore`, so that an interrupted proof can continue.
 
         Returns:
             The record.

@@ -1,4 +1,4 @@
-"""Rules of how far a parameter that earlier tasks use may still move.
+"""Adjustment rules: how far the optimizer may change a parameter that earlier tasks use.
 
 An :class:`AdjustmentRule` says, per parameter, the share of an update that is *protected*, i.e. undone (0 free, 1
 frozen: one minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Adjuster` enforces it.
@@ -141,7 +141,7 @@ class AdjustmentRule:
         """Prepare for the steps of a task; seed a rule's random draws with ``seed`` and ``task``."""
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the protected share of each entry's update, 0 free, 1 frozen, in the parameter's shape; may be expanded.
+        """Return the protected share of an update, 0 free, 1 frozen, in the parameter's shape; may be expanded.
 
         Args:
             use: entries that the remaining tasks use.
@@ -296,7 +296,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return stored(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the divisor of a gradient, ``1 + importance / r_l``: one pass over the entries, where shares take two."""
+        """Return a gradient's divisor, ``1 + importance / r_l``: one pass over the entries, where shares take two."""
         importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
         one = importance.new_ones(())
         if isinstance(inverse, Tensor):
@@ -305,7 +305,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
 
 def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return the measured importance of a finished task's units, ``(n_units,)``: up to 1 per layer, 0 off its mask.
+    """Return measured importances of a finished task's units, ``(n_units,)``: up to 1 per layer, 0 outside its mask.
 
     A layer whose measure is 0 for all units counts by its mask, because nothing else would protect it.
     """

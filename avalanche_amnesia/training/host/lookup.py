@@ -14,7 +14,7 @@ P = TypeVar("P")
 
 
 def find_plugin(strategy: Strategy, kind: type[P]) -> P | None:
-    """Return the strategy's first plugin of a class, or None."""
+    """Return the strategy's first plugin of the class ``kind``, or None."""
     return next((plugin for plugin in strategy.plugins if isinstance(plugin, kind)), None)
 
 
