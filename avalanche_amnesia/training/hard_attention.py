@@ -19,13 +19,13 @@ class HardAttention:
     """Settings of hard attention, which learns a task's mask, ``masks=HardAttention(…)``; defaults as published.
 
     With a ``budget`` all of a layer's units begin open, and the gate closes over the first part of the task
-    (``warm_up``). Then the task keeps the units of the largest embeddings: of those that are free as many as its budget
-    (rounded down, and at least one where one is free), of those that other tasks use no more than a share of them
+    (``warm_up``). Then the task takes the units of largest embeddings: of the free ones as many as its budget allows
+    (rounded down, and at least one if one is free), of the units that other tasks use at most a share of these
     (``reuse``). For the rest of the task the mask is fixed.
 
     Args:
-        budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
-            further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
+        budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), if this and n - 1
+            further tasks of the stream are to be trained (1/4 without a stream); None: as many as the gate leaves open
             under the regulariser, as published.
         reuse: share of the units in use that a task may read too, in [0, 1]; only with a budget, None: 0.5. The more
             it reads, the more it gains from earlier tasks and loses when one of them is unlearned, and the fewer units
@@ -38,7 +38,7 @@ class HardAttention:
         embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones``, ``open`` or ``sparse``
             (a unit begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``open``
             with a budget.
-        embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
+        embedding_lr: learning rate of the mask embeddings; a separate optimizer steps them, of the
             strategy's optimizer's class and settings, without weight decay.
         embedding_optimizer: function from ``[embedding]`` to that optimizer, if the strategy's class can't be reused.
         compensation_clamp: ``c`` of the gradient compensation, in (0, 88], because the cosh of more overflows float32.
@@ -47,7 +47,7 @@ class HardAttention:
             of a layer is kept open under a regulariser as long as an epoch's mean loss is above 0.9 times that of the
             first mini-batch: else the regulariser would close the layers of a hard task in a small network too early.
         statistics_batches: running statistics of the task's norms (BatchNorm) are computed again at its end, with its
-            binary mask, over this number of its last mini-batches, which stay in memory. 0: keep the statistics of
+            binary mask, over this number of its last mini-batches, which are stored for it. 0: use the statistics of
             training, which lag after few steps and come from soft masks.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask, like the heads of a :class:`CounterfactualPlugin`: the model,

@@ -21,7 +21,7 @@ class WSN(TaskStrategy):
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`. Weights used only by an unlearned task return to their initial bits. Weights that it
     trained and a remaining task uses do not change, so that no remaining task's logits change by a bit; the record
-    lists them (``record.plan.shared``) and says approximate. Scores return to those before the first
+    lists them (``record.plan.shared``) and claims ``approximate``. Scores return to those before the first
     unlearned task.
 
     Args:

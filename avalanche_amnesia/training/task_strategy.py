@@ -105,11 +105,11 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         train_mb_size: samples of a mini-batch, at least 1.
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
-        device: where to compute.
+        device: device of model and data.
         plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) your own
             plugins run first, so that weights that they write (an average) are recorded as the task's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
-        eval_every: an evaluation each time so many epochs (or what ``peval_mode`` says) were trained; 0: only at the
+        eval_every: number of epochs (or the unit in ``peval_mode``) between two evaluations; 0: evaluate only at the
             end of a task; -1: never.
         peval_mode: ``experience``, ``epoch`` or ``iteration``.
 
@@ -502,8 +502,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Raises:
             RequestError: from inside a training; save before it or after.
             SigningError: if the key is none, or ``cryptography`` is not installed (extra ``sign``).
-            StateError: if a plugin holds something that can't be saved, or the directory something else.
-            OSError: if it can't be written; a state that was there stays.
+            StateError: if a plugin stores values that can't be saved, or the directory contains other files.
+            OSError: if the state can't be written; an older state in the directory does not change.
         """
         from avalanche_amnesia.training.host.saving import save_state  # lazy: most trainings save nothing
 

@@ -113,7 +113,7 @@ def checked_device(device: Any) -> torch.device:
 
 
 def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
-    """Raise an error for an unknown or invalid option of ``train``, because Avalanche ignores unknown options."""
+    """Raise an error for a misnamed or invalid option of ``train``, because Avalanche ignores unknown options."""
     own = inspect.signature(strategy).parameters
     for name in options:
         meant = _MEANT.get(name, name)

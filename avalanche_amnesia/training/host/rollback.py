@@ -1,6 +1,6 @@
 """Snapshot of a strategy in memory, to be restored after an interruption or an error.
 
-A task ends in several steps: its mask is kept, its update is recorded, heads are fitted, the task is entered into the
+A task ends in several steps: its mask is stored, its update is recorded, heads are fitted, the task is entered into the
 ledger. An interruption, Ctrl-C or an error in any plugin, must leave the state before the task or the state after it.
 So a snapshot is taken before the first of these steps, and dropped in one assignment after the last. Until then
 aborting the task restores it first; that may itself be interrupted and repeated. The loading of a state and the
@@ -126,7 +126,7 @@ def is_finishing(strategy: Strategy) -> bool:
 
 def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
     """Return True if no plugin has a higher ``finishing_step`` than ``plugin``, which then finishes a task last."""
-    # In the order of ``finishing_step``: the mask is kept, the update recorded, the task entered in the ledger.
+    # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
 
 

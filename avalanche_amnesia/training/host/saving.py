@@ -41,7 +41,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     into the same directory again replaces the old state and deletes its files.
 
     Args:
-        strategy: a strategy of this package, or of Avalanche if its plugins are known or hold plain values.
+        strategy: a strategy of this package, or of Avalanche if its plugins are known or store plain values.
         path: as in :meth:`TaskStrategy.save`, which also lists the result and the errors.
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
@@ -74,8 +74,8 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
     """Load a state that :func:`save_state` saved into a strategy.
 
     Args:
-        strategy: built with the same model, optimizer, plugins and settings. Its own training is lost. Functions,
-            loggers and references that the script gave it are kept.
+        strategy: built with the same model, optimizer, plugins and settings. All it has learned is lost. Functions,
+            loggers and references that the script set do not change.
         path: the directory.
         key: public key of the state's signer, as of :func:`~avalanche_amnesia.audit.verify`; None: signatures are not
             checked.

@@ -96,7 +96,7 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
-    swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates the task's mask reads
+    swaps heads: no data is stored, and a training step costs nothing. Only tasks whose updates the task's mask reads
     count. Heads for sets that can't be unlearned any more (a task became permanent) are dropped, and so are heads
     fitted while a since unlearned task was in the model.
 
@@ -105,13 +105,13 @@ class CounterfactualPlugin(SupervisedPlugin):
     head more than there are tasks to unlearn, and the shared head has seen features of some unlearned tasks.
 
     All heads are for a backbone without repairs, because the next request removes a repair (:class:`RepairPlugin`). A
-    task that reads repaired entries gets a head for the empty set too. A head that can't be fitted, because the
+    task that reads repaired entries has a head for the empty set too. A head that can't be fitted, because the
     remaining features overflow, is left out with a warning.
 
     Needs :class:`TrajectoryPlugin`, :class:`UnlearningPlugin` and a masked model.
 
     Args:
-        samples: at most so many of the task's training samples are used, at least 1; fewer where these would take more
+        samples: largest number of the task's training samples to use, at least 1; fewer are used if they need more
             than 2 GiB of memory.
         seed: their choice derives from it and the task.
 

@@ -39,10 +39,10 @@ class DisjointPlugin(TaskEndPlugin):
 
     Raises:
         CapacityError: before a training, if another task has the task's share; nothing changed.
-        TaskError: before a training, for a task that is there already, or with a plugin that needs gradients of
+        TaskError: before a training, for a task that has a share already, or with a plugin that needs gradients of
             earlier tasks' weights (EWC, MAS, GEM, A-GEM).
         DivergedError: if a weight is not finite when a task ends; its training was undone.
-        ModelError: if forwards keep tensors that can't be copied per task; its training was undone.
+        ModelError: if forwards store tensors that can't be copied per task; its training was undone.
     """
 
     model_class = DisjointModel
@@ -75,7 +75,7 @@ class DisjointPlugin(TaskEndPlugin):
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Choose the task's share, after earlier requests have freed shares and an interrupted task is undone."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        self._share = self.isolation.share(strategy, model, task, self.seed)  # raises where there is none
+        self._share = self.isolation.share(strategy, model, task, self.seed)  # raises if no share is free
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: assign the task its share of the network, and fix all entries outside the share."""

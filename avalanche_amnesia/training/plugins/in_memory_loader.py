@@ -92,7 +92,7 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     """Plugin that replaces Avalanche's data loader by a faster one, for experiences whose data are tensors in memory.
 
     Experiences of :mod:`avalanche_amnesia.benchmarks` offer their tensors. The mini-batches stay the same. A loader
-    that a strategy's own methods or another plugin made is kept, and so is one with workers. Place this plugin before
+    that a strategy's own methods or another plugin made stays, also one with workers. Place this plugin before
     plugins that set a loader (Replay).
     """
 

@@ -127,14 +127,14 @@ class TaskMaskPlugin(TaskEndPlugin):
     no gradient. Those of tasks with a mask are no parameters of the model: no optimizer has them.
 
     Args:
-        rule: how far entries used by remaining tasks may still move, and where that is enforced.
+        rule: how far entries used by remaining tasks may change, and whether updates or gradients are limited.
         seed: every random draw derives from it and the task.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask: under a gate that closes, heads are trained too little.
 
     Attributes:
         training: state of the task in training; None between tasks.
-        influences: the tasks that can leave a trace in the training of the current task; None: every task that remains.
+        influences: the tasks that can influence the training of the current task; None: every task that remains.
     """
 
     commits_to_mask = True
@@ -223,7 +223,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         """Restore protected entries that the optimizer has just changed."""
         now: TaskInTraining = self.in_training
         now.adjuster.after_step()
-        if now.guards_others:  # it moves parameters without a gradient too
+        if now.guards_others:  # the optimizer changes parameters without a gradient too
             self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
@@ -236,7 +236,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         Args:
             model: the strategy's.
             use: entries that the protected tasks use.
-            strategy: given by a plugin that calls :meth:`begin_step`, to allow scaled gradients for undone updates.
+            strategy: passed by a plugin that calls :meth:`begin_step`, to allow scaled gradients, not undone updates.
         """
         return Adjuster(
             self.rule,

@@ -38,10 +38,10 @@ class TrajectoryPlugin(SupervisedPlugin):
     of those that read the model when a task ends (EWC, LwF).
 
     Args:
-        dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
+        dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; the task
             is set to its coded update.
         path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
-            reference, needs one of its own. It contains only the current logs: an unlearning deletes the task's file
+            reference, needs a separate one. It contains only the current logs: an unlearning deletes the task's file
             and old files of later tasks. A strategy saved by ``torch.save`` includes its logs: after loading, its next
             training or unlearning writes them to the directory again, and refuses any other writer from then on. A
             ``copy.deepcopy`` keeps its logs in memory.
@@ -176,7 +176,7 @@ class TrajectoryPlugin(SupervisedPlugin):
                 parameters,
                 parameters=sum(parameter.numel() for parameter in movable),
             )
-        except BaseException:  # a full disk, say: a task that can't be taken out again must not stay
+        except BaseException:  # a full disk, say: a task that can't be removed later must not remain
             abort_training(strategy)
             raise
         for name, value in committed.items():
@@ -202,6 +202,6 @@ def _shared_statistics(model: nn.Module) -> list[str]:
 def _shared_state(model: nn.Module) -> dict[str, str]:
     """Return name → hash of every buffer and attribute that a model keeps for all tasks together."""
     if isinstance(model, MultiHeadModel) and model.state_per_task:
-        return {}  # each task has its own of what changes, or it is refused
+        return {}  # each task has copies of all state that changes, or it is refused
     own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()
     return {name: digest for name, digest in kept_tensors(model).items() if name not in own}

@@ -56,7 +56,7 @@ class UnlearningPlugin(SupervisedPlugin):
     """Plugin that stores the ledger of tasks, answers the stream's unlearning requests, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
-    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training the plugin moves
+    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training its place is
     after all learning plugins, so that their data of the new task can be purged. Around each unlearning it triggers
     ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
 
@@ -67,15 +67,15 @@ class UnlearningPlugin(SupervisedPlugin):
             stream's.
         allow_unknown: accept plugins that keep learned state and have no purger: they do not change, and the
             record names them. By default every request is refused.
-        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way and kept for comparison,
+        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way included for comparison,
             returns only entries that no remaining task uses to their initial bits. Then no remaining task's logits
             change, and shared entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over
             weights (WSN), else ``updates``.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
             shared entry.
-        reproduce: whether a task is trained again as before, and must give its old bits, before it is trained without
-            some samples; :meth:`unlearn` can say otherwise.
+        reproduce: whether a task is trained again as before, and must have its old bits, before it is trained without
+            some samples; an argument of :meth:`unlearn` overrides this.
     """
 
     answers_requests = True
@@ -269,7 +269,7 @@ class UnlearningPlugin(SupervisedPlugin):
         strategy.plugins = [*others[:position], self, *others[position:]]
         if self.current_task is not None or is_finishing(strategy):
             abort_training(strategy)
-        if strategy.clock.train_exp_counter in self.counters.values():  # an error kept the clock from ticking
+        if strategy.clock.train_exp_counter in self.counters.values():  # after an error, the clock was not advanced
             strategy.clock.train_exp_counter += 1
         self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
@@ -320,7 +320,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before an iteration: obey its requests, and remove samples of tasks that they name from the mini-batch."""
+        """Before an iteration: obey its requests, and remove samples of the unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             self.claims.first_step(strategy, single_task(strategy.experience), kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
@@ -341,7 +341,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if isinstance(strategy.model, MultiHeadModel):
             strategy.model.close_classes(task, getattr(strategy.experience, "closed_classes", ()))
             reads = strategy.model.tasks_read(task)
-        again = self.current is not None  # inside an unlearning: in the ledger the task is where it was
+        again = self.current is not None  # inside an unlearning: the ledger has the task already
         if not again:
             permanent = bool(getattr(strategy.experience, "permanent", False))
             self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)

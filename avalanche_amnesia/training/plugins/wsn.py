@@ -38,12 +38,12 @@ class ScoredWeights:
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_bits: bits kept of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
+        score_bits: bits stored of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
             bit; the next task starts from scores with these ranks. By default scores are stored
             unchanged, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
         score_init: distribution of new scores: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
             Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
-            counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
+            counts, so that a wider distribution only makes steps smaller: give ``score_lr`` in proportion.
         score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
             of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
             tasks would get no weights to train. The rate follows a schedule of the
@@ -268,7 +268,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """Start the scores again and drop the best state if another task was unlearned during this task's training."""
+        """Drop scores and best state derived from a task that was unlearned during this task's training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
