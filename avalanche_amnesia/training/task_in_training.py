@@ -51,7 +51,7 @@ class TaskInTraining:
 class TaskSnapshot:
     """Copies of all parameters of a model, the task's statistics, the optimizer's state and states of user plugins.
 
-    Taken when the task begins. An optimizer that is reset for every task has no state then.
+    Taken when the task begins. An optimizer reset for every task has no state then.
     Modules of finished tasks are copied separately: no training changes and no trajectory records them, but a
     user's plugin may write into them.
     """

@@ -385,7 +385,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             raise TaskError(f"task {single_task(self.experience)}: {fault}.{undone}") from cause
 
     def plan_unlearning(self, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
-        """Return the plan of unlearning ``tasks``, which lists what would change; change nothing.
+        """Return the plan of unlearning ``tasks``, a list of the changes that it would make; change nothing.
 
         Args:
             tasks: labels; or a request, ``UnlearningRequest(task=2, samples=[0, 7])``.

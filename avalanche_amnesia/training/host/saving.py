@@ -212,11 +212,11 @@ _NOT_KEPT = OF_EVERY_STRATEGY | {
     *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
     *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
 }
-"""Attributes of a strategy that are not saved as its own: saved elsewhere, or part of one training or evaluation."""
+"""Attributes of a strategy not saved as its own: saved elsewhere, or part of one training or evaluation."""
 
 
 def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return names of the strategy's attributes that are not saved as its own: :data:`_NOT_KEPT`, and plugins."""
+    """Return names of the strategy's attributes not saved as its own: :data:`_NOT_KEPT`, and plugins."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 

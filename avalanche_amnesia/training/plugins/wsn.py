@@ -268,7 +268,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """Drop scores and best state derived from a task that was unlearned during this task's training."""
+        """Drop scores and best state derived from a task unlearned during this task's training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
