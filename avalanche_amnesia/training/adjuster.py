@@ -1,7 +1,7 @@
-"""The one place where rules of how far a parameter may still move are enforced, around the optimizer's step.
+"""Enforce an adjustment rule: limit how far the optimizer's step changes parameters that earlier tasks use.
 
-In update space, ``θ ← lerp(θ_after, θ_before, share)``, which holds under every optimizer; or by the gradient: as
-published, and for plain SGD, where it comes to the same and costs less.
+In update space, ``θ ← lerp(θ_after, θ_before, share)``, which protects under every optimizer; or by scaled
+gradients: as published, and for plain SGD, because the result is equal and costs less.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ from avalanche_amnesia.training.update_rules import AdjustmentRule, LayerOf, Tas
 
 
 class Adjuster:
-    """Applies a rule to a backbone around each optimizer step.
+    """Applies an adjustment rule to a backbone's parameters before and after each optimizer step.
 
     Attributes:
-        names: parameters that the rule may protect; for none of them nothing is done, as in the first task.
-        frozen: whether the rule protects each entry as a whole or not at all, the same ones in every step.
-        on_gradients: whether it scales gradients, in place of updates.
+        names: parameters that the rule may protect; empty in the first task, where nothing is done.
+        frozen: True if every share is 0 or 1 and constant: the rule freezes some entries and frees the rest.
+        on_gradients: True if gradients are scaled; False if updates are undone after the step.
     """
 
     def __init__(
@@ -45,26 +45,26 @@ class Adjuster:
 
     @cached_property
     def _before(self) -> list[Tensor]:
-        """Values before a step."""
+        """Return the parameters' values before a step, one tensor for each of :attr:`names`."""
         # A frozen entry never moves within the task, so its value at the task's start is its value before every step.
         return self._start if self.frozen else [torch.empty_like(value) for value in self._start]
 
     def _asked(self, method: Callable[[TaskUse, str, float | Tensor], Tensor], sparsity: LayerSparsity) -> list[Tensor]:
-        """Return what a method of the rule returns for each parameter."""
+        """Return the results of a method of the rule, one tensor for each of :attr:`names`."""
         of_layers = [sparsity[self._layer_of(name)] if sparsity else 0.0 for name in self.names]
         return [method(self.use, name, kappa) for name, kappa in zip(self.names, of_layers, strict=True)]
 
     def _may_protect(self, name: str) -> bool:
-        """Return True if the rule may protect an entry of the parameter."""
+        """Return True if the rule may protect an entry of the parameter ``name``."""
         parts = [self.use.covered[name], self.rule.expected_share(self.use, name)]
         return any(bool((stored(part) > 0).any()) for part in parts)
 
     def frozen_entries(self) -> dict[str, Tensor]:
-        """Parameter → bool tensor of the entries that are protected as a whole; empty unless shares are 0 or 1."""
+        """Return parameter → bool tensor, True for frozen entries; an empty dict unless :attr:`frozen`."""
         return dict(zip(self.names, (shares == 1 for shares in self._shares), strict=True)) if self.frozen else {}
 
     def before_step(self, sparsity: LayerSparsity) -> None:
-        """Prepare, after the backward pass, for a step; ``sparsity`` is ``κ`` per layer (empty: not read)."""
+        """After the backward pass: scale gradients, or copy values; ``sparsity``: ``κ`` per layer (empty: not read)."""
         if not self.names:
             return
         if self.on_gradients:

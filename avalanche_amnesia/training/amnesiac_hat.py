@@ -1,4 +1,4 @@
-"""AmnesiacHAT: hard attention that can forget a task on request."""
+"""AmnesiacHAT: the hard attention strategy (HAT) that unlearns tasks on request."""
 
 from typing import ClassVar, Literal, Unpack
 
@@ -21,8 +21,8 @@ CompensationChoice = Literal["counterfactual", "none"]
 class AmnesiacHAT(TaskStrategy):
     """HAT or AdaHAT that records the update of each task and unlearns tasks on request.
 
-    A parameter is ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``; unlearning task τ takes ``Δ^(τ)`` out, compensates the remaining tasks
-    for the loss (by choice), and purges everything else that was the task's.
+    A parameter is ``θ^(t) = θ^(0) + Σ_τ Δ^(τ)``; unlearning task τ removes ``Δ^(τ)``, compensates the remaining tasks
+    for the loss (by choice), and purges all further data of the task.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`.
@@ -36,17 +36,17 @@ class AmnesiacHAT(TaskStrategy):
             published settings.
         adjustment: ``hat`` (default), ``adahat``, ``random``, ``constant``, or an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``. Under
-            ``hat`` parameters in use are frozen, so that an unlearning never touches tasks learned before the one that
-            goes, unless the rule's ``locked`` left them open to it.
+            ``hat`` parameters in use are frozen, so that an unlearning never changes tasks learned before the unlearned
+            one, unless the rule's ``locked`` leaves them unprotected.
         compensation: replacement for tasks that were trained after an unlearned one: ``counterfactual`` (heads fitted
             in advance, a :class:`CounterfactualPlugin`), ``none``, or a plugin, such as
             :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies).
         repair: a few steps for the affected tasks on their samples, which are stored for it: a
-            :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is kept.
-        trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
+            :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is stored.
+        trajectory: how updates are stored, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…, deletion=…)``.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:

@@ -11,25 +11,25 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.training.hat_formulas import Annealing, EmbeddingInit, SparsityMode
 
 _HALF = 0.5
-"""Of the units in use, and of a task's mini-batches: chosen on validation images."""
+"""Default of ``reuse`` (share of the units in use) and ``warm_up`` (of mini-batches), chosen on validation images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HardAttention:
-    """Settings of learning a mask, ``masks=HardAttention(…)``; the defaults are the published ones.
+    """Settings of hard attention, which learns a task's mask, ``masks=HardAttention(…)``; defaults as published.
 
     With a ``budget`` all of a layer's units begin open, and the gate closes over the first part of the task
-    (``warm_up``). Then the task keeps the units of the largest embeddings: of those that are free as many as its budget
-    (rounded down, and at least one where one is free), of those that other tasks use no more than a share of them
+    (``warm_up``). Then the task takes the units of largest embeddings: of the free ones as many as its budget allows
+    (rounded down, and at least one if one is free), of the units that other tasks use at most a share of these
     (``reuse``). For the rest of the task the mask is fixed.
 
     Args:
-        budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), where this and n - 1
-            further tasks of the stream are still to come (1/4 without a stream); None: as many as the gate leaves open
+        budget: share of each layer's free units that a task takes, in (0, 1]; ``even``: 2/(n + 1), if this and n - 1
+            further tasks of the stream are to be trained (1/4 without a stream); None: as many as the gate leaves open
             under the regulariser, as published.
         reuse: share of the units in use that a task may read too, in [0, 1]; only with a budget, None: 0.5. The more
             it reads, the more it gains from earlier tasks and loses when one of them is unlearned, and the fewer units
-            that gives back.
+            become free by that.
         warm_up: share of the task's mini-batches over which the gate closes, in [0, 1]; only with a budget, None: 0.5.
         sparsity_weight: ``λ >= 0`` of the sparsity regulariser; None: 0.75, and 0 with a budget.
         sparsity: ``original``, ``cross`` or ``quota``.
@@ -38,16 +38,16 @@ class HardAttention:
         embedding_init: ``normal``, ``uniform``, ``positive``, ``negative``, ``last``, ``ones``, ``open`` or ``sparse``
             (a unit begins open with probability 1/T, for the T tasks of the stream); None: ``normal``, and ``open``
             with a budget.
-        embedding_lr: learning rate of the mask embeddings; they are stepped by an optimizer of their own, of the
+        embedding_lr: learning rate of the mask embeddings; a separate optimizer steps them, of the
             strategy's optimizer's class and settings, without weight decay.
-        embedding_optimizer: makes that optimizer from ``[embedding]``, where the strategy's class can't be reused.
-        compensation_clamp: ``c`` of the gradient compensation, in (0, 88]: the cosh of more is no float32.
+        embedding_optimizer: function from ``[embedding]`` to that optimizer, if the strategy's class can't be reused.
+        compensation_clamp: ``c`` of the gradient compensation, in (0, 88], because the cosh of more overflows float32.
         embedding_clamp: embeddings stay within ``±embedding_clamp``.
         min_units: a layer never has fewer open units: its strongest ones at the start of each epoch are kept open. Half
             of a layer is kept open under a regulariser as long as an epoch's mean loss is above 0.9 times that of the
             first mini-batch: else the regulariser would close the layers of a hard task in a small network too early.
-        statistics_batches: running statistics of the task's norms (BatchNorm) are taken again at its end, through its
-            binary mask, over this number of its last mini-batches, which stay in memory. 0: keep the statistics of
+        statistics_batches: running statistics of the task's norms (BatchNorm) are computed again at its end, with its
+            binary mask, over this number of its last mini-batches, which are stored for it. 0: use the statistics of
             training, which lag after few steps and come from soft masks.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask, like the heads of a :class:`CounterfactualPlugin`: the model,
@@ -105,7 +105,7 @@ class HardAttention:
         object.__setattr__(self, "statistics_batches", whole)
 
     def shares(self, to_come: int | None) -> tuple[float, float]:
-        """Shares of each layer's free units, and of those in use, that a task takes under its budget."""
+        """Return which share of each layer's free units, and of its units in use, a task takes under its budget."""
         # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
         reused = _HALF if self.reuse is None else self.reuse
         if self.budget == "even":
@@ -113,12 +113,12 @@ class HardAttention:
         return (1.0 if self.budget is None else self.budget), reused
 
     def warm_up_batches(self, n_batches: int) -> int:
-        """Mini-batches of the warm-up, of all those of a task."""
+        """Return the number of mini-batches of the warm-up, given that of the whole task."""
         return round((_HALF if self.warm_up is None else self.warm_up) * n_batches)
 
 
 EVEN_BUDGET = HardAttention(budget="even", s_max=100.0, embedding_lr=0.02, fit_head=True)
-"""Default of AmnesiacHAT: a task takes its share of what is free, so that masks fit two tasks or two hundred.
+"""Default of AmnesiacHAT: a task takes its share of the free units, so that masks fit two tasks or two hundred.
 
 ``dataclasses.replace(EVEN_BUDGET, reuse=0.2)`` changes one setting of it.
 """

@@ -11,11 +11,11 @@ Annealing = Literal["linear", "cosine"]
 EmbeddingInit = Literal["normal", "uniform", "positive", "negative", "last", "ones", "open", "sparse"]
 SparsityMode = Literal["original", "cross", "quota"]
 LayerSparsity = Sequence[float | Tensor]
-"""``κ`` by layer: numbers, or on an accelerator, which would have to be waited for, tensors ``()``."""
+"""``κ`` per layer: numbers, or tensors ``()`` on an accelerator, because reading a number waits for the device."""
 
 
 def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = "linear") -> float:
-    """Scale ``s`` of the gate for one mini-batch of an epoch."""
+    """Return the scale ``s`` of the gate for one mini-batch of an epoch."""
     progress = batch / (n_batches - 1) if n_batches > 1 else 1.0
     if annealing == "cosine":
         return max(s_max / 2 * (1 + math.cos(2 * math.pi * progress)), 1 / s_max)
@@ -23,12 +23,12 @@ def mask_scale(batch: int, n_batches: int, s_max: float, annealing: Annealing = 
 
 
 def embedding_gradient(of_gate: Tensor, gate: Tensor, scale: float) -> Tensor:
-    """``∂loss/∂e = ∂loss/∂a · (1 - a)·a·s`` for the gate ``a = σ(s·e)``: exactly 0 where the sigmoid is saturated."""
+    """Return ``∂loss/∂e = ∂loss/∂a · (1 - a)·a·s`` for the gate ``a = σ(s·e)``: exactly 0 for a saturated sigmoid."""
     return torch.ops.aten.sigmoid_backward.default(of_gate, gate).mul_(scale)
 
 
 def rescale_embedding_gradient_(gradient: Tensor, embedding: Tensor, scale: float, s_max: float, clamp: float) -> None:
-    """Undo, in place, what annealing does to the embedding's gradient (HAT, eq. 5).
+    """Rescale the embedding's gradient in place, to undo the effect of the annealed scale ``s`` (HAT, eq. 5).
 
     ``q ← s_max·[cosh(clamp(s·e, ±c)) + 1] / (s·[cosh(e) + 1]) · q``, evaluated as published: the shorter form that
     algebra allows differs in float32, where a saturated sigmoid must let no gradient through.
@@ -40,7 +40,7 @@ def rescale_embedding_gradient_(gradient: Tensor, embedding: Tensor, scale: floa
 def initial_embedding(
     kind: EmbeddingInit, n_units: int, generator: torch.Generator, last: Tensor | None = None, *, n_tasks: int
 ) -> Tensor:
-    """Initial embedding of a task, ``(n_units,)``.
+    """Return the initial mask embedding of a task, ``(n_units,)``.
 
     Reference: Serrà et al., ICML 2018; ``ones`` and an initialisation by share: Duan, HAT-CL, 2023.
     """
@@ -59,7 +59,7 @@ def initial_embedding(
 
 
 class SparsityRegulariser:
-    """``λ·R``: share of the free units that the current mask takes; only the mask changes within a task."""
+    """Regulariser ``λ·R``: ``R`` is the share of the free units in the mask; only the mask changes within a task."""
 
     def __init__(self, weight: float, mode: SparsityMode, in_use: Tensor, sizes: Sequence[int], n_tasks: float) -> None:
         self.weight, self.mode, self.quota = weight, mode, 1 / n_tasks
@@ -76,25 +76,25 @@ class SparsityRegulariser:
         self._free_share_by_layer = of_layer / of_layer.sum(1, keepdim=True).clamp_min(1)
 
     def __call__(self, gate: Tensor) -> Tensor:
-        """``λ·R``, ``()``, of a soft mask ``a``, ``(n_units,)``."""
+        """Return ``λ·R``, ``()``, of a soft mask ``a``, ``(n_units,)``."""
         if self.mode == "quota":
             return self.weight * (self.layer_sparsity(gate) - self.quota).clamp_min(0).sum()
         value = torch.dot(gate, self._slope)
         return value + self._constant if self._constant else value
 
     def gradient(self, gate: Tensor) -> Tensor:
-        """``λ·∂R/∂a``, ``(n_units,)``."""
+        """Return ``λ·∂R/∂a``, ``(n_units,)``, at a soft mask ``a``, ``(n_units,)``."""
         if self.mode == "quota":
             above = (self.layer_sparsity(gate) > self.quota).float()
             return self.weight * (above @ self._free_share_by_layer)
         return self._slope
 
     def layer_sparsity(self, gate: Tensor) -> Tensor:
-        """``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` per layer, ``(layers,)``; 0 where nothing is free (AdaHAT)."""
+        """Return ``κ_l = Σ a(1-a^{<t}) / Σ (1-a^{<t})`` per layer, ``(layers,)``; 0 if no unit is free (AdaHAT)."""
         return self._free_share_by_layer @ gate
 
     def layer_sparsities(self, gate: Tensor) -> LayerSparsity:
-        """:meth:`layer_sparsity` layer by layer."""
+        """Return :meth:`layer_sparsity` as a list of numbers, or on an accelerator as tensors ``()``."""
         by_layer = self.layer_sparsity(gate)
         return by_layer.tolist() if by_layer.device.type == "cpu" else by_layer.unbind()
 
@@ -108,7 +108,7 @@ def units_within(
     *,
     min_units: int,
 ) -> Tensor:
-    """Mask that keeps to a budget in every layer, bool ``(n_units,)``."""
+    """Return the units that a task takes under its budget in each layer, bool ``(n_units,)``, True: taken."""
     read = strongest_units(sizes, embedding, in_use, lambda n: _whole(reused * n)) & (embedding > 0)
     taken = strongest_units(sizes, embedding, ~in_use, lambda n: max(1, _whole(new * n)))
     rank = embedding.masked_fill(read | taken, torch.inf)  # units that are open already rank first
@@ -116,7 +116,7 @@ def units_within(
 
 
 def strongest_units(sizes: Sequence[int], embedding: Tensor, among: Tensor, how_many: Callable[[int], int]) -> Tensor:
-    """Units of the largest embeddings in each layer, bool ``(n_units,)``."""
+    """Return the units of the largest embeddings in each layer, bool ``(n_units,)``, True: chosen."""
     strongest, start = torch.zeros_like(among), 0
     for size in sizes:
         part = slice(start, start + size)

@@ -1,4 +1,4 @@
-"""Features of a task's samples, and heads fitted to them."""
+"""Compute the features of a task's samples, and fit heads to these features."""
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -20,13 +20,13 @@ from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FEW, fit_head, largest
 
 MOST_KEPT = 2**28
-"""Bytes that a layer's results may take."""
+"""Largest number of bytes for the cached outputs of a layer."""
 
 
 class _Kept(NamedTuple):
-    """Two states of a layer's units ``(2, units, inputs + 1)``, and where their results are among those of all samples.
+    """Cached outputs of a layer for all samples, computed under two ``states`` of its weights.
 
-    The last of these ``(n, columns)`` is 0, for closed units.
+    ``states`` is ``(2, units, inputs + 1)``; the last column of ``results``, ``(n, columns)``, is 0, for closed units.
     """
 
     states: Tensor
@@ -36,13 +36,13 @@ class _Kept(NamedTuple):
 
 
 class FirstLayers:
-    """Computes linear layers that read samples; of units that have been met in two states only those in neither.
+    """Cache of linear layers that read samples, for two states of their weights; computes only units in neither state.
 
     Such a layer is most of a small network. Usually one task wrote into a unit; its weights then have only two states,
     with all tasks or with none.
 
     Attributes:
-        place: where the samples of the next forward are among all.
+        place: slice of all samples that the next forward reads.
     """
 
     def __init__(self, samples: Tensor, entries: Mapping[str, OpenEntries]) -> None:
@@ -52,11 +52,11 @@ class FirstLayers:
         self._columns: dict[str, Tensor | None] = {}
 
     def begin(self) -> None:
-        """Begin a pass; the first two are of the states to come, on any samples."""
+        """Begin a pass over samples; the first two passes, on any samples, store the two states of the weights."""
         self._columns.clear()
 
     def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-        """Return the output of a layer for its input, or None if it must be computed."""
+        """Return the output of the layer ``name`` for the input ``x``, or None if the caller must compute it."""
         rows = self._rows[self.place]
         if (x.data_ptr(), x.shape, x.stride()) != (rows.data_ptr(), rows.shape, rows.stride()):
             return None
@@ -73,7 +73,7 @@ class FirstLayers:
         return result
 
     def _columns_of(self, name: str, units: Tensor) -> Tensor | None:
-        """Column of each unit among the results, -1 where it is in neither state; None: there are none."""
+        """Return each unit's column in the cached outputs, -1 if its weights have neither state; None without any."""
         if name not in self._first:
             self._first[name] = units
             return None
@@ -109,7 +109,7 @@ def fitted_head(
     features: Tensor,
     labels: Tensor,
 ) -> FittedHead:
-    """Fit the head of a task to features ``(n, features)`` and labels ``(n,)``."""
+    """Return a head of a task, fitted to features ``(n, features)`` and labels ``(n,)``."""
     features = features.to(torch.promote_types(features.dtype, torch.float32))  # no half can be whitened
     held = dict(model.head(task).named_parameters())
     classes, has_bias = len(held["weight"]), "bias" in held
@@ -118,7 +118,7 @@ def fitted_head(
 
 
 def compacted(head: FittedHead) -> FittedHead:
-    """A head of all columns in half precision, where that holds it, without the columns of 0, those of closed units."""
+    """Return a smaller copy of a head: half precision if its values fit, without the zero columns of closed units."""
     columns = head.weight.any(0)
     bias = None if head.bias is None else _half(head.bias)
     return replace(head, weight=_half(head.weight[:, columns]), bias=bias, columns=columns)
@@ -130,22 +130,22 @@ def _half(values: Tensor) -> Tensor:
 
 
 STATISTICS_BATCHES = 16
-"""Mini-batches from which running statistics are taken again."""
+"""Number of mini-batches used to compute running statistics again."""
 BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 2048
-"""Samples at a time: what a large network makes of more than a few images leaves the caches of a CPU."""
+"""Samples per forward; few in a large network, because activations of many images exceed the caches of a CPU."""
 SURE = 0.02
 """Error, ``1 - p`` of the true class, up to which a head is sure of a sample.
 
-Heads for features without other tasks need no such samples: on validation images of three streams they are up to .1
-points better without them, or .03 worse. A third of the samples is taken in any case, if these are many.
+Heads for features without other tasks are fitted without such samples: on validation images of three streams they are
+up to .1 points better by that, or .03 worse. A third of the samples is used in any case, if there are many.
 """
 LARGE = 1e10
-"""Products of a weight and an input in a pass over all samples from which on a network counts as large."""
+"""Least number of products of a weight and an input, in a pass over all samples, of a large network."""
 ALL = slice(None)
 
 
 def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
-    """Return True if samples are rows: two axes, or images that a network without convolutions flattens."""
+    """Return True if samples are rows for the network: two axes, or images if it has no convolution."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return x.dim() == 2 or (x.dim() == 4 and all(weight.dim() <= 2 for weight in model.backbone.parameters()))
@@ -153,9 +153,9 @@ def _reads_rows(model: TaskMaskedModel, x: Any) -> bool:
 
 @torch.no_grad()
 def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
-    """Fit the head of a task whose mask is final, and replace the head trained under the soft gate.
+    """Replace a task's head, trained under a soft gate, by a head fitted to features under the final mask.
 
-    Returns where those of the task's samples lie that heads for features without other tasks are fitted to.
+    Returns the positions of the task's samples for fitting heads to features without other tasks.
     """
     model: TaskMaskedModel = strategy.model
     positions = drawn_positions(strategy, MOST_SAMPLES, seed)
@@ -173,13 +173,13 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
 
 
 class CounterfactualFeatures:
-    """Features of a task's samples, and running statistics of its norms; nothing that its mask closes is computed.
+    """Computes a task's features and running statistics of its norms, without units that its mask closes.
 
     Args:
         seen: mini-batches of more than one sample, for the norms' statistics.
 
     Attributes:
-        features: of all samples, ``(n, features)``, as the last pass over each left them.
+        features: of all samples, ``(n, features)``, each from the last pass over its sample.
     """
 
     features: Tensor
@@ -202,9 +202,9 @@ class CounterfactualFeatures:
             masks.first_layers = self._first_layers = FirstLayers(self.x, masks.entries)
 
     def __call__(self, part: slice = ALL) -> dict[str, Tensor]:
-        """Take the features of a part of the samples; statistics by name in the task's own modules, if there are any.
+        """Compute features of the samples ``part``; return buffers of the task's norms by name (empty without norms).
 
-        Those are taken again in a pass over all samples, and else as the task has them.
+        Running statistics are computed again only in a pass over all samples.
         """
         parts = deepcopy(self.model.task_parts(self.task))
         norms = running_norms(parts)

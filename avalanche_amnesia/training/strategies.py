@@ -12,7 +12,7 @@ from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
 
 class HAT(TaskStrategy):
-    """Hard attention to the task: a task learns a binary mask over units; parameters of earlier masks are frozen.
+    """Strategy of hard attention (HAT): a task learns a binary mask over units; earlier masks' parameters are frozen.
 
     Mask of a layer: ``a_l = σ(s · e_l)``; the update of weight ``ij`` is multiplied by
     ``1 − min(a_{l,i}^{<t}, a_{l−1,j}^{<t})``, where ``a^{<t}`` is the cumulative mask of the earlier tasks that remain.
@@ -47,14 +47,14 @@ class HAT(TaskStrategy):
 
 
 class HATOptions(StrategyOptions, total=False):
-    """Options of :class:`HAT` that :class:`AdaHAT` passes on."""
+    """Keyword arguments of :class:`HAT` that :class:`AdaHAT` also takes."""
 
     masks: HardAttention | None
     seed: int
 
 
 class AdaHAT(HAT):
-    """HAT whose used parameters may still move: the less, the more tasks use them.
+    """HAT strategy that lets later tasks change used parameters: the less, the more tasks use them.
 
     The update of a parameter is multiplied by ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)``: ``importance``
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.

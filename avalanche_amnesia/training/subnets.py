@@ -1,4 +1,4 @@
-"""Strategies whose tasks have weights of their own, and can be forgotten on request: WSN and weight pools."""
+"""Strategies that choose or assign weights for each task and unlearn tasks on request: WSN and weight pools."""
 
 from typing import ClassVar, Unpack
 
@@ -16,22 +16,22 @@ from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrate
 
 
 class WSN(TaskStrategy):
-    """Winning subnetworks: a task uses the best-scored weights of each layer; those of earlier tasks are frozen.
+    """Strategy of winning subnetworks: a task uses each layer's best-scored weights; earlier tasks' weights are frozen.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`. Weights used only by an unlearned task return to their initial bits. Weights that it
     trained and a remaining task uses do not change, so that no remaining task's logits change by a bit; the record
-    lists them (``record.plan.shared``) and says approximate. Scores go back to those before the first
-    forgotten task.
+    lists them (``record.plan.shared``) and claims ``approximate``. Scores return to those before the first
+    unlearned task.
 
     Args:
         model: a :class:`SubnetModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning which weights a task uses, ``ScoredWeights(score_lr=…)``.
-        trajectory: how updates are kept, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
+        trajectory: how updates are stored, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
             lossless, in memory.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:
@@ -66,10 +66,10 @@ class WSN(TaskStrategy):
 
 
 class DisjointSubnets(TaskStrategy):
-    """Every task trains a partition of the weights that no other task reads, so that unlearning it is exact.
+    """Strategy that trains each task on a part of the weights that no other task reads: unlearning is exact.
 
-    A fixed random partition cuts every layer's weights into as many shares as there are slots. The model equals, bit
-    for bit, one that never saw the unlearned tasks; its share is free for the next task.
+    A fixed random partition cuts every layer's weights into as many shares as there are slots. After an unlearning
+    the model equals, bit for bit, one that never saw the unlearned tasks. Their shares are free for next tasks.
 
     Requests come with the experiences (:func:`~avalanche_amnesia.benchmarks.with_unlearning`) or from
     :meth:`~TaskStrategy.unlearn`.
@@ -77,13 +77,13 @@ class DisjointSubnets(TaskStrategy):
     Args:
         model: a :class:`DisjointModel`.
         optimizer: any torch optimizer over ``model.parameters()``. A share has fewer weights than the network, and
-            wants larger steps: begin with the network's learning rate times the number of slots.
-        isolation: how many shares there are, and whose is which. ``Pools.planned(benchmark)``: as few as the stream's
+            needs larger steps: begin with the network's learning rate times the number of slots.
+        isolation: number of shares, and which task gets which. ``Pools.planned(benchmark)``: as few as the stream's
             requests allow; by default one for each task of the stream.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
 
     Raises:

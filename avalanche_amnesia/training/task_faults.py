@@ -1,4 +1,4 @@
-"""Descriptions of faults of a task: its samples and labels, and its weights after the training."""
+"""Describe faults of a task: in its samples and labels, and in its weights after the training."""
 
 from collections.abc import Mapping
 from math import prod
@@ -19,7 +19,7 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.unit_graph.backbones import NamedTensors, evaluating, first_real
 
 _MOST_BYTES = 2**31
-"""Of samples in memory: 20,000 large photographs would be twelve gigabytes."""
+"""Most bytes of samples drawn into memory: 20,000 large photographs would be twelve gigabytes."""
 _FEW_SAMPLES = 64
 
 
@@ -32,14 +32,14 @@ def fault_of_inputs(x: Any) -> str | None:
 
 
 def fault_in_memory(experience: Any) -> str | None:
-    """Return :func:`fault_of_inputs` for a task's samples in memory, before transforms."""
+    """Return the text of :func:`fault_of_inputs` for a task's samples in memory, before transforms."""
     find = getattr(experience, "not_finite", None)
     where = None if find is None else find()
     return None if where is None or not len(where) else _not_finite(where, len(experience.dataset))
 
 
 def fault_of_task(experience: Any) -> str | None:
-    """Return :func:`fault_of_inputs` for all samples of a task under evaluation transforms; read each of them."""
+    """Return the text of :func:`fault_of_inputs` for all samples of a task, read under evaluation transforms."""
     with preserved_rng():
         x, _ = task_data(experience)
     return fault_of_inputs(x)
@@ -152,12 +152,12 @@ def _first_line(error: Exception) -> str:
 
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return samples ``(n, …)`` of the task just trained, and their labels ``(n,)``."""
+    """Return at most ``most`` random samples ``(n, …)`` of the task just trained, and their labels ``(n,)``."""
     return samples_at(strategy, drawn_positions(strategy, most, seed))
 
 
 def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
-    """Draw positions of samples of the task just trained; sorted."""
+    """Return up to ``most`` random positions in the data of the task just trained, sorted; fewer for large samples."""
     experience = strategy.experience
     index = torch.randperm(len(experience.dataset), generator=torch.Generator().manual_seed(seed))[:most]
     of_one = sum(part.nbytes for part in tree_leaves(task_data(experience, index[:1])[0]))
@@ -165,7 +165,7 @@ def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
 
 
 def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the samples at some positions, and their labels."""
+    """Return the current task's samples at the positions ``index``, and their labels."""
     experience, loader = strategy.experience, strategy.dataloader
     held = loader.samples_of(experience) if isinstance(loader, TensorBatches) else None
     if held is None:
@@ -175,11 +175,11 @@ def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:
-    """Return why the trained task has diverged, or None."""
+    """Return why a trained task has diverged (weights not finite, features or logits overflow), or None."""
     # Weights may be finite and still useless: if features or logits overflow float32 when squared, losses, variances
     # and fitted heads of every later task that reads these units fail too.
     own = model.heads[task].parameters()
-    touched = (*model.parameters(recurse=False), *model.backbone.parameters(), *own)  # other tasks' were put back
+    touched = (*model.parameters(recurse=False), *model.backbone.parameters(), *own)  # other tasks' were restored
     if not all(bool(parameter.isfinite().all()) for parameter in touched):
         return "some of its weights are infinite or NaN"
     try:
@@ -220,4 +220,4 @@ def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> s
 
 
 class MaskWarning(RuntimeWarning):
-    """A task was not trained, or its head could not be fitted; each text is given once in a run."""
+    """Warning that a task was not trained, or its head could not be fitted; each text is given once in a run."""

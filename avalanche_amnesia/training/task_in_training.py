@@ -1,4 +1,4 @@
-"""The task in training: values before it, and everything that must not outlive its training."""
+"""State of the task in training: values before the task, and data to be dropped when its training ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from avalanche_amnesia.training.adjuster import Adjuster
 
 
 class TaskInTraining:
-    """One task from the check of its experience to its commit; made and dropped by the plugin that masks or records.
+    """State of a task from the check of its experience to its commit; the masking or recording plugin stores it.
 
     Subclasses add attributes of a method; an attribute exists once the method has set it.
 
@@ -29,8 +29,8 @@ class TaskInTraining:
     Attributes:
         snapshot: values before the task; None until its training begins.
         adjuster: protects entries that other tasks use.
-        guards_others: whether the optimizer moves parameters without a gradient too, so that other tasks' own are put
-            back after every step.
+        guards_others: True if the optimizer also changes parameters without a gradient, so that other tasks' heads and
+            norms are restored after every step.
     """
 
     adjuster: Adjuster
@@ -42,7 +42,7 @@ class TaskInTraining:
 
     @property
     def before(self) -> TaskSnapshot:
-        """Values before the task; a RuntimeError before its training has begun."""
+        """Return the snapshot of values before the task; raise RuntimeError before its training has begun."""
         if self.snapshot is None:
             raise RuntimeError(f"the training of task {self.task} has not begun")
         return self.snapshot
@@ -51,24 +51,24 @@ class TaskInTraining:
 class TaskSnapshot:
     """Copies of all parameters of a model, the task's statistics, the optimizer's state and states of user plugins.
 
-    Taken when the task begins. An optimizer that starts afresh with every task has no state by then to be copied.
-    Modules of finished tasks are copied separately: no training moves them, and no trajectory counts them, but a
-    user's plugin may write there.
+    Taken when the task begins. An optimizer reset for every task has no state then.
+    Modules of finished tasks are copied separately: no training changes and no trajectory records them, but a
+    user's plugin may write into them.
     """
 
     def __init__(self, strategy: Strategy, task: int) -> None:
         model: nn.Module = strategy.model
         self.task = task
         self.moments = copied(strategy.optimizer.state)
-        """The optimizer's state, by parameter; emptied when a task goes of which it may hold something."""
+        """The optimizer's state, by parameter; emptied at an unlearning, because it may reveal the unlearned task."""
         self.states = states_of_users(strategy)
-        """States of the user's plugins; emptied when a task goes, like the moments."""
+        """States of the user's plugins; emptied at an unlearning, for the reason given for ``moments``."""
         self.values = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        # Of other tasks' buffers no copy is taken: none of them changes, and one of them may be unlearned meanwhile.
+        # Other tasks' buffers are not copied: they do not change, and their task may be unlearned meanwhile.
         buffers = dict(model.named_buffers())
         if isinstance(model, TaskMaskedModel):
             buffers = {name: buffers[name] for name in model.buffer_names([task]) if name in buffers}
-        elif isinstance(model, MultiHeadModel):  # without masks some may be all tasks'
+        elif isinstance(model, MultiHeadModel):  # without masks, tasks may share buffers
             of_others = set(model.buffer_names([other for other in model.tasks if other != task]))
             buffers = {name: buffer for name, buffer in buffers.items() if name not in of_others}
         self._statistics = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -76,7 +76,7 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def restore(self, strategy: Strategy) -> None:
-        """Restore the copied values of everything that still exists."""
+        """Restore the optimizer's state, parameters and buffers that still exist, and the states of user plugins."""
         model: nn.Module = strategy.model
         strategy.optimizer.state = copied(self.moments)
         for name, parameter in model.named_parameters():
@@ -90,35 +90,35 @@ class TaskSnapshot:
 
     @torch.no_grad()
     def restore_finished_tasks(self, model: nn.Module) -> None:
-        """Give finished tasks' own modules the values that they had before the task, whoever wrote there."""
+        """Restore heads and norms of finished tasks to their values before the task: a plugin may change them."""
         for name, tensor in finished_tensors(model).items():
             if name in self.finished:
                 tensor.copy_(self.finished[name])
 
     @torch.no_grad()
     def commit(self, parameters: Mapping[str, nn.Parameter], keep: Mapping[str, Tensor]) -> None:
-        """Return, bit for bit, every entry that the task does not own."""
+        """Restore, bit for bit, each entry that is False in ``keep``: an entry that the task does not own."""
         for name, kept in keep.items():
             parameter = parameters[name]
             parameter.copy_(torch.where(kept, parameter, self.values[name]))
 
 
 States = Sequence[tuple[Any, Any]]
-"""Plugins of the user, each with its state."""
+"""User plugins, each with a copy of its ``state()``."""
 
 
 def states_of_users(strategy: Strategy) -> States:
-    """Return copies of the ``state()`` of all user plugins that have a ``load_state``."""
+    """Return all user plugins that have a ``load_state``, each with a copy of its ``state()``."""
     users = [p for p in strategy.plugins if hasattr(type(p), "load_state") and not is_known(p)]
     return [(plugin, deepcopy(plugin.state())) for plugin in users]
 
 
 def restore_users(states: States) -> None:
-    """Give plugins copies of their states."""
+    """Load into each plugin a copy of its stored state."""
     for plugin, state in states:
         plugin.load_state(deepcopy(state))
 
 
 def copied_finished(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of what finished tasks have of their own, by name."""
+    """Return name → copy of each parameter and buffer in the heads and norms of finished tasks."""
     return {name: tensor.detach().clone() for name, tensor in finished_tensors(model).items()}

@@ -1,4 +1,4 @@
-"""Base of this package's strategies: supervised learning with the right plugins in the right order."""
+"""Base class of this package's strategies: Avalanche's supervised training with this package's plugins in order."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ from avalanche_amnesia.training.task_faults import (
 )
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
-if TYPE_CHECKING:  # a strategy that does not unlearn needs nothing of it
+if TYPE_CHECKING:  # a strategy that does not unlearn imports none of these
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
     from avalanche_amnesia.benchmarks.requests import UnlearningRequest
     from avalanche_amnesia.models.task_inference import InferenceRule, Prediction
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
-_AS_IT_IS = nullcontext()  # a look at autocast takes longer, in every step
+_AS_IT_IS = nullcontext()  # to enter autocast in every step takes longer
 
 
 class StrategyOptions(TypedDict, total=False):
-    """Options of every strategy, which :class:`TaskStrategy` explains: its own and Avalanche's, named as there."""
+    """Keyword arguments that every strategy takes; :class:`TaskStrategy` documents them."""
 
     reset_optimizer: bool
     criterion: Any
@@ -76,40 +76,40 @@ class StrategyOptions(TypedDict, total=False):
 
 
 class TaskPlugin(SupervisedPlugin):
-    """The host's events of a plugin, and those of an unlearning; a plugin need not be one, and may have any of them."""
+    """Plugin with Avalanche's events and those of an unlearning; a plugin may have these without this base class."""
 
     def before_unlearning(self, strategy: Strategy) -> Any:
-        """Called before tasks are taken out."""
+        """Before an unlearning: called before the tasks are removed from the model."""
 
     def after_unlearning(self, strategy: Strategy) -> Any:
-        """Called after the removal; still undone if anything fails."""
+        """After an unlearning: called once the tasks are removed; an error still undoes the removal."""
 
     def after_loading(self, strategy: Any) -> Any:
-        """Called once all parts of a strategy have been given a saved state."""
+        """After a load: called once a saved state is loaded into all parts of the strategy."""
 
 
 class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
-    """A supervised strategy over one task after another, seeded by task, that plans and unlearns on request.
+    """Supervised strategy that trains one task after another, seeds each by its label, and unlearns on request.
 
     Base of this package's strategies, which choose the plugins.
 
     Args:
         model: a :class:`MultiHeadModel`, of the kind that a plugin of ``method`` masks (:class:`MaskedModel`,
             :class:`SubnetModel`).
-        optimizer: any torch optimizer over ``model.parameters()``; of several parameter groups the first takes what
-            tasks add (heads, norms), but for copies of a DisjointModel's backbone, which keep its groups.
+        optimizer: any torch optimizer over ``model.parameters()``; with several parameter groups, parameters that
+            tasks add (heads, norms) join the first, and copies of a DisjointModel's backbone join its groups.
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
         reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
         criterion: loss of logits and labels; cross-entropy by default.
         train_mb_size: samples of a mini-batch, at least 1.
         train_epochs: passes over a task's samples, at least 1.
         eval_mb_size: samples of a mini-batch in an evaluation, at least 1; None: as for training.
-        device: where to compute.
-        plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) those of
-            your own come first, so that weights that they write (an average) are recorded as the task's.
+        device: device of model and data.
+        plugins: further plugins, placed after this package's; only when a task ends (``after_training_exp``) your own
+            plugins run first, so that weights that they write (an average) are recorded as the task's.
         evaluator: Avalanche's EvaluationPlugin, or a function that makes it; by default one without loggers.
-        eval_every: an evaluation each time so many epochs (or what ``peval_mode`` says) were trained; 0: only at the
+        eval_every: number of epochs (or the unit in ``peval_mode``) between two evaluations; 0: evaluate only at the
             end of a task; -1: never.
         peval_mode: ``experience``, ``epoch`` or ``iteration``.
 
@@ -120,7 +120,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             parameters, for sparse gradients, only for matrices, or one that needs a closure.
     """
 
-    PLUGIN_CLASS = TaskPlugin  # the host warns of a plugin with other events than these
+    PLUGIN_CLASS = TaskPlugin  # Avalanche warns of a plugin with further events
     composed = ("method",)
     plugins: list[Any]
     dataloader: Any
@@ -160,9 +160,9 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         checks.one_of("reset_optimizer", reset_optimizer, Literal[True, False])
         self.reset_optimizer = reset_optimizer
         self._trains = False
-        self._placed: int | None = None  # experiences in the streams whose places are the task labels
+        self._placed: int | None = None  # number of experiences in streams without task labels
         self.autocast: Autocast = ()
-        """Autocast around the call that trains, evaluates or unlearns, which forward and loss alone run under."""
+        """Autocast setting around the call that trains, evaluates or unlearns; only forward and loss run under it."""
         self.optimizer_always_fresh = reset_optimizer
         """True as long as every task started with new optimizer state, without which no unlearning is exact."""
 
@@ -173,7 +173,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             experiences: one, or a stream or list of them.
             eval_streams: list of streams or experiences to evaluate during training; by default the trained
                 ones.
-            kwargs: of the host, for loaders and optimizer.
+            kwargs: options of Avalanche's ``train``, for loaders and optimizer.
 
         Raises:
             TypeError: for objects that are no experiences, for example a benchmark.
@@ -240,13 +240,13 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             self.plugins = plugins
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
-        """A new optimizer state per task, unless the strategy or the call to ``train`` says otherwise."""
+        """Before a task's training: reset the optimizer's state, unless the strategy or ``train`` forbids it."""
         fresh = self.reset_optimizer if reset_optimizer_state is None else reset_optimizer_state
         self.optimizer_always_fresh &= fresh
         super().check_model_and_optimizer(reset_optimizer_state=fresh, **kwargs)
 
     def make_optimizer(self, reset_optimizer_state: bool = False, **kwargs: Any) -> None:
-        """Make the optimizer as Avalanche does; of several parameter groups the first takes new parameters."""
+        """Add the model's new parameters to the optimizer (by default to its first group), and remove dropped ones."""
         parameters, known = dict(self.model.named_parameters()), getattr(self, "optimized_param_id", None)
         begins_as = self.model.begins_as
         follow_model(self.optimizer, parameters, known or {}, fresh=reset_optimizer_state, begins_as=begins_as)
@@ -258,7 +258,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         """Evaluate the experiences whose tasks the model has: neither future nor unlearned ones.
 
         Returns:
-            The last value of every metric; nothing where none of the tasks is left, as then nothing is evaluated.
+            The last value of every metric; an empty dict if no task remains, because then nothing is evaluated.
 
         Raises:
             TypeError: for objects that are no experiences, for example a benchmark.
@@ -273,7 +273,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
-        """Switch autocast off, but for forward and loss: masks, heads and fits are made of whole numbers."""
+        """Switch autocast off except in forward and loss, because masks and fitted heads need full precision."""
         found, before = autocast_now(), self.autocast
         self.autocast = found or before
         try:
@@ -283,7 +283,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             self.autocast = before
 
     def _tasks_in(self, experiences: Sequence[Any]) -> list[Any]:
-        """Experiences with task labels; where streams have none, their places say which task is which."""
+        """Return experiences with task labels; in a stream without labels, an experience's position is its label."""
         found = list(experiences)
         if not all(hasattr(experience, "task_labels") and stream_of(experience) for experience in found):
             from avalanche_amnesia.benchmarks.stream_labels import labelled  # lazy: most streams have labels
@@ -308,7 +308,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
     def predict(
         self, x: Tensor | Mapping[str, Tensor], task: int | None = None, rule: InferenceRule = "entropy"
     ) -> Prediction:
-        """Task, class and certainty of samples, without a task label or with one.
+        """Return the predicted task, class and certainty of each sample; without ``task`` the task is inferred.
 
         Args:
             x: ``(batch, …)``, on any device; or several such tensors by the names of the backbone's arguments.
@@ -353,7 +353,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         super()._unpack_minibatch()
 
     def forward(self) -> Any:
-        """Run the model; name inputs that it can't process, and undo the task."""
+        """Return the model's output; raise TaskError, which undoes the task, for inputs that it can't process."""
         later = self.is_training and self.clock.train_exp_iterations > 0  # later mini-batches are like the first
         if self.is_training and not later:
             fault = fault_of_inputs(self.mb_x)
@@ -367,7 +367,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             raise
 
     def criterion(self) -> Any:
-        """Return the loss; name labels outside of the head's classes."""
+        """Return the loss; raise TaskError for labels outside of the head's classes."""
         parts = self.mb_y, self.mb_output
         if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
             self._refuse(fault_of_labels(*parts, self._criterion))
@@ -379,20 +379,20 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             raise
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:
-        """Raise where there is something wrong with the task in training, which :meth:`train` undoes."""
+        """Raise TaskError if ``fault`` is a text, a fault of the task in training, which :meth:`train` then undoes."""
         if fault is not None:
             undone = " Its training was undone" if self.is_training else ""
             raise TaskError(f"task {single_task(self.experience)}: {fault}.{undone}") from cause
 
     def plan_unlearning(self, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
-        """Plan of what unlearning these tasks would change; changes nothing.
+        """Return the plan of unlearning ``tasks``, a list of the changes that it would make; change nothing.
 
         Args:
             tasks: labels; or a request, ``UnlearningRequest(task=2, samples=[0, 7])``.
             data: as for :meth:`unlearn`.
 
         Raises:
-            RequestError: if they can't be requested now.
+            RequestError: if the tasks can't be requested now.
         """
         with self._full_precision():
             return self._unlearning().plan(self, tasks, data=data)
@@ -425,14 +425,14 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
             allow_unknown: accept plugins that keep learned state and have no purger; the record names them. By default
                 as the strategy's :class:`UnlearningPlugin` does.
-            strict: raise where something else than trainings and unlearnings here wrote into the model (a weight
-                changed by hand, a loaded state), instead of saying so in the record.
+            strict: raise if anything but this strategy's trainings and unlearnings changed the model (a weight
+                changed by hand, a loaded state), instead of a note in the record.
             reproduce: before a task is trained again without some samples, train it again with them, and refuse the
                 request if its bits differ from before: data, code or settings have changed then. False saves that
                 training, and the record's claim rests on them. By default as the strategy's :class:`UnlearningPlugin`.
 
         Raises:
-            RequestError: if they can't be requested now; nothing changed.
+            RequestError: if the tasks can't be requested now; nothing changed.
             UnknownStateError: if a plugin keeps learned state and has no purger; nothing changed.
             TamperedError: only with ``strict``; nothing changed.
         """
@@ -469,7 +469,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             benchmark: the benchmark of the run; its requests are ignored.
             tasks: only these remaining tasks, if no task's weights depend on another task; by default all.
             train_options: keyword arguments of ``train``; by default those of the first training.
-            store: a :class:`~avalanche_amnesia.lab.runs.RunStore`, where an interrupted proof goes on.
+            store: a :class:`~avalanche_amnesia.lab.runs.RunStore`, so that an interrupted proof can continue.
 
         Returns:
             The record.
@@ -502,8 +502,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         Raises:
             RequestError: from inside a training; save before it or after.
             SigningError: if the key is none, or ``cryptography`` is not installed (extra ``sign``).
-            StateError: if a plugin holds something that can't be saved, or the directory something else.
-            OSError: if it can't be written; a state that was there stays.
+            StateError: if a plugin stores values that can't be saved, or the directory contains other files.
+            OSError: if the state can't be written; an older state in the directory does not change.
         """
         from avalanche_amnesia.training.host.saving import save_state  # lazy: most trainings save nothing
 
@@ -513,7 +513,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
 
     @classmethod
     def load(cls, path: str | Path, *, key: Any = None, **arguments: Any) -> Self:
-        """Build a strategy and give it the state that :meth:`save` saved; no code from the files is run.
+        """Build a strategy and load the state that :meth:`save` saved, without running code from the files.
 
         Args:
             path: the directory.
@@ -531,7 +531,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         return strategy
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent; never reversed.
+        """Declare remaining tasks permanent: they can never be unlearned, and this can't be reversed.
 
         Raises:
             RequestError: if one of them does not remain.

@@ -1,4 +1,4 @@
-"""Rules of how far a parameter that earlier tasks use may still move.
+"""Adjustment rules: how far the optimizer may change a parameter that earlier tasks use.
 
 An :class:`AdjustmentRule` says, per parameter, the share of an update that is *protected*, i.e. undone (0 free, 1
 frozen: one minus AdaHAT's adjustment rate). :class:`~avalanche_amnesia.training.adjuster.Adjuster` enforces it.
@@ -22,13 +22,13 @@ from avalanche_amnesia.unit_graph.graph import Between, Computed, UnitGraph
 AdjustSpace = Literal["update", "gradient"]
 Importance = Literal["sum", "flat", "number"]
 Measure = Callable[[MaskedModel, int, Tensor, Tensor], Tensor]
-"""From a model, a task, samples ``(n, …)`` of it and labels ``(n,)`` to what its units count for, ``(n_units,)``."""
+"""Function from model, task, its samples ``(n, …)`` and labels ``(n,)`` to unit importances, ``(n_units,)``."""
 LayerOf = Callable[[str], int]
-"""From a parameter's name to the index of its layer."""
+"""Function from a parameter's name to the index of its layer."""
 
 
 class TaskUse:
-    """Entries that the remaining tasks use while another one is trained: constant within that task."""
+    """Entries that the remaining tasks use while a further task is trained; constant within that training."""
 
     def __init__(self, model: TaskMaskedModel, locked: Collection[int] | None = None) -> None:
         self._counted = [task for task in model.masked_tasks if locked is None or task in locked]
@@ -40,16 +40,16 @@ class TaskUse:
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:
-        """:attr:`covered`; for ``max`` 1.0 where ``max`` of the cumulative masks is 1."""
+        """Return parameter → 1.0 (entry in use) or 0.0: ``min`` (:attr:`covered`) or ``max`` of both ends' masks."""
         return self.covered if between == "min" else self._by_max[0]
 
     def importance_by(self, between: Between) -> Mapping[str, Tensor]:
-        """:attr:`importance`; for ``max`` the ``max`` of the summative masks."""
+        """Return parameter → number of tasks: ``min`` (:attr:`importance`) or ``max`` of both ends' summative masks."""
         return self.importance if between == "min" else self._by_max[1]
 
     @cached_property
     def importance(self) -> Mapping[str, Tensor]:
-        """Parameter → number of tasks, ``min`` of the summative masks; shaped as :attr:`covered`."""
+        """Return parameter → number of tasks per entry, ``min`` of the summative masks; shaped as :attr:`covered`."""
         return dict(self._expanded(self._model.graph.parameter_use(*self._each)))  # stored: read in every step
 
     @cached_property
@@ -63,26 +63,26 @@ class TaskUse:
 
     @property
     def _each(self) -> list[Mapping[str, Tensor]]:
-        """Masks of the tasks that count, one by one, as importances of units where those were measured."""
+        """Return the masks of the counted tasks, one per task, or the measured importances of their units."""
         model = self._model
         of_units = model.importance if isinstance(model, MaskedModel) else model.binary_mask
         masks = [model.by_layer(of_units(task)) for task in self._counted]
         return masks or [model.by_layer(torch.zeros_like(self.in_use))]
 
     def _expanded(self, uses: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """The same in shape and type of the parameters."""
+        """Return ``uses`` expanded to the shape and dtype of each parameter."""
         return Computed(uses, partial(_expanded, uses, self.shapes))
 
 
 def stored(values: Tensor) -> Tensor:
-    """Return the stored entries of an expanded tensor, each once; they broadcast to it."""
+    """Return an expanded tensor without its repeated entries; the result broadcasts to ``values``."""
     for dim, stride in enumerate(values.stride()):
         values = values.narrow(dim, 0, 1) if stride == 0 else values
     return values
 
 
 def total(shares: Tensor) -> float:
-    """Sum over all entries."""
+    """Return the sum over all entries of a tensor, which may be expanded."""
     once = stored(shares)
     return float(once.double().sum()) * (shares.numel() // once.numel())
 
@@ -97,7 +97,7 @@ RULES: dict[str, type[AdjustmentRule]] = {}
 
 
 class AdjustmentRule:
-    """HAT's rule (``hat``): entries of the cumulative mask ``min(a_i, a_j)`` are frozen.
+    """Base of adjustment rules, and HAT's rule (``hat``): freeze entries of the cumulative mask ``min(a_i, a_j)``.
 
     Args:
         between: how the masks of the units at both ends of a weight make one: ``min``, as published (it is in use if
@@ -117,7 +117,7 @@ class AdjustmentRule:
     Reference: Serrà et al., ICML 2018; ``locked``: Duan, HAT-CL, 2023.
     """
 
-    constant = True  # the same shares for every step of a task; False: asked in every step
+    constant = True  # the same shares for every step of a task; False: computed in every step
     reads_sparsity = False  # False: ``sparsity`` is always 0.0
     measure: Measure | None = None
 
@@ -138,10 +138,10 @@ class AdjustmentRule:
         self.locked = None if locked is None else _task_labels(locked)
 
     def start(self, seed: int, task: int) -> None:
-        """Prepare for the steps of a task: draws must be seeded by both."""
+        """Prepare for the steps of a task; seed a rule's random draws with ``seed`` and ``task``."""
 
     def protected_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return the protected share of the update, of the parameter's shape: 0 free, 1 frozen; may be expanded.
+        """Return the protected share of an update, 0 free, 1 frozen, in the parameter's shape; may be expanded.
 
         Args:
             use: entries that the remaining tasks use.
@@ -151,7 +151,7 @@ class AdjustmentRule:
         return use.covered_by(self.between)[name]
 
     def checked_share(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return :meth:`protected_share`, checked: a rule of the user's may return anything."""
+        """Return :meth:`protected_share` after a check of its shape and range: a user's rule may return anything."""
         share, shape = self.protected_share(use, name, sparsity), use.shapes[name][0]
         if not isinstance(share, Tensor) or share.shape != shape:
             given = f"one of {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
@@ -160,7 +160,7 @@ class AdjustmentRule:
                 f"got {given}"
             )
         once = stored(share)
-        if self.constant and not bool(((once >= 0) & (once <= 1)).all()):  # looked at once a task, not in every step
+        if self.constant and not bool(((once >= 0) & (once <= 1)).all()):  # checked once a task, not in every step
             raise ValueError(
                 f"{type(self).__name__}.protected_share must return shares from 0, free, to 1, frozen; of {name} it "
                 f"returned some from {float(share.min()):.3g} to {float(share.max()):.3g}"
@@ -172,12 +172,12 @@ class AdjustmentRule:
         return 1 / (1 - stored(self.checked_share(use, name, sparsity)))
 
     def capacity(self, use: TaskUse) -> float:
-        """Network capacity: the mean adjustment rate over all parameters that a next task would meet, ``κ = 0``."""
+        """Return the network's capacity: a next task's mean adjustment rate over all parameters, at ``κ = 0``."""
         shares = [self.expected_share(use, name) for name in use.covered]
         return 1 - sum(map(total, shares)) / sum(share.numel() for share in shares)
 
     def expected_share(self, use: TaskUse, name: str) -> Tensor:
-        """Mean of :meth:`protected_share`, without layer sparsity."""
+        """Return the mean of :meth:`protected_share` over random draws, without layer sparsity (``κ = 0``)."""
         return self.checked_share(use, name, 0.0)
 
 
@@ -185,7 +185,7 @@ RULES["hat"] = AdjustmentRule
 
 
 class RandomRule(AdjustmentRule, name="random"):
-    """``random``: a fresh U(0, 1) rate per step and parameter in use (AdaHAT's baseline).
+    """Rule ``random``: a new U(0, 1) adjustment rate per step and parameter in use (AdaHAT's baseline).
 
     Args:
         between, space, locked: as of :class:`AdjustmentRule`.
@@ -206,7 +206,7 @@ class RandomRule(AdjustmentRule, name="random"):
 
 
 class ConstantRule(AdjustmentRule, name="constant"):
-    """``constant``: rate ``α`` on every parameter in use; ``α = 1`` protects nothing (AdaHAT's baselines).
+    """Rule ``constant``: adjustment rate ``α`` on each used parameter; ``α = 1`` protects none (AdaHAT's baselines).
 
     Args:
         alpha: in ``[0, 1]``.
@@ -234,11 +234,11 @@ class ConstantRule(AdjustmentRule, name="constant"):
 
 
 PAPER_ALPHA = 1e-6
-"""AdaHAT's published intensity. In float32 it is close to no movement at all; the default is 1e-2."""
+"""AdaHAT's published intensity. In float32 it allows almost no movement; the default is 1e-2."""
 
 
 class AdaHATRule(AdjustmentRule, name="adahat"):
-    """AdaHAT: rate ``r_l / (importance + r_l)`` with ``r_l = α / (ε + κ_l)`` (Wang et al., ECML-PKDD 2024).
+    """AdaHAT's rule: rate ``r_l / (importance + r_l)``, ``r_l = α / (ε + κ_l)`` (Wang et al., ECML-PKDD 2024).
 
     Args:
         alpha: intensity ``α > 0``; larger lets used parameters move more. ``PAPER_ALPHA`` is the published 1e-6.
@@ -284,11 +284,11 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return torch.div(importance, shares, out=shares).expand(use.shapes[name][0])
 
     def rate(self, sparsity: float | Tensor) -> float | Tensor:
-        """``r_l``."""
+        """Return ``r_l = α / (ε + κ_l)`` of a layer with the sparsity ``κ_l``."""
         return self.alpha / (self.epsilon + (sparsity if self.sparsity else 0.0))
 
     def importance_of(self, use: TaskUse, name: str) -> Tensor:
-        """Importance of a parameter's entries, each stored one once."""
+        """Return the importance of a parameter's entries, without the repeats of an expanded tensor."""
         if self.importance == "number":
             return torch.full_like(stored(use.covered[name]), use.n_tasks + 1)
         if self.importance == "flat":
@@ -296,7 +296,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
         return stored(use.importance_by(self.between)[name])
 
     def divisor(self, use: TaskUse, name: str, sparsity: float | Tensor) -> Tensor:
-        """Return ``1 + importance / r_l``: one pass over the entries, where shares take two."""
+        """Return a gradient's divisor, ``1 + importance / r_l``: one pass over the entries, where shares take two."""
         importance, inverse = self.importance_of(use, name), 1 / self.rate(sparsity)
         one = importance.new_ones(())
         if isinstance(inverse, Tensor):
@@ -305,7 +305,7 @@ class AdaHATRule(AdjustmentRule, name="adahat"):
 
 
 def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tensor) -> Tensor:
-    """Measure the importance of a finished task's units, ``(n_units,)``: up to 1 in each layer of its mask, else 0.
+    """Return measured importances of a finished task's units, ``(n_units,)``: up to 1 per layer, 0 outside its mask.
 
     A layer whose measure is 0 for all units counts by its mask, because nothing else would protect it.
     """
@@ -321,7 +321,7 @@ def measured(measure: Measure, model: MaskedModel, task: int, x: Tensor, y: Tens
 
 
 def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
-    """Rule that a strategy was given, by its name or as an object."""
+    """Return the adjustment rule of a name, or the given rule object; raise ValueError for an unknown name."""
     if isinstance(adjustment, AdjustmentRule):
         return adjustment
     if adjustment not in RULES:

@@ -1,1 +1,1 @@
-"""Avalanche's side: its plugins, evaluator, loaders and arguments."""
+"""Interface to Avalanche: events, arguments, stream requests, snapshots, and saved states of its plugins."""

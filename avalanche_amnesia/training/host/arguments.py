@@ -20,12 +20,12 @@ PeriodicMode = Literal["experience", "epoch", "iteration"]
 # ``**options`` of an ``__init__`` stands for the arguments of the base class, except those that only a strategy
 # chooses (``composed``). Avalanche's own check of arguments does not know these names, so it is removed.
 class OwnArguments:
-    """Mixin that lists every argument in the signature and suggests a name for an unknown argument."""
+    """Mixin that adds inherited arguments to a class's signature and raises TypeError for an unknown argument."""
 
     composed: ClassVar[Collection[str]] = ()
-    """Arguments that only a strategy itself passes, to compose its plugins."""
+    """Arguments that a strategy passes to its base class and that a user can't pass (``method``)."""
     settings: ClassVar[Mapping[str, type]] = {}
-    """Argument → class of its value; an error names the argument for a misplaced setting of that class."""
+    """Argument → settings class of its value; the error for a setting passed directly names the argument for it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -60,7 +60,7 @@ def _refuse_unless_known(name: str, known: Sequence[str], strategy: type[OwnArgu
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
-    """Raise an error unless the model is of the class that a strategy or plugin needs."""
+    """Raise TypeError unless ``model`` is an instance of ``kind``, the class that a strategy or plugin needs."""
     if not isinstance(model, kind):
         raise TypeError(
             f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
@@ -71,7 +71,7 @@ def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
 def checked_options(
     train_mb_size: object, train_epochs: object, eval_mb_size: object, eval_every: object, peval_mode: object
 ) -> dict[str, Any]:
-    """Return Avalanche's options of a strategy, with whole numbers converted to int."""
+    """Check a strategy's options of Avalanche, and return them by name, with whole numbers converted to int."""
     checks.one_of("peval_mode", peval_mode, PeriodicMode)
     return {
         "train_mb_size": checks.whole_number("train_mb_size", train_mb_size),
@@ -83,7 +83,7 @@ def checked_options(
 
 
 def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
-    """Return a strategy's further plugins as a list."""
+    """Return the user's ``plugins`` as a list; raise TypeError for an entry that is no plugin, and for GDumbPlugin."""
     if plugins is None:
         return []
     if isinstance(plugins, str) or not isinstance(plugins, Iterable):
@@ -101,7 +101,7 @@ def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
 
 
 def checked_device(device: Any) -> torch.device:
-    """Return a strategy's device; raise an error if this machine does not have it."""
+    """Return ``device`` as a ``torch.device`` (None: the CPU); raise ValueError if this machine does not have it."""
     try:
         found = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError):
@@ -113,7 +113,7 @@ def checked_device(device: Any) -> torch.device:
 
 
 def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
-    """Check the loader options given to ``train``, because Avalanche ignores unknown ones."""
+    """Raise an error for a misnamed or invalid option of ``train``, because Avalanche ignores unknown options."""
     own = inspect.signature(strategy).parameters
     for name in options:
         meant = _MEANT.get(name, name)
@@ -137,18 +137,18 @@ _TRAIN_OPTIONS = ("eval_streams", "drop_last", "num_workers", "persistent_worker
 _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "train_mb_size"} | dict.fromkeys(
     ("eval", "eval_stream_list", "eval_exps", "test_stream", "test_streams", "valid_stream"), "eval_streams"
 )
-"""Names that further libraries use for options of a strategy and of ``train``."""
+"""Name of an option in other libraries → its name here, for options of a strategy and of ``train``."""
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """Return a strategy's evaluator; call it first if it is a factory."""
+    """Return ``evaluator``, or its result if it is a factory; raise an error unless that is an EvaluationPlugin."""
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made
 
 
 def checked_criterion(criterion: Any) -> Callable[..., Any]:
-    """Return a strategy's loss function, checked."""
+    """Return ``criterion``, the loss function; raise TypeError if it is a class or can't be called."""
     if isinstance(criterion, type) or not callable(criterion):
         raise TypeError(
             f"criterion must be a loss of logits and labels, got {criterion!r}: criterion=torch.nn.CrossEntropyLoss()"
@@ -158,7 +158,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
 
 
 def listed(experiences: Any, call: str) -> list[Any]:
-    """Return one or several experiences as a list."""
+    """Return an experience, stream or list of experiences as a list; raise TypeError for any other value."""
     if _is_experience(experiences):
         return [experiences]
     way_out = "give an experience, or a stream or list of them, such as benchmark.train_stream"

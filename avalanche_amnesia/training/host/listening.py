@@ -21,13 +21,13 @@ EVENTS_OF_ITERATIONS = (
 
 
 def _overrides(listener: object, event: str, silent: type) -> bool:
-    """Return True if an object overrides the empty event handler of its base class."""
+    """Return True if ``listener`` has a handler for ``event`` other than the empty one of its base class ``silent``."""
     handler = getattr(listener, event, None)
     return handler is not None and getattr(handler, "__func__", handler) is not getattr(silent, event, None)
 
 
 def listens(plugin: object, event: str) -> bool:
-    """Return True if calling a plugin at an event can have an effect."""
+    """Return True if a plugin (for the evaluator also: one of its metrics or loggers) has a handler for ``event``."""
     if isinstance(plugin, EvaluationPlugin):
         own = getattr(type(plugin), event, None) is not getattr(EvaluationPlugin, event, None)  # a subclass's handler
         return (
@@ -39,7 +39,7 @@ def listens(plugin: object, event: str) -> bool:
 
 
 def set_attributes(strategy: Strategy, attributes: Mapping[str, Any]) -> None:
-    """Set a strategy's attributes to earlier ones, and delete those that it did not have."""
+    """Set a strategy's attributes to ``attributes``, and delete all attributes that ``attributes`` lacks."""
     vars(strategy).update(attributes)
     for name in vars(strategy).keys() - attributes.keys():
         vars(strategy).pop(name, None)
@@ -77,12 +77,12 @@ def _announcer(event: str) -> Callable[..., None]:
 
 
 def dispatch_to(strategy: Strategy, plugins: Sequence[object]) -> None:
-    """Replace the plugins that receive a strategy's events, from the next event on."""
+    """Replace a strategy's plugin list, so that only ``plugins`` receive events, from the next event on."""
     vars(strategy).update(plugins=list(plugins), _listeners={})
 
 
 class ListenerDispatch:
-    """Mixin for a strategy, before Avalanche's template, that looks up event handlers once per experience."""
+    """Mixin (a base class in front of Avalanche's template) that looks up event handlers once per experience."""
 
     _listeners: dict[str, list[Any]]
 

@@ -14,18 +14,18 @@ P = TypeVar("P")
 
 
 def find_plugin(strategy: Strategy, kind: type[P]) -> P | None:
-    """Return the strategy's first plugin of a class, or None."""
+    """Return the strategy's first plugin of the class ``kind``, or None."""
     return next((plugin for plugin in strategy.plugins if isinstance(plugin, kind)), None)
 
 
 def unlearning_of(strategy: Strategy) -> Any:
-    """Return the plugin that answers requests (class attribute ``answers_requests``), or None."""
+    """Return the strategy's plugin that answers unlearning requests (attribute ``answers_requests``), or None."""
     plugins = getattr(strategy, "plugins", ())  # a strategy that is only logged may have no plugins
     return next((plugin for plugin in plugins if getattr(plugin, "answers_requests", False)), None)
 
 
 def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
-    """Raise an error if a strategy has two plugins of this class."""
+    """Raise ValueError if a strategy has more than one plugin of the class ``kind``."""
     n = sum(isinstance(plugin, kind) for plugin in strategy.plugins)
     if n > 1:
         raise ValueError(
@@ -39,7 +39,7 @@ def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> lis
     """Return the experiences whose tasks were trained and not unlearned.
 
     Args:
-        strategy: any strategy; without an :class:`UnlearningPlugin` the heads of its model decide.
+        strategy: any strategy; without an :class:`UnlearningPlugin` a task counts as trained if the model has its head.
         experiences: a stream, or a list of experiences with task labels.
 
     Raises:
@@ -55,7 +55,7 @@ def remaining_experiences(strategy: Strategy, experiences: Iterable[Any]) -> lis
 
 
 class UnfinishedLoad(SupervisedPlugin):
-    """First plugin of a strategy whose loading did not finish; it refuses every use."""
+    """Plugin, first in a strategy whose loading did not finish, that raises StateError in training and evaluation."""
 
     # A plugin, so that Avalanche's loops call it before any other plugin.
     def __init__(self, path: Path) -> None:
@@ -63,7 +63,7 @@ class UnfinishedLoad(SupervisedPlugin):
         self._path = path
 
     def refuse(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Raise an error, because the strategy is loaded only in part."""
+        """Raise StateError, because the strategy is loaded only in part."""
         raise StateError(
             f"loading {self._path} into this {type(strategy).__name__} did not finish: load that state again, or "
             "another one, with load_state(strategy, path); or build the strategy again"
@@ -73,7 +73,7 @@ class UnfinishedLoad(SupervisedPlugin):
 
 
 def refuse_unfinished(strategy: Strategy) -> None:
-    """Raise an error if the loading of a strategy did not finish."""
+    """Raise StateError if the last loading of a state into the strategy did not finish."""
     mark = find_plugin(strategy, UnfinishedLoad)
     if mark is not None:
         mark.refuse(strategy)

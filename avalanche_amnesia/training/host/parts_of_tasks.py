@@ -1,4 +1,4 @@
-"""Requests for samples or classes of a task: check them, remember them, and retrain the task without them."""
+"""Unlearn samples or classes of a task: check the request, store hashes of the samples, and retrain the task."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext
 
 @dataclass
 class ForgottenSamples:
-    """Salted hashes of the samples that remaining tasks were retrained without.
+    """Salted hashes of the positions of samples that remaining tasks were retrained without.
 
     Attributes:
         salt: drawn at the first request; no record contains it.
@@ -45,28 +45,28 @@ class ForgottenSamples:
     hashes: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     def hashes_of(self, task: int, positions: Collection[int]) -> list[str]:
-        """Return the hashes of positions in a task's data."""
+        """Return the salted hashes of ``positions`` in a task's data."""
         return [blake3(f"{self.salt}/{task}/{position}".encode()).hexdigest() for position in positions]
 
     def positions(self, task: int, n: int) -> list[int]:
-        """Return the positions of a task's forgotten samples, given the number of its samples."""
+        """Return the positions of a task's forgotten samples, given the number ``n`` of all its samples."""
         there = self.hashes.get(task, frozenset())
         return [at for at, digest in enumerate(self.hashes_of(task, range(n))) if digest in there] if there else []
 
     def left_out(self, sizes: Mapping[int, int]) -> dict[int, list[int]]:
-        """Return :meth:`positions` of each task, given the number of samples of each."""
+        """Return task → positions of its forgotten samples, given ``sizes``, task → number of its samples."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
     def salted(self) -> Self:
-        """Return a copy that has a salt."""
+        """Return this object if it has a salt, else a copy with a new random salt."""
         return self if self.salt else type(self)(secrets.token_hex(16), self.hashes)
 
     def having(self, task: int, hashes: Collection[str]) -> Self:
-        """Return a copy with further hashes of a task."""
+        """Return a copy with ``hashes`` added to the hashes of ``task``."""
         return type(self)(self.salt, {**self.hashes, task: self.hashes.get(task, frozenset()) | set(hashes)})
 
     def without(self, tasks: Collection[int]) -> Self:
-        """Return a copy without the hashes of some tasks."""
+        """Return a copy without the hashes of ``tasks``."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
 
     def state(self) -> dict[str, Any]:
@@ -75,15 +75,15 @@ class ForgottenSamples:
 
     @classmethod
     def from_state(cls, state: Any) -> Self:
-        """Make the object from a value that :meth:`state` returned."""
+        """Return an object made from a value that :meth:`state` returned."""
         return cls(*checked(state, salt=str, hashes=dict[int, frozenset[str]]))
 
 
 class LeftOut:
     """A request for samples or classes of a task, checked against the task's original data.
 
-    Attributes: ``hashes`` of the requested samples, ``closed`` labels without samples left, all samples ``forgotten``
-    afterwards, the remaining ``experience``, and the task ``as_trained``, with the requested samples.
+    Attributes: ``hashes`` of the requested samples; ``closed``, labels without remaining samples; ``forgotten``, hashes
+    of all samples unlearned by then; ``experience``, the remaining samples; ``as_trained``, also the requested ones.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class LeftOut:
         self.closed = tuple(label for label in self.experience.closed_classes if label in there)
 
     def copies(self, experience: Any) -> list[int]:
-        """Return the positions of remaining samples that equal a requested one bit for bit."""
+        """Return the positions of remaining samples that equal a requested sample bit for bit."""
         with preserved_rng():
             x, _ = task_data(experience)
         if not isinstance(x, Tensor):
@@ -133,11 +133,11 @@ class StreamInUse:
         return twin
 
     def note(self, experience: Any) -> None:
-        """Store a weak reference to an experience's stream."""
+        """Store a weak reference to an experience, which leads to its stream."""
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return the given experience of a task, or that of the stream; raise RequestError without one."""
+        """Return a task's experience from ``given``, or else from the last stream; raise RequestError if none fits."""
         last = self._held()
         found = [given] if given is not None else getattr(last, "origin_stream", None) or [last]
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
@@ -156,14 +156,14 @@ class StreamInUse:
 
 
 class Reproduced(Exception):
-    """Hashes of the model after a task was trained again as before, and the text that identifies its weights."""
+    """Exception that undoes a task's unchanged retraining, with the model's hashes and the ``place`` of its weights."""
 
     def __init__(self, hashes: Mapping[str, str], place: str) -> None:
         super().__init__()
         self.hashes, self.place = hashes, place
 
     def check(self, task: int, before: Mapping[str, str], place: str, event: str) -> None:
-        """Raise RequestError if a tensor has other bits than after the task's first training."""
+        """Raise RequestError if the retrained model has other bits than the model of the first training, ``before``."""
         other = [name for name in {**before, **self.hashes} if before.get(name) != self.hashes.get(name)]
         if other and self.place == place:
             raise RequestError(
@@ -182,10 +182,10 @@ def retraining(
     *,
     reproduce: bool = True,
 ) -> tuple[TrainAgain | None, TrainAgain | None]:
-    """Check a request for samples or classes and enter it into the plan; return no functions if it names whole tasks.
+    """Check a request for samples or classes, enter it into the plan, and return two functions that retrain the task.
 
-    The first function retrains the task without the samples, inside the unlearning. The second retrains it with them
-    and raises :class:`Reproduced`, which undoes all of its changes. Both use ``data`` or the stream's data.
+    The first retrains the task without the samples, inside the unlearning. The second retrains it with them and raises
+    :class:`Reproduced`, which undoes its changes. Both use ``data`` or the stream's; they are None for whole tasks.
     """
     if not isinstance(request, UnlearningRequest) or not request.is_partial:
         return None, None

@@ -1,6 +1,6 @@
 """Snapshot of a strategy in memory, to be restored after an interruption or an error.
 
-A task ends in several steps: its mask is kept, its update is recorded, heads are fitted, the task is entered into the
+A task ends in several steps: its mask is stored, its update is recorded, heads are fitted, the task is entered into the
 ledger. An interruption, Ctrl-C or an error in any plugin, must leave the state before the task or the state after it.
 So a snapshot is taken before the first of these steps, and dropped in one assignment after the last. Until then
 aborting the task restores it first; that may itself be interrupted and repeated. The loading of a state and the
@@ -26,7 +26,7 @@ _OF_MODULES = ("_parameters", "_buffers", "_modules")
 
 
 class Snapshot:
-    """State of a strategy that the end of a task, a load or a retraining may change, to be restored in place.
+    """Copy of the state of a strategy that a task's end, a load or a retraining may change; it is restored in place.
 
     It consists of the attributes and containers of known objects (:mod:`~avalanche_amnesia.saving.known_objects`), the
     modules of the networks, and values of tensors. Objects of the user are neither stored nor changed, except plugins
@@ -70,7 +70,7 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore everything; safe to call again after an interruption."""
+        """Restore all stored attributes, containers and tensor values; safe to call again after an interruption."""
         if self._complete:
             set_attributes(self._strategy, self._attributes)
         else:
@@ -87,7 +87,7 @@ class Snapshot:
 
 
 def _parts_of(module: nn.Module) -> Iterator[Any]:
-    """Yield the attributes and dictionaries of a module, and containers and known objects in one of a known class."""
+    """Yield a module's ``vars`` and torch's dicts; for a known class also its containers and known objects."""
     yield vars(module)
     known = is_known_class(type(module))
     for name, value in vars(module).items():
@@ -98,7 +98,7 @@ def _parts_of(module: nn.Module) -> Iterator[Any]:
 
 
 def _refill(part: Any, entries: list[Any]) -> None:
-    """Give a container its old contents, in their order; one that still has them is not touched."""
+    """Restore the contents ``entries`` of a dict, set or list, in their order; do nothing if they are unchanged."""
     now, half = entries_of(part), len(entries) // 2
     if len(now) == len(entries) and all(map(is_, now, entries)):
         return
@@ -114,7 +114,7 @@ def _refill(part: Any, entries: list[Any]) -> None:
 
 
 def begin_finishing(strategy: Strategy) -> None:
-    """Store everything before the first step that ends a task; later calls do nothing."""
+    """Take a snapshot of the strategy before the first step that ends a task; later calls do nothing."""
     if not is_finishing(strategy):
         strategy.rollback_point = Snapshot(strategy, complete=False)
 
@@ -125,25 +125,25 @@ def is_finishing(strategy: Strategy) -> bool:
 
 
 def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
-    """Return True if this plugin is the last one to finish a task."""
-    # In the order of ``finishing_step``: the mask is kept, the update recorded, the task entered in the ledger.
+    """Return True if no plugin has a higher ``finishing_step`` than ``plugin``, which then finishes a task last."""
+    # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
     return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
 
 
 def finish(strategy: Strategy) -> None:
-    """Make the task a finished one: from here on there is no way back but to unlearn it."""
+    """Drop the snapshot from a task's end: the task is finished, and only an unlearning can remove it now."""
     strategy.rollback_point = None
 
 
 def go_back(strategy: Strategy) -> None:
-    """Go back to the last step of the training, if the task in training has begun to be finished."""
+    """Restore and drop the snapshot from after a task's last training step; do nothing if there is no snapshot."""
     if is_finishing(strategy):
         strategy.rollback_point.restore()
         strategy.rollback_point = None
 
 
 def abort_training(strategy: Strategy) -> None:
-    """Undo a task whose training was interrupted, in every plugin that holds something of it; repeatable."""
+    """Undo an interrupted task: restore its snapshot, call each plugin's ``undo_training``; safe to call again."""
     go_back(strategy)
     for plugin in strategy.plugins:
         if hasattr(plugin, "undo_training"):

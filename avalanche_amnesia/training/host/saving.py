@@ -41,7 +41,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     into the same directory again replaces the old state and deletes its files.
 
     Args:
-        strategy: a strategy of this package, or of Avalanche if its plugins are known or hold plain values.
+        strategy: a strategy of this package, or of Avalanche if its plugins are known or store plain values.
         path: as in :meth:`TaskStrategy.save`, which also lists the result and the errors.
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
@@ -51,7 +51,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return a strategy's state between tasks: JSON, and parts with copies of its tensors."""
+    """Return a strategy's state between tasks as JSON values, and as parts that contain copies of its tensors."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     body, parts = encode(
@@ -74,11 +74,11 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
     """Load a state that :func:`save_state` saved into a strategy.
 
     Args:
-        strategy: built with the same model, optimizer, plugins and settings. Its own training is lost. Functions,
-            loggers and references that the script gave it are kept.
+        strategy: built with the same model, optimizer, plugins and settings. All it has learned is lost. Functions,
+            loggers and references that the script set do not change.
         path: the directory.
         key: public key of the state's signer, as of :func:`~avalanche_amnesia.audit.verify`; None: signatures are not
-            looked at.
+            checked.
 
     Raises:
         RequestError: in the middle of a task.
@@ -93,7 +93,7 @@ def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:
 
 
 def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: Path) -> None:
-    """Load the state that ``read`` returns; see :func:`load_state`."""
+    """Load the state that ``read`` returns into a strategy; for the errors see :func:`load_state`."""
     _refuse_in_training(strategy, "load")
     before, mark = strategy.plugins, UnfinishedLoad(path)
     plugins = [plugin for plugin in before if not isinstance(plugin, UnfinishedLoad)]
@@ -183,7 +183,7 @@ def _name(thing: Any) -> str:
 
 
 def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield nested settings with their paths."""
+    """Yield the dotted path and the value of each entry in nested dicts of settings."""
     if not isinstance(settings, dict):
         yield name, settings
         return
@@ -197,12 +197,12 @@ def _plugins(strategy: Strategy) -> list[Any]:
 
 
 def _metrics(strategy: Strategy) -> list[Any]:
-    """Return the metrics that have a ``state()``; all further metrics start again with every evaluation."""
+    """Return the metrics that have a ``state()``; metrics without one start again with every evaluation."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
 
 
 def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:
-    """Return the plugins in the order of the saved state; the evaluator keeps its position."""
+    """Return ``plugins`` in the order of the saved class names ``names``; the evaluator keeps its position."""
     mine = _plugins(strategy)
     ordered = [mine.pop([*map(_name, mine)].index(name)) for name in names]
     return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
@@ -212,11 +212,11 @@ _NOT_KEPT = OF_EVERY_STRATEGY | {
     *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
     *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
 }
-"""Attributes that are saved elsewhere, or that belong to one training or evaluation."""
+"""Attributes of a strategy not saved as its own: saved elsewhere, or part of one training or evaluation."""
 
 
 def _not_kept(strategy: Strategy) -> frozenset[str]:
-    """Return names of the strategy's attributes that its own state leaves out."""
+    """Return names of the strategy's attributes not saved as its own: :data:`_NOT_KEPT`, and plugins."""
     return _NOT_KEPT | {name for name, value in vars(strategy).items() if isinstance(value, BasePlugin)}
 
 
@@ -255,7 +255,7 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
 
 
 def _check_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise StateError unless saved options of a parameter group are like the group's own."""
+    """Raise StateError unless saved options of a parameter group are finite numbers, or of the types in ``group``."""
     for name in (group.keys() & saved.keys()) - {"params"}:  # optimizers and schedulers may add some later
         own, value = group[name], saved[name]
         numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (own, value))

@@ -15,7 +15,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return a model's tensors, the numbers in attributes of its modules, and its classes."""
+    """Return a model's state to save: tensors, numbers in module attributes, frozen parameters, module classes."""
     tensors = {name: value.detach() for name, value in model.state_dict().items()}
     with whole(model):
         frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -24,7 +24,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
 
 
 def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> Joined:
-    """Return a model's tensors, with a separate part per task, because those of finished tasks do not change."""
+    """Return a model's tensors with one part per task, because tensors of finished tasks do not change."""
     stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
     of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
     for name, tensor in tensors.items():
@@ -44,7 +44,7 @@ _KINDS = {
 
 
 def unlike(model: nn.Module, state: Any) -> str | None:
-    """Return why a state does not fit a model, or None."""
+    """Return why a saved state does not fit a model (class, shape or dtype), or None if it fits."""
     tensors, _, _, there = checked(state, **_KINDS)
     here = dict(_classes(model))
     for path in sorted({*here, *there}):
@@ -60,7 +60,7 @@ def unlike(model: nn.Module, state: Any) -> str | None:
 
 
 def load_model_state(model: nn.Module, state: Any) -> None:
-    """Load a state into a model of the same classes and shapes."""
+    """Load a saved state into a model of the same classes and shapes."""
     tensors, numbers, frozen, _ = checked(state, **_KINDS)
     model.load_state_dict(tensors)
     with whole(model):
@@ -92,7 +92,7 @@ def _classes(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Conversion:
-    """Conversion of an attribute to a value of a saved state, and back.
+    """Pair of functions that convert an attribute to a value of a saved state, and back.
 
     Args:
         take: function from the value to JSON types, tensors, and containers of these.
@@ -120,7 +120,7 @@ def register_state(kind: type, **attributes: Conversion | None) -> None:
 
 
 def takes_part(thing: Any) -> bool:
-    """Return True if an object has ``state()``, or a conversion is registered for its class."""
+    """Return True if an object's state is saved: it has ``load_state()``, or its class has a registered conversion."""
     return hasattr(type(thing), "load_state") or any(kind in _CONVERSIONS for kind in type(thing).__mro__)
 
 
@@ -147,7 +147,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
 
 
 def load_state_of(thing: Any, state: Any, strategy: Strategy, left_out: frozenset[str] = frozenset()) -> None:
-    """Load a value of :func:`state_of` into an object; change nothing if it does not fit."""
+    """Load a value of :func:`state_of` into an object; raise StateError and change nothing if it does not fit."""
     if hasattr(type(thing), "load_state"):
         thing.load_state(state)
         return
@@ -185,7 +185,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _conversions(thing: Any) -> dict[str, Conversion | None]:
-    """Return the conversions registered for an object's class and its bases."""
+    """Return attribute name → conversion, as registered for an object's class and its bases."""
     found: dict[str, Conversion | None] = {}
     for kind in reversed(type(thing).__mro__):
         found |= _CONVERSIONS.get(kind, {})

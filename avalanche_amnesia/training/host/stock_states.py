@@ -58,7 +58,7 @@ def _taken(data: AvalancheDataset) -> dict[str, Any]:
 
 
 def _made(values: dict[str, Any]) -> AvalancheDataset:
-    """Return a data set with the same samples in the same order."""
+    """Return a data set with the samples in ``values``, which :func:`_taken` returned, in the same order."""
     if values["x"] is None:
         return AvalancheDataset([])
     samples = TensorTask(values["x"], torch.arange(len(values["y"])), values["y"])
@@ -78,7 +78,7 @@ def _nested(data: Any) -> Iterator[Any]:
 
 
 def _tensors(held: Any) -> Any:
-    """Return the tensors of Avalanche's ``ParamData``, in nested dicts and tuples."""
+    """Return nested dicts and tuples with every ``ParamData`` of Avalanche replaced by its tensor."""
     if isinstance(held, dict):
         return {key: _tensors(value) for key, value in held.items()}
     if isinstance(held, tuple):

@@ -1,4 +1,4 @@
-"""Unlearning requests of a stream: find the due ones and check them in advance."""
+"""Unlearning requests of a stream: find the requests that are due, and check requests in advance."""
 
 from collections.abc import Collection, Sequence
 from copy import copy
@@ -13,7 +13,7 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class StreamRequests:
-    """Unlearning requests of streams, with a list of those already obeyed."""
+    """State of the unlearning requests in streams: requests already obeyed, and requests that wait after a task."""
 
     def __init__(self) -> None:
         self.known: set[int] = set()  # tasks of the streams
@@ -21,7 +21,7 @@ class StreamRequests:
         self.waiting: list[tuple[int, Any]] = []  # requests after a finished task, in order, each with that task
 
     def state(self) -> dict[str, Any]:
-        """Return obeyed and waiting requests for a saved state."""
+        """Return the known tasks and the obeyed and waiting requests for a saved state."""
         fired, overdue = sorted(self._fired, key=repr), self.waiting
         written = [[(task, dict(vars(request))) for task, request in of] for of in (fired, overdue)]
         return {"known": self.known, "fired": written[0], "overdue": written[1]}
@@ -46,7 +46,7 @@ class StreamRequests:
         rehearse(copy(ledger), single_task(experience), coming, sorted(self.known), permanent=permanent)
 
     def still_due(self, experience: Any, when: str, unlearned: Collection[int]) -> list[Any]:
-        """Return the requests of a task's training, except those that an interrupted training already obeyed."""
+        """Return a task's requests for the moment ``when``, except those obeyed in an interrupted training."""
         task, gone = single_task(experience), set(unlearned)
         return [
             request
@@ -55,16 +55,16 @@ class StreamRequests:
         ]
 
     def fires(self, task: int, request: Any) -> None:
-        """Store a request before it is obeyed; it counts as obeyed once its tasks are unlearned."""
+        """Store a request as fired, before it is obeyed; it counts as obeyed once its tasks are unlearned."""
         self._fired.add((task, request))
 
     def trained(self, task: int, then: Sequence[Any]) -> None:
-        """Drop the requests during a finished training, and store those after it."""
+        """Drop the fired requests of a finished task, and store the requests ``then``, due after its training."""
         self._fired = {(of, request) for of, request in self._fired if of != task}
         self.waiting = [*self.waiting, *((task, request) for request in then)]
 
     def overdue(self, unlearned: Collection[int]) -> list[tuple[int, Any]]:
-        """Return the unanswered requests after finished tasks, in order, each with its task."""
+        """Return the unanswered requests that were due after finished tasks, in order, each with its task."""
         gone = set(unlearned)
         self.waiting = [(task, request) for task, request in self.waiting if not gone.issuperset(request.tasks)]
         return self.waiting
@@ -75,12 +75,12 @@ class StreamRequests:
 
 
 def due(experience: Any, when: str) -> list[Any]:
-    """Return the requests of an experience for one moment, in order."""
+    """Return an experience's requests for the moment ``when`` (``before``, ``iteration`` or ``after``), in order."""
     return [request for request in getattr(experience, "requests", ()) if request.when == when]
 
 
 def check_iterations(strategy: Strategy) -> None:
-    """Check the iterations named by a stream's requests, from the current experience on."""
+    """Raise RequestError if a request of the current or a later experience names an iteration that never comes."""
     experience = strategy.experience
     size = checks.whole_number("train_mb_size", strategy.train_mb_size)
     epochs = checks.whole_number("train_epochs", strategy.train_epochs)
@@ -93,7 +93,7 @@ def check_iterations(strategy: Strategy) -> None:
 
 
 def check_iteration(request: Any, task: int | None, iterations: int) -> None:
-    """Check the iteration of one request against the number of a task's iterations."""
+    """Raise RequestError unless a request's iteration is below ``iterations``, the number of the task's iterations."""
     if request.iteration >= iterations:
         raise RequestError(
             f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "

@@ -38,15 +38,15 @@ from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
 MOST_HELD = 2**22
-"""Parameters up to which what goes with each task is held while heads are fitted."""
+"""Largest number of backbone parameters that lets each task's removal be stored while heads are fitted."""
 SEVERAL = frozenset({-1})
 """Key of the head for any set of several tasks."""
 MOST_APART = 3
-"""Tasks of which every set has a head of its own."""
+"""Largest number of tasks whose sets all get separate heads."""
 
 
 class _WithoutTasks:
-    """A model without some of its tasks, for a while.
+    """Helper that removes updates of tasks from a model's backbone for the length of a ``with`` block.
 
     If no two of them wrote the same entry, the removal of a set is the union of single removals, each computed once.
     """
@@ -60,7 +60,7 @@ class _WithoutTasks:
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
-        """Remove some tasks from the backbone's values during a block; restore them bit for bit afterwards."""
+        """Remove updates of the tasks in ``gone`` from the backbone for a block; restore it bit for bit afterwards."""
         moved = [(self._parameters[name], of) for removal in self._removals(gone) for name, of in removal.items()]
         try:
             for parameter, of in moved:
@@ -81,7 +81,7 @@ class _WithoutTasks:
 
 
 def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
-    """Return True if no two selections of entries, by tensor, overlap."""
+    """Return True if no two of ``choices``, tensor name → bool mask of entries, overlap."""
     taken: dict[str, Tensor] = {}
     for chosen in choices:
         for name, where in chosen.items():
@@ -92,11 +92,11 @@ def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
 
 
 class CounterfactualPlugin(SupervisedPlugin):
-    """Fits, when a task ends, its head for every earlier task that may be unlearned, and one for several of them.
+    """Plugin that fits, when a task ends, its heads in advance for sets of earlier tasks that may be unlearned.
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,
     the head is fitted to the remaining features, and the backbone is restored bit for bit. An unlearning then only
-    swaps heads: no data is kept, and a training step costs nothing. Only tasks whose updates the task's mask reads
+    swaps heads: no data is stored, and a training step costs nothing. Only tasks whose updates the task's mask reads
     count. Heads for sets that can't be unlearned any more (a task became permanent) are dropped, and so are heads
     fitted while a since unlearned task was in the model.
 
@@ -105,13 +105,13 @@ class CounterfactualPlugin(SupervisedPlugin):
     head more than there are tasks to unlearn, and the shared head has seen features of some unlearned tasks.
 
     All heads are for a backbone without repairs, because the next request removes a repair (:class:`RepairPlugin`). A
-    task that reads repaired entries gets a head for the empty set too. A head that can't be fitted, because the
+    task that reads repaired entries has a head for the empty set too. A head that can't be fitted, because the
     remaining features overflow, is left out with a warning.
 
     Needs :class:`TrajectoryPlugin`, :class:`UnlearningPlugin` and a masked model.
 
     Args:
-        samples: at most so many of the task's training samples are used, at least 1; fewer where these would take more
+        samples: largest number of the task's training samples to use, at least 1; fewer are used if they need more
             than 2 GiB of memory.
         seed: their choice derives from it and the task.
 
@@ -136,14 +136,14 @@ class CounterfactualPlugin(SupervisedPlugin):
         return {"heads": heads, "sources": self.sources}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         kinds = {"heads": dict[int, dict[frozenset[int], dict]], "sources": dict[int, frozenset[int]]}
         heads, sources = checked(state, **kinds)
         made_heads = {task: {gone: made(FittedHead, head) for gone, head in of.items()} for task, of in heads.items()}
         self.heads, self.sources = made_heads, sources
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the further plugins before anything of the task is created."""
+        """Before a task's training: raise an error if the model has no masks, or no TrajectoryPlugin exists."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"counterfactual heads need a model with masks, got {type(strategy.model).__name__}: where later tasks "
@@ -157,7 +157,7 @@ class CounterfactualPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Fit the heads of a task that has just been trained."""
+        """Fit the counterfactual heads of a task that has just been trained."""
         self._drop_impossible(unlearnable)
         model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         assert recorder is not None
@@ -187,7 +187,7 @@ class CounterfactualPlugin(SupervisedPlugin):
             seen = [some for some in drawn.split(size) if len(some) > 1]
         without = _WithoutTasks(model, trajectory, sources)
         features_now = CounterfactualFeatures(model, task, x, seen)
-        for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # a unit is mostly as in either of these
+        for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # most units are as in one of these
             with without.taken_out(gone):
                 features_now(slice(1))
         labels, unfitted = y.to(features_now.x.device), dict[frozenset[int], str]()
@@ -213,7 +213,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     def _fitted(
         self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, gone: frozenset[int]
     ) -> FittedHead:
-        """Head for the model without some tasks."""
+        """Return the head of ``features_now.task`` for the model without the tasks in ``gone``."""
         model, task = without.model, features_now.task
         if gone != SEVERAL:
             with without.taken_out(gone):
@@ -240,7 +240,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if the task has a head for the model without these tasks."""
+        """Return True if ``task`` has a fitted head for the model without the tasks in ``gone``."""
         return self._head_without(task, gone) is not None
 
     def _head_without(self, task: int, gone: Collection[int]) -> FittedHead | None:
@@ -251,7 +251,7 @@ class CounterfactualPlugin(SupervisedPlugin):
     def compensate(
         self, model: TaskMaskedModel, gone: Collection[int], removal: Removal, change: Transaction
     ) -> list[str]:
-        """Swap in the heads for the model without these tasks, and keep only those for it without more of them."""
+        """Replace heads by those fitted without the tasks in ``gone``; drop heads that those tasks influenced."""
         change.keep(self, "heads", "sources")
         lost = frozenset(gone)
         swapped, with_norms = [], False
@@ -291,7 +291,7 @@ def _sets(sources: Collection[int]) -> list[frozenset[int]]:
 
 
 def _some_sets(sources: Collection[int], seed: int) -> list[frozenset[int]]:
-    """Different sets of several tasks, twice as many as there are tasks; small ones are as likely as large ones."""
+    """Return different sets of several tasks, twice as many as tasks; small sets are as likely as large ones."""
     draw, found = random.Random(seed), dict[frozenset[int], None]()
     while len(found) < 2 * len(sources):
         found[frozenset(draw.sample(sorted(sources), draw.randint(2, len(sources))))] = None

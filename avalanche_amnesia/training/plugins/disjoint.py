@@ -1,4 +1,4 @@
-"""Weight pools as an Avalanche plugin: a task trains its share of the weights, and no step touches any other."""
+"""Weight pools as an Avalanche plugin: a task trains its share of the weights, and all other weights stay fixed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ _PROTECTING = (EWCPlugin, MASPlugin, GEMPlugin, AGEMPlugin)
 
 
 class DisjointPlugin(TaskEndPlugin):
-    """Assigns a task its partition of the weights, keeps all other weights fixed, and stores only the partition.
+    """Plugin that assigns a task its share of the weights, keeps all other weights fixed, and stores only the share.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.DisjointModel`. While a task
     trains, its network contains only weights that it reads, so that the forward is the plain one. All further gradients
@@ -32,17 +32,17 @@ class DisjointPlugin(TaskEndPlugin):
     decay, or in steps that mix entries), it is restored after the step.
 
     Args:
-        isolation: how many shares there are, and whose is which; by default one for each task of the stream.
+        isolation: how many shares exist, and which task gets which; by default one for each task of the stream.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples.
         seed: the partition derives from it.
 
     Raises:
-        CapacityError: before a training, if the task's share is another one's; nothing changed.
-        TaskError: before a training, for a task that is there already, or with a plugin that needs gradients of
+        CapacityError: before a training, if another task has the task's share; nothing changed.
+        TaskError: before a training, for a task that has a share already, or with a plugin that needs gradients of
             earlier tasks' weights (EWC, MAS, GEM, A-GEM).
         DivergedError: if a weight is not finite when a task ends; its training was undone.
-        ModelError: if forwards keep tensors that can't be copied per task; its training was undone.
+        ModelError: if forwards store tensors that can't be copied per task; its training was undone.
     """
 
     model_class = DisjointModel
@@ -56,11 +56,11 @@ class DisjointPlugin(TaskEndPlugin):
 
     @property
     def place(self) -> str:
-        """The share of the task in training."""
+        """Return the text of the share of the task in training; empty between tasks."""
         return "" if self._share is None else repr(self._share)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the task, before anything changes."""
+        """Before a task's training: raise TaskError if it has a share, or a plugin needs other tasks' gradients."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
         refused = [type(plugin).__name__ for plugin in strategy.plugins if isinstance(plugin, _PROTECTING)]
@@ -73,12 +73,12 @@ class DisjointPlugin(TaskEndPlugin):
             raise TaskError(f"{why_trained(strategy.experience)}; tasks with a share: {list(model.tasks)}")
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose the share, once requests before the task have freed theirs, and an interrupted task is undone."""
+        """Choose the task's share, after earlier requests have freed shares and an interrupted task is undone."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        self._share = self.isolation.share(strategy, model, task, self.seed)  # raises where there is none
+        self._share = self.isolation.share(strategy, model, task, self.seed)  # raises if no share is free
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Leave the task its share of the network."""
+        """Before a task's training: assign the task its share of the network, and fix all entries outside the share."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         assert self._share is not None
         owned = model.deal(task, self._share)
@@ -92,13 +92,13 @@ class DisjointPlugin(TaskEndPlugin):
 
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Set the gradients outside the task's partition to 0."""
+        """After the backward pass: set the gradients outside the task's partition to 0."""
         if self._fixed is not None:
             self._fixed.clear_gradients()
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Restore entries outside the partition that the optimizer moved."""
+        """After the optimizer's step: restore entries outside the partition that the optimizer moved."""
         if self._fixed is not None:
             self._fixed.restore(strategy)
 
@@ -107,7 +107,7 @@ class DisjointPlugin(TaskEndPlugin):
         self._share = self._fixed = None
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep the task's share; until the task is finished its training can be undone."""
+        """After a task's training: check the task, store its share, fit its head; undoable until :func:`finish`."""
         begin_finishing(strategy)
         refuse_untrained(strategy)
         model, task = self.model_of(strategy), single_task(strategy.experience)
@@ -143,13 +143,13 @@ class _FixedEntries:
         self._read = [torch.where(mine, 0, value) for value, mine in values] if reads else []
 
     def clear_gradients(self) -> None:
-        """Set their gradients to 0."""
+        """Set the gradients of entries outside the task's partition to 0."""
         pairs = [(p.grad, own) for p, own in zip(self._parameters, self._own, strict=True) if p.grad is not None]
         if pairs:
             torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
     def restore(self, strategy: Strategy) -> None:
-        """Restore their values, unless the optimizer does not move an entry without a gradient."""
+        """Restore entries outside the partition, unless the optimizer does not move an entry without a gradient."""
         for parameter, value in self._backbone:
             parameter.copy_(value)
         traits = traits_of(strategy.optimizer)

@@ -1,4 +1,4 @@
-"""HAT as an Avalanche plugin: a task's mask from its first step to its commit."""
+"""HAT as an Avalanche plugin: learns a mask over units for each task, and stores it when the task ends."""
 
 from typing import Any
 
@@ -29,9 +29,9 @@ from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule, measured, rule_of
 
 _MEASURED = 2048
-"""Samples on which the importance of units is measured."""
+"""Number of samples used to measure the importance of units."""
 _FALLEN = 0.9
-"""Of the first mini-batch's loss: chosen on validation images of Omniglot's alphabets."""
+"""Share of the first mini-batch's loss; a loss above it has hardly fallen. Chosen on Omniglot's validation images."""
 
 
 class EpochLosses:
@@ -51,7 +51,7 @@ class EpochLosses:
         self._batches += 1
 
     def end_epoch(self) -> bool:
-        """Begin a new epoch; return True if the loss had hardly fallen by the end of the last one."""
+        """Begin a new epoch; return True if the last epoch's mean loss is above 0.9 of the first mini-batch's loss."""
         if self._first is None or not self._batches:
             return False
         mean = float(self._sum) / self._batches
@@ -60,7 +60,7 @@ class EpochLosses:
 
 
 class HATTask(TaskInTraining):
-    """A task in training whose mask is learned by hard attention."""
+    """State of a task in training whose mask is learned by hard attention."""
 
     embedding: nn.Parameter
     statistics: TaskStatistics
@@ -78,7 +78,7 @@ class HATTask(TaskInTraining):
 
 
 class HATPlugin(TaskMaskPlugin):
-    """Hard attention to the task: learns a mask per task, protects the units of earlier masks, and commits its own.
+    """Plugin for hard attention (HAT): learns a task's mask, protects units of earlier masks, and commits the task.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
 
@@ -87,7 +87,7 @@ class HATPlugin(TaskMaskPlugin):
         adjustment: rule of how far a parameter in use may still move, an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``, or its
             name: ``hat`` (it is frozen), ``adahat``, ``random`` or ``constant``.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
 
     Raises:
         ValueError: for an invalid value; before a training, for locks that the stream does not have, and
@@ -114,7 +114,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model, the locks against the stream, and the optimizer of the embedding."""
+        """Before a task's training: check the model, the rule's locked tasks, and the optimizer for the embedding."""
         super().before_train_dataset_adaptation(strategy, **kwargs)
         self.model_of(strategy).check_gradients()
         self._check_locks(strategy.experience, self.model_of(strategy))
@@ -134,7 +134,7 @@ class HATPlugin(TaskMaskPlugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Start the task's mask; compute everything constant within the task."""
+        """Before a task's first step: start its mask embedding; compute all values constant within the task."""
         now: HATTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         stream = getattr(strategy.experience, "origin_stream", None)
@@ -152,7 +152,7 @@ class HATPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Make what depends on the other tasks' masks; again when one of them goes in the middle of this task."""
+        """Make regulariser and adjuster from other tasks' masks; called again if one of those tasks is unlearned."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         now.generation = model.generation
@@ -175,7 +175,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose, per layer, the units that stay open in this epoch against the regulariser."""
+        """Before an epoch: choose, per layer, the units that the regulariser can't close in this epoch."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
             now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))
@@ -185,7 +185,7 @@ class HATPlugin(TaskMaskPlugin):
         now.highest = torch.full_like(embedding, self.masks.embedding_clamp)
         now.lowest = -now.highest
         fewest = self.masks.min_units
-        # The regulariser would close the layers of a hard task, for good, before there is anything to lose.
+        # Else the regulariser closes the layers of a hard task for ever, before the loss has fallen.
         half = now.losses.end_epoch() and now.regulariser.weight > 0
         strongest = strongest_units(
             _sizes(self.model_of(strategy)),
@@ -198,7 +198,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
-        """Fix the mask: the budget's new units, and the open ones among the used units."""
+        """Fix the mask: the strongest free units within the budget, and the strongest open units in use."""
         now: HATTask = self.in_training
         use = self.task_use(model)
         embedding = now.embedding.detach()
@@ -211,7 +211,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Binarise the mask, return every entry outside it to its bits before the task (commit), settle the norms."""
+        """Store the binary mask, restore entries outside it to their bits before the task, fit norms and head."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if now.warm_up is not None and not now.fixed:  # the training ended early, or the warm-up fills the task
@@ -228,7 +228,7 @@ class HATPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Open the gate at the mini-batch's scale; prepare again if another task's mask went."""
+        """Before the forward pass: open the gate at the mini-batch's scale; prepare again if a task was unlearned."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         if model.generation != now.generation:
@@ -244,7 +244,7 @@ class HATPlugin(TaskMaskPlugin):
         now.gate = model.gate.open(now.scale, learns=not fixed)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Add ``λ·R`` to the loss's value; its gradient, a constant, is added after the backward pass."""
+        """Before the backward pass: add ``λ·R`` to the loss's value; its constant gradient is added after the pass."""
         now: HATTask = self.in_training
         if now.statistics.norms:
             now.statistics.see(strategy.mb_x, strategy.mb_task_id)
@@ -254,7 +254,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Compute and rescale the embedding's gradient; scale the gradients of protected entries."""
+        """Before the optimizer's step: compute the embedding's gradient, and scale gradients of protected entries."""
         now: HATTask = self.in_training
         embedding, gate = now.embedding, now.gate
         sparsity = now.regulariser.layer_sparsities(gate) if now.adjuster.needs_sparsity else []
@@ -269,7 +269,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Restore protected entries, step the embedding, clip it and keep its layers open."""
+        """After the optimizer's step: restore protected entries, step the embedding, clamp it to keep layers open."""
         now: HATTask = self.in_training
         model = self.model_of(strategy)
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)

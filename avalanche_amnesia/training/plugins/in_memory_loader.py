@@ -34,7 +34,7 @@ def has_default_loader(strategy: Strategy, training: bool) -> bool:
 # Draws the same random numbers as a ``DataLoader`` with a ``RandomSampler``, in the same order. So both give the same
 # mini-batches and leave the global random stream in the same state.
 class TensorBatches:
-    """Mini-batches ``[x, y, task labels]`` of tensors.
+    """Loader of mini-batches ``[x, y, task labels]``, made by indexing tensors.
 
     Attributes:
         experience: the experience if the tensors are all of its samples, otherwise None.
@@ -51,7 +51,7 @@ class TensorBatches:
         return whole + (rest > 0 and not self.drop_last)
 
     def samples_of(self, experience: Any) -> tuple[Tensor, Tensor] | None:
-        """Return inputs and labels if they are all samples of the experience, otherwise None."""
+        """Return the loader's inputs and labels if they are all samples of ``experience``, otherwise None."""
         return (self.x, self.y) if experience is self.experience else None
 
     def __iter__(self) -> Iterator[list[Tensor]]:
@@ -67,7 +67,7 @@ class TensorBatches:
 
 
 class NonEmptyBatches:
-    """The mini-batches of a loader without those of no sample, which Poisson sampling draws."""
+    """Wrapper of a loader that skips mini-batches without samples, which Poisson sampling draws."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -83,7 +83,7 @@ class NonEmptyBatches:
 
 
 def _has_samples(batch: Any) -> bool:
-    """Return False for a mini-batch of which every tensor is empty."""
+    """Return False if every tensor of a mini-batch is empty."""
     sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
     return not sizes or any(sizes)
 
@@ -92,12 +92,12 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     """Plugin that replaces Avalanche's data loader by a faster one, for experiences whose data are tensors in memory.
 
     Experiences of :mod:`avalanche_amnesia.benchmarks` offer their tensors. The mini-batches stay the same. A loader
-    that a strategy's own methods or another plugin made is kept, and so is one with workers. Place this plugin before
+    that a strategy's own methods or another plugin made stays, also one with workers. Place this plugin before
     plugins that set a loader (Replay).
     """
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remember Avalanche's data set, unless the strategy or an earlier plugin has adapted it."""
+        """Store Avalanche's data set, unless the strategy or an earlier plugin has replaced it."""
         if strategy.adapted_dataset.targets is strategy.experience.dataset.targets:
             self._adapted = strategy.adapted_dataset
 
@@ -106,11 +106,11 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """Replace the training loader if it is Avalanche's own."""
+        """Before a task's training: replace the training loader if it is Avalanche's own."""
         self._replace(strategy, True, shuffle, drop_last, kwargs)
 
     def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Replace the evaluation loader if it is Avalanche's own."""
+        """Before an evaluation: replace the evaluation loader if it is Avalanche's own."""
         self._replace(strategy, False, False, False, kwargs)
 
     def _replace(

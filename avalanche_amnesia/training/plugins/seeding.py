@@ -1,4 +1,4 @@
-"""Random draws of a task from (seed, task): nothing that ran before, and no evaluation, can change them."""
+"""Seed the random draws of a task with (seed, task), so that earlier code and evaluations can't change them."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class SeedingPlugin(SupervisedPlugin):
-    """Seeds heads and data order from (seed, task), and keeps evaluations from touching a random stream.
+    """Plugin that seeds heads and data order with (seed, task), and restores random streams after evaluations.
 
     Put it first in the plugin list of a stock strategy; the strategies of this package bring their own.
 
     Args:
-        seed: what new modules (heads) are drawn from, together with the task.
-        order_seed: what everything drawn while a task trains (data order, dropout) derives from; ``seed`` by
+        seed: new modules (heads) are drawn from it and the task.
+        order_seed: all draws while a task trains (data order, dropout) derive from it and the task; ``seed`` by
             default. References use another one for the noise floor.
 
     Raises:
@@ -34,34 +34,34 @@ class SeedingPlugin(SupervisedPlugin):
         self._evaluations: list[RngState] = []
 
     def state(self) -> None:
-        """Nothing to save: every task draws from the seed and its label."""
+        """Return None, because every task draws from the seed and its label, so that nothing needs to be saved."""
 
     def load_state(self, state: None) -> None:
-        """Nothing to take back."""
+        """Do nothing, because :meth:`state` returns nothing."""
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remember the caller's random streams."""
+        """Before the training: store the state of the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Seed the initial values of the task's modules."""
+        """Before a task's training: seed the initial values of the task's modules."""
         seed_all(derive_seed(self.seed, "modules", *labels_of(strategy.experience)))
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Seed data order and dropout."""
+        """Before a task's first step: seed data order and dropout."""
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Give the caller's random streams back."""
+        """After the training: restore the state of the caller's random streams."""
         if self._outside is not None:
             set_rng_state(self._outside)
             self._outside = None
 
     def before_eval(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remember the random streams; evaluations may nest (a metric that evaluates)."""
+        """Before an evaluation: store the random streams; evaluations may nest (a metric that evaluates)."""
         self._evaluations.append(rng_state())
 
     def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Put the random streams back."""
+        """After an evaluation: restore the random streams from before it."""
         if self._evaluations:
             set_rng_state(self._evaluations.pop())

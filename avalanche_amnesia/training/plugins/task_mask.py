@@ -34,7 +34,7 @@ class DivergedError(RuntimeError):
 
 
 class TaskEndPlugin(SupervisedPlugin):
-    """Base plugin for the end of a task: fits its head, gives warnings, and cleans the optimizer."""
+    """Base plugin for the end of a task: fits its head, emits warnings, removes its parameters from the optimizer."""
 
     finishing_step = 1
     model_class: ClassVar[type[MultiHeadModel]]
@@ -70,7 +70,7 @@ class TaskEndPlugin(SupervisedPlugin):
         return strategy.model
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remove finished tasks' own parameters from the optimizer; give the collected warnings."""
+        """After the training: remove finished tasks' parameters from the optimizer, and emit the collected warnings."""
         parameters = dict(strategy.model.named_parameters())
         follow_model(strategy.optimizer, parameters, strategy.optimized_param_id or {}, fresh=False)
         strategy.optimized_param_id = parameters
@@ -78,19 +78,19 @@ class TaskEndPlugin(SupervisedPlugin):
         self.warn()
 
     def warn(self) -> None:
-        """Give the collected warnings."""
+        """Emit the collected warnings, and empty their list."""
         notices, self.notices = self.notices, []
         for text in notices:
             warnings.warn(text, MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
-        """Collect a warning, given once per run after the training, so that an error filter loses no task."""
+        """Store a warning to emit after the training, once per run, so that a filter that raises loses no task."""
         if text is not None and about not in self.noticed:
             self.noticed.add(about)
             self.notices.append(text)
 
     def settle_head(self, strategy: Strategy, task: int) -> None:
-        """Fit the head of a finished task if enabled."""
+        """Fit the head of a finished task again if ``fit_head`` is True."""
         self.unsure = None
         if self.fit_head:
             from avalanche_amnesia.training.head_fit import fit_trained_head  # lazy: plain HAT fits none
@@ -102,12 +102,12 @@ class TaskEndPlugin(SupervisedPlugin):
                 self.notice("head", f"task {task} keeps the head that it was trained with: {error}")
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
-        """Undo the training and raise an error if a task's network has diverged."""
+        """Undo the training and raise TaskError (for NaN samples) or DivergedError if a task's network has diverged."""
         lost = what_diverged(self.model_of(strategy), task, strategy.experience)
         if lost is None:
             return
         abort_training(strategy)
-        fault = fault_of_task(strategy.experience)  # looked for now alone: it takes a pass over all samples
+        fault = fault_of_task(strategy.experience)  # checked only now: it takes a pass over all samples
         if fault is not None:
             raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
         raise DivergedError(
@@ -117,24 +117,24 @@ class TaskEndPlugin(SupervisedPlugin):
 
 
 class TaskMaskPlugin(TaskEndPlugin):
-    """Base of HATPlugin and SubnetPlugin: checks a task, protects earlier tasks, and commits the masked entries.
+    """Base plugin of HAT and WSN: checks a task, protects entries of earlier tasks, and commits the masked entries.
 
     A subclass calls :meth:`take_snapshot` and sets ``in_training.adjuster`` (:meth:`make_adjuster`) in
     ``before_training_exp``, calls :meth:`restore_protected_entries` in ``after_update``, and :meth:`commit` in
     :meth:`keep_mask`.
 
     From :meth:`take_snapshot` to the end of the training the own parameters (heads) of other tasks without a mask get
-    no gradient. Those of tasks with a mask are no parameters of the model: no optimizer meets them.
+    no gradient. Those of tasks with a mask are no parameters of the model: no optimizer has them.
 
     Args:
-        rule: how far entries used by remaining tasks may still move, and where that is enforced.
-        seed: every draw derives from it and the task.
+        rule: how far entries used by remaining tasks may change, and whether updates or gradients are limited.
+        seed: every random draw derives from it and the task.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask: under a gate that closes, heads are trained too little.
 
     Attributes:
-        training: the task in training; None between tasks.
-        influences: the tasks that can leave a trace in the training of the current task; None: every task that remains.
+        training: state of the task in training; None between tasks.
+        influences: the tasks that can influence the training of the current task; None: every task that remains.
     """
 
     commits_to_mask = True
@@ -162,7 +162,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         return self.training
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the experience, and undo an interrupted training first."""
+        """Before a task's training: undo an interrupted training, then check that the task has no mask."""
         model, task = self.model_of(strategy), single_task(strategy.experience)
         self.warn()
         self.undo_training(strategy)
@@ -185,7 +185,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         self._end_task(strategy)
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep the task's mask and restore all entries outside it; the task can be undone until it is finished."""
+        """After a task's training: store its mask and restore all entries outside it; undoable until :func:`finish`."""
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
@@ -200,7 +200,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         raise NotImplementedError
 
     def take_snapshot(self, strategy: Strategy) -> None:
-        """Copy the values before the task, and freeze the own modules of all earlier tasks."""
+        """Copy the values before the task, and freeze heads and norms of all earlier tasks without a mask."""
         now: TaskInTraining = self.in_training
         model = self.model_of(strategy)
         now.snapshot = TaskSnapshot(strategy, now.task)
@@ -223,11 +223,11 @@ class TaskMaskPlugin(TaskEndPlugin):
         """Restore protected entries that the optimizer has just changed."""
         now: TaskInTraining = self.in_training
         now.adjuster.after_step()
-        if now.guards_others:  # it moves parameters without a gradient too
+        if now.guards_others:  # the optimizer changes parameters without a gradient too
             self._restore_other_tasks(model)
 
     def task_use(self, model: TaskMaskedModel) -> TaskUse:
-        """Return the use of the parameters by the locked tasks, or by all remaining tasks."""
+        """Return the parameter entries that the locked tasks use, or all remaining tasks if ``locked`` is None."""
         return TaskUse(model, self.rule.locked)
 
     def make_adjuster(self, model: TaskMaskedModel, use: TaskUse, strategy: Strategy | None = None) -> Adjuster:
@@ -236,7 +236,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         Args:
             model: the strategy's.
             use: entries that the protected tasks use.
-            strategy: for a plugin that calls :meth:`begin_step`, if it may do so by way of gradients.
+            strategy: passed by a plugin that calls :meth:`begin_step`, to allow scaled gradients, not undone updates.
         """
         return Adjuster(
             self.rule,
@@ -250,7 +250,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         )
 
     def begin_step(self, strategy: Strategy, sparsity: LayerSparsity = ()) -> None:
-        """Prepare, after the backward pass, for :meth:`restore_protected_entries` after the step.
+        """After the backward pass: copy values for :meth:`restore_protected_entries`, or scale gradients.
 
         Args:
             strategy: at its ``before_update``.
@@ -279,7 +279,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
         Raises:
             DivergedError: if a weight is not finite, or the features or logits overflow; the training was undone.
-            TaskError: the same, where samples that are NaN or infinite are to blame, or no step was taken.
+            TaskError: the same, if samples are NaN or infinite, or no step was taken.
             ModelError: if forwards changed a tensor that all tasks share; the training was undone.
         """
         self.refuse_shared_state(strategy)
@@ -294,12 +294,12 @@ class TaskMaskPlugin(TaskEndPlugin):
             inside = name.removeprefix("backbone.")
             keep[name] = reads & ~frozen[inside] if inside in frozen else reads
         training.before.commit(dict(model.named_parameters()), keep)
-        self._restore_other_tasks(model)  # whoever wrote there: a plugin may
+        self._restore_other_tasks(model)  # a plugin may have changed them
         training.before.restore_finished_tasks(model)  # once a task only: this takes longer with every finished task
         self.refuse_diverged(strategy, training.task)
 
     def _end_task(self, strategy: Strategy) -> None:
-        """Drop all state of a finished task, because it would outlive the task's unlearning."""
+        """Drop the training state of a task, because it would outlive the task's unlearning."""
         if self.training is None:
             return
         model = self.model_of(strategy)
@@ -309,7 +309,7 @@ class TaskMaskPlugin(TaskEndPlugin):
 
 
 def refuse_untrained(strategy: Strategy) -> None:
-    """Undo the training and raise an error if a task took no step."""
+    """Undo the training and raise TaskError if a task took no optimizer step."""
     if not strategy.clock.train_exp_iterations:
         abort_training(strategy)
         raise TaskError(

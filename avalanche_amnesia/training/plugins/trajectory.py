@@ -1,4 +1,4 @@
-"""Record the update of every task, with any Avalanche strategy."""
+"""Plugin that records the update of every task, for any Avalanche strategy."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ from avalanche_amnesia.unlearning.purging import own_attributes, purger_of
 
 
 class TrajectoryPlugin(SupervisedPlugin):
-    """Records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
+    """Plugin that records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
     ones (where it is dense). An interrupted training is undone before the next one; one that can't be recorded (the
@@ -38,10 +38,10 @@ class TrajectoryPlugin(SupervisedPlugin):
     of those that read the model when a task ends (EWC, LwF).
 
     Args:
-        dtype: keep updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` where that is smaller; the task
+        dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; the task
             is set to its coded update.
         path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
-            reference, needs one of its own. It contains only the current logs: an unlearning deletes the task's file
+            reference, needs a separate one. It contains only the current logs: an unlearning deletes the task's file
             and old files of later tasks. A strategy saved by ``torch.save`` includes its logs: after loading, its next
             training or unlearning writes them to the directory again, and refuses any other writer from then on. A
             ``copy.deepcopy`` keeps its logs in memory.
@@ -49,13 +49,13 @@ class TrajectoryPlugin(SupervisedPlugin):
 
     Attributes:
         trajectory: the store.
-        training: the task in training, that of the plugin which masks where there is one; None between tasks.
+        training: state of the task in training, shared with a masking plugin; None between tasks.
         shared_state: names of buffers and attributes of modules that trainings changed for all tasks together. No
             unlearning can separate them: plans name them.
 
     Raises:
         TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before a training,
-            if it is another strategy's by then; before an unlearning, if a log's file was damaged meanwhile.
+            if another strategy uses it by then; before an unlearning, if a log's file was damaged meanwhile.
         ValueError: for an option that is not allowed; before a training, if it precedes a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be separated again.
@@ -84,18 +84,18 @@ class TrajectoryPlugin(SupervisedPlugin):
         return {"trajectory": self.trajectory.state(), "shared_state": self.shared_state}
 
     def load_state(self, state: Any) -> None:
-        """Take back what :meth:`state` returned."""
+        """Restore a state that :meth:`state` returned."""
         trajectory, shared_state = checked(state, trajectory=dict, shared_state=frozenset[str])
         self.trajectory.load_state(trajectory)
         self.shared_state = shared_state
 
     @property
     def snapshot(self) -> TaskSnapshot | None:
-        """Values before the task in training; None between tasks."""
+        """Return the values before the task in training; None between tasks."""
         return None if self.training is None else self.training.snapshot
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check task, model, directory and order of the plugins, and undo an interrupted training."""
+        """Before a task's training: undo an interrupted training; check task, model, directory and plugin order."""
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
@@ -128,7 +128,7 @@ class TrajectoryPlugin(SupervisedPlugin):
         self.training, self._new = None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Remember the values before the task."""
+        """Before a task's first step: copy the values before the task, or use a masking plugin's copy."""
         masking = find_plugin(strategy, TaskMaskPlugin)
         if masking is None:
             self.training = TaskInTraining(single_task(strategy.experience))
@@ -138,25 +138,25 @@ class TrajectoryPlugin(SupervisedPlugin):
         self._state_before = _shared_state(strategy.model)
 
     def memory_of(self, strategy: Strategy) -> dict[str, Any]:
-        """Return the attributes in which a strategy of Avalanche keeps data of tasks (DER), for a snapshot."""
+        """Return the attributes that store data of tasks in a strategy of Avalanche (DER), for a snapshot."""
         return own_attributes(strategy) if purger_of(strategy) is not None else {}
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Drop the values stored at the end of the last epoch, because requests may change them in this one."""
+        """Before an epoch: drop the snapshot of the last epoch's end, because requests may now change the values."""
         if purger_of(strategy) is not None:
             finish(strategy)
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Note where a strategy with a memory of its own stands, as it updates that in front of all plugins."""
+        """After an epoch: take a snapshot of a strategy with replay memory (DER), updated before all plugins."""
         if purger_of(strategy) is not None:
             begin_finishing(strategy)
 
     def prune(self, before: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
-        """Return entries that a task does not keep to ``before``, in place; a subclass may keep fewer."""
+        """Do nothing; a subclass may restore entries of ``parameters`` to ``before``, so that the task owns fewer."""
 
     @torch.no_grad()
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Record the task's update of shared parameters, and remove from the model the digits that the log drops."""
+        """After a task's training: record its update of shared parameters, and round these to the log's precision."""
         begin_finishing(strategy)
         if self.training is None:
             raise RuntimeError("no task is in training")
@@ -176,7 +176,7 @@ class TrajectoryPlugin(SupervisedPlugin):
                 parameters,
                 parameters=sum(parameter.numel() for parameter in movable),
             )
-        except BaseException:  # a full disk, say: a task that can't be taken out again must not stay
+        except BaseException:  # a full disk, say: a task that can't be removed later must not remain
             abort_training(strategy)
             raise
         for name, value in committed.items():
@@ -189,7 +189,7 @@ class TrajectoryPlugin(SupervisedPlugin):
 
 
 def _shared_statistics(model: nn.Module) -> list[str]:
-    """Names of the modules whose running statistics all tasks share."""
+    """Return the names of the modules whose running statistics all tasks share."""
     if isinstance(model, MultiHeadModel) and model.features_per_task:
         return []  # norms of the backbone run for no task, because each task has copies of its own
     return [
@@ -202,6 +202,6 @@ def _shared_statistics(model: nn.Module) -> list[str]:
 def _shared_state(model: nn.Module) -> dict[str, str]:
     """Return name → hash of every buffer and attribute that a model keeps for all tasks together."""
     if isinstance(model, MultiHeadModel) and model.state_per_task:
-        return {}  # each task has its own of what changes, or it is refused
+        return {}  # each task has copies of all state that changes, or it is refused
     own = model.buffer_names(model.tasks) if isinstance(model, MultiHeadModel) else ()
     return {name: digest for name, digest in kept_tensors(model).items() if name not in own}

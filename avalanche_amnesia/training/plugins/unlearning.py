@@ -53,10 +53,10 @@ _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, Trajec
 
 
 class UnlearningPlugin(SupervisedPlugin):
-    """Keeps the ledger of tasks, fires the stream's requests, and unlearns.
+    """Plugin that stores the ledger of tasks, answers the stream's unlearning requests, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
-    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training the plugin moves
+    :func:`~avalanche_amnesia.benchmarks.with_unlearning`, or from :meth:`unlearn`. During a training its place is
     after all learning plugins, so that their data of the new task can be purged. Around each unlearning it triggers
     ``before_unlearning`` and ``after_unlearning`` on plugins, metrics and loggers.
 
@@ -67,15 +67,15 @@ class UnlearningPlugin(SupervisedPlugin):
             stream's.
         allow_unknown: accept plugins that keep learned state and have no purger: they do not change, and the
             record names them. By default every request is refused.
-        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way and kept for comparison,
+        deletion: ``updates`` removes a task's whole update; ``exclusive``, HAT-CL's way included for comparison,
             returns only entries that no remaining task uses to their initial bits. Then no remaining task's logits
             change, and shared entries keep the update (``record.plan.shared``). None: ``exclusive`` for masks over
             weights (WSN), else ``updates``.
         obey: for controls: ``False`` enters requests into the ledger, and announces them, but changes nothing else;
             ``"head"`` removes the tasks' heads, masks, norms and samples in Avalanche's plugins, and no update of a
             shared entry.
-        reproduce: whether a task is trained again as before, and must give its old bits, before it is trained without
-            some samples; :meth:`unlearn` can say otherwise.
+        reproduce: whether a task is trained again as before, and must have its old bits, before it is trained without
+            some samples; an argument of :meth:`unlearn` overrides this.
     """
 
     answers_requests = True
@@ -148,16 +148,16 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the user ----------------------------------------------------------------------------------------------
 
     def plan(self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
-        """Return the plan of unlearning these tasks now; see :meth:`TaskStrategy.plan_unlearning`."""
+        """Return the plan of unlearning ``tasks`` now; see :meth:`TaskStrategy.plan_unlearning`."""
         context = self.prepared(strategy, _tasks_of(tasks))
         retraining(self, strategy, tasks, context, data)
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
-        """Return the context of unlearning these tasks now; change nothing.
+        """Return the context of unlearning ``tasks`` now (plan, purgers, compensations); change nothing.
 
         Raises:
-            RequestError: if they can't be requested now.
+            RequestError: if the tasks can't be requested now.
         """
         return self._prepare(strategy, tasks, self._between_tasks(strategy), allow_unknown=True, strict=False)
 
@@ -188,12 +188,12 @@ class UnlearningPlugin(SupervisedPlugin):
     def prove(
         self, strategy: Strategy, references: Any, *, tasks: Iterable[int] = (), quiet: bool = False
     ) -> UnlearningRecord:
-        """Prove the last record; see :meth:`TaskStrategy.prove`.
+        """Prove the last record by retraining the remaining tasks; see :meth:`TaskStrategy.prove`.
 
         Args:
             strategy: the one that this plugin belongs to.
             references: :class:`~avalanche_amnesia.evaluation.References` of the run.
-            tasks: as there.
+            tasks: as of :meth:`TaskStrategy.prove`.
             quiet: do not announce the proof to loggers.
         """
         event = self._between_tasks(strategy)
@@ -217,7 +217,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return record
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent: never to be requested again.
+        """Declare remaining tasks permanent, so that no later request can unlearn them.
 
         Raises:
             RequestError: if one of them does not remain.
@@ -238,11 +238,11 @@ class UnlearningPlugin(SupervisedPlugin):
         return f"after {self.ledger.n_trained} trainings"
 
     def abort(self, strategy: Strategy) -> None:
-        """Abort an interrupted task; tasks that its requests unlearned stay unlearned."""
+        """Undo the training of an interrupted task; tasks that its requests unlearned stay unlearned."""
         abort_training(strategy)
 
     def undo_training(self, strategy: Strategy) -> None:
-        """Drop the state of an aborted task."""
+        """Restore the snapshot of an aborted task, if there is one, and drop the task's state."""
         go_back(strategy)
         self.current = None
         self.claims.abandon(self.current_task, strategy.model, first=self.ledger.n_trained == 0)
@@ -257,9 +257,9 @@ class UnlearningPlugin(SupervisedPlugin):
     # By the stream --------------------------------------------------------------------------------------------
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Move to the third last place of the plugins, undo an interrupted training, and obey waiting requests."""
-        # Those that learn must have learned, and metrics seen it; no plugin may have looked yet whether the task is a
-        # new one.
+        """Before the training: move this plugin after learning plugins, undo an aborted task, obey waiting requests."""
+        # At each event learning plugins and metrics run before this one, the third last; and no plugin may have checked
+        # yet whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
         self._refuse_foreign_logs(strategy)
         self.current = None  # an unlearning may have been interrupted at its last line
@@ -269,12 +269,12 @@ class UnlearningPlugin(SupervisedPlugin):
         strategy.plugins = [*others[:position], self, *others[position:]]
         if self.current_task is not None or is_finishing(strategy):
             abort_training(strategy)
-        if strategy.clock.train_exp_counter in self.counters.values():  # an error kept the clock from ticking
+        if strategy.clock.train_exp_counter in self.counters.values():  # after an error, the clock was not advanced
             strategy.clock.train_exp_counter += 1
         self._obey_overdue(strategy)  # before any plugin prepares for the next task: one may be trained again
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the task and its requests; fire the requests before it."""
+        """Before a task's training: check the task and its requests, and obey the requests due before the task."""
         experience, task = strategy.experience, single_task(strategy.experience)
         self._trajectory(strategy)
         self._choose_deletion(strategy.model)
@@ -295,7 +295,7 @@ class UnlearningPlugin(SupervisedPlugin):
             self._obey(strategy, request, task)
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Refuse a training on several new tasks at once (JointTraining), because they would share one update."""
+        """Raise TaskError for a training on several new tasks (JointTraining), because they would share one update."""
         known = {single_task(strategy.experience), *self.ledger.remaining, *self.ledger.unlearned}
         labels = getattr(strategy.adapted_dataset, "targets_task_labels", None)
         new = set() if labels is None else {int(task) for task in labels.uniques} - known
@@ -307,7 +307,7 @@ class UnlearningPlugin(SupervisedPlugin):
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the iterations of requests, record the tasks visible to this one, and prepare compensations."""
+        """Before a task's first step: check requests' iterations, record the tasks it sees, prepare compensations."""
         self.current_task = single_task(strategy.experience)
         self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
@@ -320,7 +320,7 @@ class UnlearningPlugin(SupervisedPlugin):
                 plugin.begin(strategy, self.current_task, self.ledger.unlearnable)
 
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Fire the requests of this iteration; remove samples of unlearned tasks from the mini-batch."""
+        """Before an iteration: obey its requests, and remove samples of the unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
             self.claims.first_step(strategy, single_task(strategy.experience), kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
@@ -335,17 +335,17 @@ class UnlearningPlugin(SupervisedPlugin):
                 strategy.mbatch = [part[keep] for part in strategy.mbatch]
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Enter the finished task into the ledger; fire the requests after it."""
+        """After a task's training: enter the task into the ledger, and obey the requests due after it."""
         task = single_task(strategy.experience)
         reads: Iterable[int] = ()
         if isinstance(strategy.model, MultiHeadModel):
             strategy.model.close_classes(task, getattr(strategy.experience, "closed_classes", ()))
             reads = strategy.model.tasks_read(task)
-        again = self.current is not None  # inside an unlearning: in the ledger the task is where it was
+        again = self.current is not None  # inside an unlearning: the ledger has the task already
         if not again:
             permanent = bool(getattr(strategy.experience, "permanent", False))
             self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
-            # In a run that leaves out tasks of its stream, one may be read before its own deadline: it stays then.
+            # In a run that leaves out tasks of its stream, a task may be read before its deadline: it stays then.
             self.ledger.declare_permanent(set(reads).intersection(self.ledger.remaining))
             self.counters[task] = strategy.clock.train_exp_counter
             self.data[task] = labels_fingerprint(strategy.experience)
@@ -364,7 +364,7 @@ class UnlearningPlugin(SupervisedPlugin):
             recorder.trajectory.merge(self.ledger.permanent)
 
     def _obey_overdue(self, strategy: Strategy) -> None:
-        """Fire the requests after a task, also those delayed by an interruption."""
+        """Obey the requests that are due after finished tasks, also those delayed by an interruption."""
         for task, request in self._requests.overdue(self.ledger.unlearned):
             try:
                 self._unlearn(strategy, request, request.event(task), self.keep_probes)
@@ -456,8 +456,8 @@ class UnlearningPlugin(SupervisedPlugin):
             self.current = None
 
     def forget(self, strategy: Strategy, tasks: Collection[int], change: Transaction) -> None:
-        """Drop the tasks' data in this package's plugins and Avalanche's evaluator."""
-        # Avalanche repeats the last value of every metric for ever: of a forgotten task that reads as if it were known.
+        """Drop data of ``tasks`` from the evaluator's last results, and from the snapshot before the current task."""
+        # Avalanche repeats the last value of every metric for ever, as if the model still knew a forgotten task.
         ends, last = tuple(f"/Task{task:03d}" for task in tasks), strategy.evaluator.last_metric_results
         results = {name: value for name, value in last.items() if not any(end in name for end in ends)}
         change.set(strategy.evaluator, last_metric_results=results)
@@ -469,7 +469,7 @@ class UnlearningPlugin(SupervisedPlugin):
     def _prepare(
         self, strategy: Strategy, tasks: Iterable[int], event: str, *, allow_unknown: bool, strict: bool
     ) -> UnlearningContext:
-        """Check a request and plan it; change nothing."""
+        """Check a request and return the context and plan of its unlearning; change nothing."""
         recorder = self._trajectory(strategy)
         self._choose_deletion(strategy.model)
         ledger, snapshot = self.ledger, self._snapshot(strategy)
@@ -500,7 +500,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return context
 
     def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, Purger]], UnknownState]:
-        """Return plugins, strategy and criterion that have purgers, and those with unknown state."""
+        """Return (object, purger) pairs among plugins, strategy and criterion, and the objects with unknown state."""
         others = [
             plugin
             for plugin in strategy.plugins
@@ -517,7 +517,7 @@ class UnlearningPlugin(SupervisedPlugin):
         return [(thing, purge) for thing, purge in found if purge is not None], kept
 
     def _choose_deletion(self, model: Any) -> None:
-        """Set on the model whether entries that remaining tasks read are kept."""
+        """Set ``model.keeps_shared_entries``: True if unlearning must not change entries that remaining tasks read."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
                 f"deletion='exclusive' needs a model with masks, got {type(model).__name__}: without them every task "
@@ -527,7 +527,7 @@ class UnlearningPlugin(SupervisedPlugin):
             model.keeps_shared_entries = self.deletion == "exclusive"
 
     def _snapshot(self, strategy: Strategy) -> TaskSnapshot | None:
-        """Return the values before the current task; None between tasks."""
+        """Return the snapshot of values before the current task; None between tasks."""
         return self._trajectory(strategy).snapshot
 
     def _trajectory(self, strategy: Strategy) -> TrajectoryPlugin:
@@ -555,7 +555,7 @@ def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
 
 @contextmanager
 def _preserved_minibatch(strategy: Strategy) -> Iterator[None]:
-    """Preserve mini-batch and loss during a block, because an evaluation would overwrite them."""
+    """Restore mini-batch, output and loss after a block, because an evaluation inside would overwrite them."""
     saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
     try:
         yield

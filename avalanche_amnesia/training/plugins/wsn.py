@@ -28,27 +28,27 @@ ScoresRule = Literal["keep", "redraw"]
 ScoreInit = Literal["fan_in", "normal", "positive"]
 KeepRule = Literal["last", "best"]
 _HELD_OUT = 0.1
-"""Of each task's training data, under ``keep="best"``."""
+"""Share of each task's training data that ``keep="best"`` holds out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredWeights:
-    """Settings of learning which weights a task uses, ``masks=ScoredWeights(…)``.
+    """Settings for learning scores, which choose the weights that a task uses, ``masks=ScoredWeights(…)``.
 
     Args:
         scores: ``keep``: a task's scores start where the last remaining task's ended, as in the paper (the masks of
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
-        score_bits: bits kept of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
-            bit; the next task starts from scores with these ranks. By default they are kept as
-            they are, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
-        score_init: what scores are drawn from: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
+        score_bits: bits stored of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
+            bit; the next task starts from scores with these ranks. By default scores are stored
+            unchanged, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
+        score_init: distribution of new scores: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
             Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
-            counts, so that wider draws mean nothing but smaller steps: give ``score_lr`` in proportion.
+            counts, so that a wider distribution only makes steps smaller: give ``score_lr`` in proportion.
         score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
             of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
             tasks would get no weights to train. The rate follows a schedule of the
             strategy's learning rate within the task, in proportion.
-        score_optimizer: makes another optimizer from ``[scores]``; nothing changes its settings.
+        score_optimizer: function from ``[scores]`` to another optimizer; nothing changes its settings.
         keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
             lowest loss) on a tenth of the task's training data, which is held out. Weights, masked biases, scores,
             normalisation and head are always those of one and the same step; ``fit_head`` then fits the head again.
@@ -84,7 +84,7 @@ class ScoredWeights:
 
 
 class Holdout:
-    """The validation part of one task's training data."""
+    """Split of one task's training data into validation data, held out, and the rest, for training."""
 
     def __init__(self, strategy: Strategy, seed: int, task: int) -> None:
         whole = strategy.adapted_dataset
@@ -97,7 +97,7 @@ class Holdout:
         self._subset = strategy.adapted_dataset = whole.subset(self.rest.tolist())
 
     def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
-        """Let the strategy train on whole mini-batches of the rest by indexing, where the data is in memory."""
+        """Replace the strategy's loader by a faster one over the rest of the data, if the data is in memory."""
         tensors = getattr(strategy.experience, "tensors_at", lambda where: None)(self.rest)
         untouched = self._is_plain and strategy.adapted_dataset is self._subset  # else a plugin adapted the data
         if tensors is not None and untouched and has_default_loader(strategy, training=True):
@@ -107,7 +107,7 @@ class Holdout:
             )
 
     def score(self, strategy: Strategy) -> tuple[float, float]:
-        """Accuracy and negative loss on the held out data, in evaluation mode: larger is better, in this order."""
+        """Return accuracy and negative loss on the held out data, in evaluation mode; larger pairs are better."""
         right, loss = 0, 0.0
         task = OneTask(single_task(strategy.experience), strategy.device)
         with evaluating(strategy.model):
@@ -120,7 +120,7 @@ class Holdout:
 
 
 class SubnetTask(TaskInTraining):
-    """A task in training that learns scores."""
+    """State of a task in training that learns one score per weight."""
 
     scores: nn.Parameter
     step_scores: BareStep
@@ -132,7 +132,7 @@ class SubnetTask(TaskInTraining):
 
 
 class SubnetPlugin(TaskMaskPlugin):
-    """Winning subnetworks: a task's weights are the best-scored ones; those of earlier tasks are read, never changed.
+    """Plugin for winning subnetworks: a task reads the best-scored weights and never changes those of earlier tasks.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.SubnetModel`. Weights of
     earlier tasks are frozen in update space: after every step of the optimizer they have their bits from before the
@@ -140,7 +140,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     Args:
         masks: settings of learning which weights a task uses.
-        seed: every draw derives from it and the task.
+        seed: every random draw derives from it and the task.
 
     Raises:
         TypeError: before a training, if ``score_optimizer`` returns no optimizer.
@@ -158,14 +158,14 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Hold validation data out, before anything reads the training data."""
+        """Before a task's training: hold out validation data (``keep="best"``), before a plugin reads the data."""
         if self.masks.keep == "best":
             self.in_training.holdout = Holdout(strategy, self.seed, single_task(strategy.experience))
 
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """Start the task's scores."""
+        """Before a task's first step: take a snapshot, start the task's scores, and make the adjuster."""
         now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
         if self.masks.keep == "best" and not kwargs.get("num_workers", 0):
@@ -176,7 +176,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
-        """Make what depends on the other tasks; again when one of them goes in the middle of this task."""
+        """Make adjuster and score optimizer; called again if another task is unlearned during this task's training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
@@ -192,7 +192,7 @@ class SubnetPlugin(TaskMaskPlugin):
         return BareStep(torch.optim.Adam([scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
+        """Return the first scores, ``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
@@ -203,7 +203,7 @@ class SubnetPlugin(TaskMaskPlugin):
         return (torch.randn if self.masks.score_init == "normal" else torch.rand)(model.n_weights, generator=generator)
 
     def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
-        """``(n_weights,)``: U(−1/√fan_in, 1/√fan_in), from the seed and the purpose."""
+        """Return scores, ``(n_weights,)``, drawn from U(−1/√fan_in, 1/√fan_in) with the seed and ``purpose``."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
         parts = []
         for tensor in model.graph.layers.values():
@@ -212,7 +212,7 @@ class SubnetPlugin(TaskMaskPlugin):
         return torch.cat(parts)
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Let the scores' learning rate follow the strategy's."""
+        """Before an epoch: scale the scores' learning rate in proportion to the strategy's learning rate."""
         now: SubnetTask = self.in_training
         rate = strategy.optimizer.param_groups[0].get("lr")
         if strategy.clock.train_exp_epochs == 0:
@@ -223,7 +223,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Keep this step's state if it is the best so far on the held out data."""
+        """After an epoch (``keep="best"``): copy the state if it is the best so far on the held out data."""
         now: SubnetTask = self.in_training
         if self.masks.keep == "last":
             return
@@ -236,7 +236,7 @@ class SubnetPlugin(TaskMaskPlugin):
             )
 
     def _state(self, model: SubnetModel) -> dict[str, Tensor]:
-        """Everything that the task in training learns: the tensors themselves."""
+        """Return name → tensor, not copied, of all that the task in training learns: scores, weights and head."""
         now: SubnetTask = self.in_training
         weights = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         own = {name: value.detach() for name, value in model.heads[now.task].state_dict(keep_vars=True).items()}
@@ -244,7 +244,7 @@ class SubnetPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Restore the best step, fix the mask, and return every entry outside it to its bits before the task."""
+        """Restore the best step, restore entries outside the mask to their bits before the task, and store the mask."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         self._drop_unlearned_scores(strategy)
@@ -257,7 +257,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._drop_unneeded_scores(strategy, model)
 
     def _drop_unneeded_scores(self, strategy: Strategy, model: SubnetModel) -> None:
-        """Keep scores for the next task, and those to go back to: of the tasks in front of unlearnable ones."""
+        """Drop scores, except those of the last task and those that unlearning a task would restore."""
         unlearning, order = unlearning_of(strategy), model.masked_tasks
         needed = {order[-1]}
         if unlearning is not None:
@@ -268,7 +268,7 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """Drop scores of a task unlearned in the middle of this one."""
+        """Drop scores and best state derived from a task unlearned during this task's training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
@@ -279,24 +279,24 @@ class SubnetPlugin(TaskMaskPlugin):
         self._prepare(strategy)
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Choose the best-scored weights for this step."""
+        """Before the forward pass: open the best-scored weights, and close all other weights."""
         self._drop_unlearned_scores(strategy)
         self.model_of(strategy).open_subnet()
 
     def after_forward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check after the task's first forward that the backbone keeps no state shared by tasks."""
+        """After a task's first forward pass: raise ModelError if the backbone stores state that tasks would share."""
         if strategy.clock.train_exp_iterations == 0:
             self.refuse_shared_state(strategy)
 
     @torch.no_grad()
     def before_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Hand the gradients on to weights and scores."""
+        """Before the optimizer's step: pass the gradients to weights and scores, and prepare the adjuster."""
         self.model_of(strategy).pass_gradients()
         self.begin_step(strategy)
 
     @torch.no_grad()
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Restore weights of earlier tasks, step the scores."""
+        """After the optimizer's step: restore weights of earlier tasks, and step the scores."""
         now: SubnetTask = self.in_training
         flush_denormals(strategy.optimizer, strategy.clock.train_exp_iterations)
         self.restore_protected_entries(self.model_of(strategy))
