@@ -64,7 +64,7 @@ def _shortened(names: Sequence[str], most: int = 3) -> str:
 
 
 def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
-    """Return the names of the layers whose units are inputs of ``layer``, in order; first ``input``, the network's."""
+    """Return the names of the layers that ``layer`` gets input from, in order; ``input`` (of the network) is first."""
     sets: Tensor | None = graph.sources(layer)
     if sets is None:
         return ("input",)

@@ -1,4 +1,4 @@
-"""Weight pools: a network with weights partitioned among tasks; no task uses those of a task that may be unlearned."""
+"""Weight pools: a network partitioned among tasks; a task uses only its own weights and those of permanent tasks."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -201,7 +201,7 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the backbone's parameter name for a parameter of a task's copy; other names unchanged."""
+        """Return the backbone parameter that a task's parameter ``name`` starts as a copy of; else return ``name``."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
@@ -222,7 +222,7 @@ class DisjointModel(MultiHeadModel):
         return TaskShare(self.copied())
 
     def copied(self) -> nn.Module:
-        """Return a copy of the backbone that shares only parameters without gradients; raise ModelError on failure."""
+        """Return a copy of the backbone, which shares the parameters without gradients; raise ModelError on failure."""
         frozen = {id(p): p for name, p in self.backbone.named_parameters() if name not in self._learning}
         try:
             return deepcopy(self.backbone, frozen)

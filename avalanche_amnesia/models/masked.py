@@ -113,7 +113,7 @@ class MaskedModel(TaskMaskedModel):
         return self.gate.open_units()
 
     def task_embedding(self, task: int) -> Tensor:
-        """Return a copy of the trained embedding from which a task's mask was computed, ``(n_units,)``."""
+        """Return a copy of the trained embedding that determines a task's mask, ``(n_units,)``."""
         return self._learned[task].clone()
 
     def importance(self, task: int) -> Tensor:
@@ -136,10 +136,10 @@ class MaskedModel(TaskMaskedModel):
             )
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-        """Return the fraction of each layer's units in each task's mask, see :func:`.description.utilisation`.
+        """Return a table of the fraction of each layer's units that each remaining task's mask contains.
 
         Args:
-            counts: return numbers of open units instead of shares.
+            counts: return numbers of open units; see :func:`~avalanche_amnesia.models.description.utilisation`.
 
         Returns:
             Layer → row: each task's share, "any" (share used by any task), and "units" (number of units); the last

@@ -372,7 +372,7 @@ def _n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Task labels for mini-batches of one task; :func:`single_task` returns it without a device synchronisation."""
+    """Label tensors for mini-batches of one task; :func:`single_task` needs no device synchronisation for them."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)

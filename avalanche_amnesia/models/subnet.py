@@ -119,7 +119,7 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Return the straight-through gradient of the scores, ``of_mask ⊙ sign(scores)``: ``|score|`` ranks weights.
+        """Return the scores' straight-through gradient ``of_mask ⊙ sign(scores)``, because ``|score|`` ranks weights.
 
         The sign of 0 is -1 here; with sign 0, such a score would never change.
 
@@ -231,7 +231,7 @@ class SubnetModel(TaskMaskedModel):
         return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
-        """Return the backbone's features with ``weights``, and a task's norms and other tensors ``parts``, in place."""
+        """Return the backbone's features, computed with ``weights`` and a task's norms and other tensors ``parts``."""
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()

@@ -52,7 +52,7 @@ class StateSite:
 
     @property
     def value(self) -> Any:
-        """Return the tensor that is at this site now, or None if there is none."""
+        """Return the current tensor at this site, or None if there is none."""
         holder, name = self.place
         return holder.get(name)
 
@@ -104,7 +104,7 @@ class TaskCopies:
                 del own[str(number)]
 
     def hold(self) -> None:
-        """Set the backbone's original norms to evaluation mode, so that forward passes keep their statistics."""
+        """Set the backbone's original norms to evaluation mode, so that forward passes do not change them."""
         for norm in self.norms.values():
             norm.eval()
 
@@ -174,7 +174,7 @@ _STATE = "/state"
 
 
 def _tensors_of(parts: Any) -> dict[str, Any]:
-    """Return site number → tensor of a task, as the dictionary in which the tensors can be replaced."""
+    """Return a task's dictionary: site number → tensor; its tensors can be replaced."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 

@@ -101,7 +101,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return the current mask of the task in training, bool ``(n,)``."""
 
     def mask_bits(self) -> float | None:
-        """Return the bits per weight and task of compressed masks; None if the model does not compress masks."""
+        """Return the bits per weight and task of the masks in ``compressed_state``; None if they are not compressed."""
         return None
 
     # Entries of the backbone ----------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             self.remove_task(task)
 
     def remove_task(self, task: int) -> None:
-        """Remove a task's head, other modules and mask, and all stored values that were learned from the task."""
+        """Remove a task's head, other modules and mask, and all stored embeddings or scores that depend on them."""
         for other in self._learned_from([task]):
             self._learned.drop(other)
         super().remove_task(task)

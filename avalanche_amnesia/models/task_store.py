@@ -19,7 +19,7 @@ class TaskStore(nn.Module):
     """Base class of the stores of per-task objects: task label → module or tensor."""
 
     part: ClassVar[str]
-    """Name of the ``nn.Module`` attribute in which torch registers objects of this store."""
+    """Name of the ``nn.Module`` attribute where torch registers objects of this store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class TaskModules(TaskStore):
             module.eval().requires_grad_(False).zero_grad()
 
     def resume(self, task: int) -> None:
-        """Register a task's module in torch again."""
+        """Register a finished task's module in torch again, so that it can be trained."""
         self._in_sight[str(task)] = self.held[str(task)].train(self.training)
         self._show(self._in_sight)
 

@@ -95,7 +95,7 @@ class MovingTop:
             self._take(sizes, self._k)
 
     def _take(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
-        """Set ``threshold`` for the ``k`` largest entries of ``sizes``, and ``others``: chosen entries equal to it."""
+        """Set ``threshold`` for the ``k`` largest of ``sizes``, and list the chosen entries equal to the threshold."""
         first = len(sizes) - k
         ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
         least = ranked[first]
