@@ -31,7 +31,7 @@ class CapacityWarning(RuntimeWarning):
 
 @dataclass(frozen=True)
 class Pools:
-    """Slots of weights for :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
+    """Slots of weights for the tasks of :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
 
     A random partition splits the weights of every layer into one share per slot. A task trains its own slot's share. It
     also uses the shares of tasks that the stream declares permanent, and of tasks past their deadline. It does not use
@@ -105,7 +105,7 @@ class Pools:
         task = int(strategy.experience.task_labels[0])
         if ledger is None or task not in ledger.remaining:
             return layout
-        # A task trained again uses the same tasks as the first time, so no later ones.
+        # A task trained again uses the weights of the same tasks as the first time, so those of no later task.
         return replace(layout, later=frozenset(ledger.remaining[ledger.remaining.index(task) :]))
 
 
@@ -158,7 +158,7 @@ class StreamLayout:
 
 
 def _stream_of(experience: Any) -> list[Any]:
-    """Return all experiences of an experience's stream, so that a retrained model has the same slots."""
+    """Return all experiences of the stream of ``experience``, so that a retrained model has the same slots."""
     return list(getattr(experience, "origin_stream", None) or [experience])
 
 
@@ -180,7 +180,7 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
 
 
 def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
-    """Return the slot of each task of a stream: the first slot that is free when the task begins.
+    """Return task → slot for the tasks of a stream: the first slot that is free when the task's training begins.
 
     A permanent task gets a new slot, which no other task gets. A task keeps its slot when trained again.
     """
@@ -198,7 +198,7 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
 
 
 def _warn_if_crowded(layout: StreamLayout, experience: Any) -> None:
-    """Warn, before the first task, of the first task in the stream whose slot will be occupied when it begins."""
+    """Warn, before the first training, of the first task in the stream that will find its slot occupied."""
     gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
         others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
