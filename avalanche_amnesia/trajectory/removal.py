@@ -36,7 +36,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 class Revision:
     """Replacement of a remaining task's update at some entries of a tensor: ``base · before + factor · own + added``.
 
-    The revised update replaces the recorded one. Later removals, also of the task itself, treat it as the original.
+    The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
     Attributes:
         where: bool tensor of the tensor's shape: the ``k`` revised entries.
@@ -154,7 +154,7 @@ def replay(
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Return the values of the task in training after its start values change to ``new_before``; its update stays."""
+    """Return the values of the task in training when its start values change to ``new_before`` and its update stays."""
     # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
@@ -247,7 +247,7 @@ def work_out(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """Return the removal of the writers in ``gone``; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
+    """Compute the :class:`Removal` of some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, gone), default=len(order))
@@ -267,7 +267,7 @@ def work_out(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Moved | None, Tensor | None, Tensor | None]:
-        """Return a tensor's changed entries, entries that keep removed values, and new values if computed."""
+        """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
@@ -323,8 +323,8 @@ def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[in
     """Return the logs, with those of merged tasks reduced to the entries that later removals need.
 
     A merged task's entry is needed if an earlier, removable task wrote it too: undoing that task undoes it first.
-    Of several merged writers without such a write between them, the first one's value before is enough, unless its
-    undo starts at its own written value.
+    Of several merged writers without such a write between them, the first one's log is enough, unless that log computes
+    old values from its writer's written values.
     """
     if not merged:
         return dict(logs)

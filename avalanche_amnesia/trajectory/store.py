@@ -132,7 +132,7 @@ class Trajectory:
         after: Mapping[str, Tensor],
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
-        """Store the update of a finished task in an undo log; return the values that were rounded by ``dtype``.
+        """Store the update of a finished task in an undo log; return the tensors' values rounded by ``dtype``.
 
         Args:
             task: label of the task, at least 0 and not recorded yet.

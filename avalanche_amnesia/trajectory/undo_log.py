@@ -17,7 +17,7 @@ from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, Sp
 
 @dataclass(frozen=True)
 class AddedError:
-    """Rounding error of a task's stored update: difference between committed (rounded) and trained entries."""
+    """Rounding error of committed against trained entries: number of unequal entries, maximum, sum of squares."""
 
     entries: int = 0
     largest: float = 0.0
@@ -96,7 +96,7 @@ class Log(dict[str, SparseEntries]):
 
 
 class Updates(Mapping[str, Tensor]):
-    """Tensor name → a writer's update ``Δ``, float64, computed at access because most removals never need it."""
+    """Mapping: tensor name → a writer's update ``Δ``, float64, computed at access as most removals never need it."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
