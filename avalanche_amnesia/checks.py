@@ -66,7 +66,7 @@ def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
 
 
 def optimizer_maker(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is None or callable, as a function that makes an optimizer is."""
+    """Raise TypeError unless ``value`` is None or callable (a function from parameters to an optimizer)."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} must make an optimizer from a list of parameters, got {value!r}: "

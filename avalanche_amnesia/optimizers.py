@@ -1,4 +1,4 @@
-"""Optimizers: traits of their steps, checks before training, and copies with the same settings."""
+"""Optimizers: properties of their steps, checks before training, and copies with the same settings."""
 
 import inspect
 from collections import defaultdict

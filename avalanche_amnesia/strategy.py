@@ -57,7 +57,7 @@ def autocast_now() -> Autocast:
 
 @contextmanager
 def autocast(to: Autocast) -> Iterator[None]:
-    """In a ``with`` block, enable autocast for the device types and dtypes in ``to``, and disable it for all others."""
+    """In a ``with`` block, enable autocast for the device types and dtypes in ``to``, and disable it otherwise."""
     now = autocast_now()
     if to == now:
         yield
