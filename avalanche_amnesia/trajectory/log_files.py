@@ -86,7 +86,7 @@ def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries
 
 
 class LogDirectory:
-    """Directory of undo-log files. An unpickled object may write to the directory; a deep copy has none."""
+    """Directory of undo-log files. An unpickled object may write to the directory; a deep copy of it is None."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = checks.path("path", path)
