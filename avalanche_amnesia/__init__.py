@@ -1,4 +1,4 @@
-"""Continual learning that can forget on request, as a plugin package for Avalanche.
+"""Continual learning with unlearning of tasks on request, as a plugin package for Avalanche.
 
 A network learns tasks one after another, and any learned task can be unlearned at any moment::
 

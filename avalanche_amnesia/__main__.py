@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> int:
-    """Run a command, or print which packages are missing."""
+    """Run the command line and return its exit status; if packages are missing, print which ones and return 2."""
     try:
         import avalanche_amnesia.lab  # noqa: F401
     except ImportError as error:

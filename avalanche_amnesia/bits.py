@@ -21,17 +21,17 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(a: Tensor, b: Tensor) -> Tensor:
-    """Compare the stored bits of two tensors, entry by entry: 0 and -0 differ, a NaN equals itself."""
+    """Return a bool tensor, True where two tensors have the same stored bits: 0 and -0 differ, a NaN equals itself."""
     return as_integers(a) == as_integers(b)
 
 
 def as_integers(tensor: Tensor) -> Tensor:
-    """Return the stored bits as integers of the same width; a view if the tensor is contiguous."""
+    """Return a tensor's stored bits as integers of the same width; a view (no copy) if the tensor is contiguous."""
     return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
 
 
 def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
-    """Return the sum of each tensor's bits, read as integers: a cheap checksum, but not safe against tampering."""
+    """Return each tensor's checksum: the sum of its bits read as integers; cheap, but not safe against tampering."""
     sums = [_long(as_integers(tensor)).sum(dtype=torch.int64) for tensor in tensors]
     # Collect the sums on one device to wait for an accelerator only once: optimizers count their steps on the CPU.
     where = next((each.device for each in sums if not each.is_cpu), "cpu")
@@ -39,7 +39,7 @@ def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
 
 
 def _long(bits: Tensor) -> Tensor:
-    """Return a view with 64-bit integers if the memory layout allows it: summing them takes a third of the time."""
+    """Return integers ``bits`` viewed as int64 if the memory layout allows it, to sum them in a third of the time."""
     n = 8 // bits.element_size()
     return bits.view(-1).view(torch.int64) if not (bits.numel() % n or bits.storage_offset() % n) else bits
 
@@ -60,7 +60,7 @@ def _heading(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def _flat_bytes(tensor: Tensor) -> memoryview:
-    """Return a tensor's bytes in the order of its entries ``(n,)``; no copy if it is contiguous on the CPU."""
+    """Return a tensor's bytes in the order of its entries, ``(n,)``; no copy if the tensor is contiguous on the CPU."""
     if tensor.dtype in _WITHOUT_NUMPY:
         bits = tensor.detach().cpu().contiguous()
         # Replace the strides: those of dimensions of size 1 are arbitrary (1×1 kernels in channels-last format).
@@ -69,7 +69,7 @@ def _flat_bytes(tensor: Tensor) -> memoryview:
 
 
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the :func:`tensor_hash` of every tensor by name, sorted by name."""
+    """Return name → :func:`tensor_hash` of every tensor in ``state``, sorted by name."""
     names = sorted(state)
     hashes = map_two_threads(lambda name: tensor_hash(state[name]), names, sum(t.nbytes for t in state.values()))
     return dict(zip(names, hashes, strict=True))
@@ -80,7 +80,7 @@ R = TypeVar("R")
 
 
 def map_two_threads(work: Callable[[T], R], things: Iterable[T], nbytes: int) -> list[R]:
-    """Return the results of ``work`` in order; use two threads if the data are large, as ``work`` releases the GIL."""
+    """Return ``work(thing)`` for all things, in order; use two threads for large data, as ``work`` releases the GIL."""
     things = list(things)
     if nbytes < _WORTH_THREADS or torch.get_num_threads() < 2:
         return list(map(work, things))

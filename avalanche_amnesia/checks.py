@@ -13,21 +13,21 @@ T = TypeVar("T")
 
 
 def one_of(name: str, value: object, choices: object) -> None:
-    """Raise ValueError unless the value is one of the choices, a ``Literal``."""
+    """Raise ValueError unless ``value`` is one of the values of the ``Literal`` type ``choices``."""
     allowed = get_args(choices)
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
 
 
 def above(name: str, value: float, bound: float, *, inclusive: bool = False) -> None:
-    """Raise ValueError unless the value is a number above a bound."""
+    """Raise ValueError unless ``value`` is a number above ``bound``, or equal to ``bound`` if ``inclusive`` is True."""
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not (value >= bound if inclusive else value > bound):
         raise ValueError(f"{name} must be {'at least' if inclusive else 'above'} {bound}, got {value!r}")
 
 
 def within(name: str, value: object, interval: str) -> None:
-    """Raise ValueError unless the value is a number in an interval such as ``(0, 1]``."""
+    """Raise ValueError unless ``value`` is a number in an interval such as ``(0, 1]``."""
     low, high = (float(end) for end in interval[1:-1].split(","))
     number = isinstance(value, Real) and not isinstance(value, bool)
     ends = [end for end, closed in ((low, interval[0] == "["), (high, interval[-1] == "]")) if closed]
@@ -36,14 +36,14 @@ def within(name: str, value: object, interval: str) -> None:
 
 
 def path(name: str, value: object) -> Path:
-    """Return an argument as a ``Path``, or raise TypeError."""
+    """Return ``value`` as a ``Path``; raise TypeError if it is neither a str nor a path."""
     if not isinstance(value, (str, PathLike)):
         raise TypeError(f"{name} must be the path of a directory (a str or Path), got {value!r}")
     return Path(value)
 
 
 def whole_number(name: str, value: object, least: int | None = 1) -> int:
-    """Return an argument as an ``int``; raise ValueError if it is not an integer or is below ``least``."""
+    """Return ``value`` as an ``int``; raise ValueError if it is not an integer or is below ``least``."""
     number = integer(value)
     if number is None or (least is not None and number < least):
         allowed = "an int" if least is None else f"an int of at least {least}"
@@ -52,21 +52,21 @@ def whole_number(name: str, value: object, least: int | None = 1) -> int:
 
 
 def instance(name: str, value: object, kind: type, way_out: str) -> None:
-    """Raise TypeError unless the argument is an instance of a class; ``way_out`` ends the message."""
+    """Raise TypeError unless ``value`` is an instance of class ``kind``; the error message ends with ``way_out``."""
     if not isinstance(value, kind):
         given = f"the class {value.__name__}" if isinstance(value, type) else f"{value!r}"
         raise TypeError(f"{name} must be an object of {kind.__name__}, got {given}: {way_out}")
 
 
 def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
-    """Return the given object of a class, or a new one with default settings if None is given."""
+    """Return ``given``, or a new ``kind()`` if ``given`` is None; raise TypeError for an object of another class."""
     result = kind() if given is None else given
     instance(name, result, kind, way_out)
     return result
 
 
 def optimizer_maker(name: str, value: object) -> None:
-    """Raise TypeError unless the argument is None or a function that makes an optimizer."""
+    """Raise TypeError unless ``value`` is None or callable (a function from parameters to an optimizer)."""
     if value is not None and not callable(value):
         raise TypeError(
             f"{name} must make an optimizer from a list of parameters, got {value!r}: "
@@ -75,7 +75,7 @@ def optimizer_maker(name: str, value: object) -> None:
 
 
 def integer(value: object) -> int | None:
-    """Return an integer of Python, numpy or torch as an ``int``; return None for all else, also bools and floats."""
+    """Return an integer of Python, numpy or torch as an ``int``, or None for any other value, also bools and floats."""
     if getattr(value, "ndim", 0) != 0:
         return None
     if hasattr(value, "item"):  # a number of numpy or torch; importing either would slow down --help
@@ -87,7 +87,7 @@ def integer(value: object) -> int | None:
 
 
 def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
-    """Return integers of Python, numpy or torch as a tuple of ``int``; raise ValueError for anything else."""
+    """Return integers of Python, numpy or torch as a tuple of ``int``; raise ValueError if another value is given."""
     try:
         given = tuple(values)
     except TypeError:
@@ -100,13 +100,13 @@ def integers(name: str, values: Iterable[object], what: str) -> tuple[int, ...]:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'relearn'?`` if a known name is similar, else an empty string; for error messages."""
+    """Return ``; did you mean 'relearn'?``, for an error message, if a known name is similar, else an empty string."""
     near = difflib.get_close_matches(word, [*known], 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> None:
-    """Raise TypeError for an unknown option."""
+    """Raise TypeError if a name in ``given`` is not one of the ``known`` options of ``owner``."""
     names = sorted(known)
     for name in given:
         if name not in names:
@@ -115,7 +115,7 @@ def known_options(given: Iterable[str], known: Iterable[str], owner: str) -> Non
 
 
 def json_of(text: str) -> Any:
-    """Parse JSON; raise ValueError if an object names a key twice, because readers differ in which one they take."""
+    """Return parsed JSON; raise ValueError if an object repeats a key, because parsers differ in which value counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

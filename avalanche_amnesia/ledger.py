@@ -1,4 +1,4 @@
-"""Ledger of tasks (trained, unlearned, permanent), and the rules of a request."""
+"""Ledger of trained, unlearned and permanent tasks, and the rules for a request to unlearn tasks."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from avalanche_amnesia.saving.values import StateError, checked
 
 
 class RequestError(ValueError):
-    """Error for a request that the rules do not allow. Nothing was changed."""
+    """Error for a request, training or deadline that the ledger's rules do not allow; it is raised before changes."""
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """Data of one remaining task."""
+    """Entry of a remaining task: number of its training, whether declared permanent, and tasks that influenced it."""
 
     order: int
     declared: bool
@@ -24,9 +24,9 @@ class _Entry:
 
 
 class TaskLedger:
-    """Ledger of tasks: remaining, unlearned and permanent ones, and the rules of a request."""
+    """Ledger of remaining (trained and not unlearned), unlearned and permanent tasks; it checks unlearning requests."""
 
-    # Values are replaced, never changed in place, so a shallow copy can be used to try requests.
+    # Attributes are replaced, never changed in place, so requests can be tried on a shallow copy.
 
     def __init__(self, deadline: int | None = None) -> None:
         number = checks.integer(deadline)
@@ -42,7 +42,7 @@ class TaskLedger:
 
     @property
     def deadline(self) -> int | None:
-        """Number of further tasks after which a task becomes permanent."""
+        """Return the number of further trained tasks after which a task becomes permanent; None: no deadline."""
         return self._deadline
 
     @property
@@ -57,28 +57,28 @@ class TaskLedger:
 
     @property
     def permanent(self) -> frozenset[int]:
-        """Return the remaining tasks that cannot be requested: declared permanent, or past their deadline."""
+        """Return the remaining tasks that can't be unlearned: declared permanent, or past their deadline."""
         return frozenset(task for task, entry in self._entries.items() if entry.declared or self._expired(entry))
 
     @property
     def unlearnable(self) -> tuple[int, ...]:
-        """Return the tasks that may be requested now, in training order."""
+        """Return the tasks that a request may unlearn now, in training order."""
         permanent = self.permanent
         return tuple(task for task in self._entries if task not in permanent)
 
     @property
     def n_trained(self) -> int:
-        """Return the number of finished trainings; a task learned twice counts twice."""
+        """Return the number of finished trainings; a task trained twice counts twice."""
         return self._n_trained
 
     def saw(self, task: int) -> frozenset[int]:
-        """Return the tasks that could influence a remaining task during its training."""
+        """Return the tasks that could influence the training of ``task``; raise RequestError if it does not remain."""
         if task not in self._entries:
             raise RequestError(f"saw({task!r}): this task does not remain; remaining are {_listed(self.remaining)}")
         return self._entries[task].saw
 
     def learn(self, task: int, permanent: bool = False, saw: Collection[int] | None = None) -> None:
-        """Record that a task's training is finished."""
+        """Record that a task's training is finished; ``saw``: tasks that could influence it (None: all remaining)."""
         label = checks.integer(task)
         if label is None:
             raise RequestError(f"training of task {task!r}: a task is an int, not {type(task).__name__}")
@@ -93,7 +93,7 @@ class TaskLedger:
         self._n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent; this is never reversed and may be repeated."""
+        """Mark remaining tasks as permanent, i.e. never to be unlearned; this is irreversible and may be repeated."""
         declared = _labels(tasks, "declaring permanent", "list of tasks")
         for task in declared:
             if task not in self._entries:
@@ -109,7 +109,7 @@ class TaskLedger:
         known: Collection[int] | None = None,
         unrecorded: Collection[int] = (),
     ) -> tuple[int, ...]:
-        """Return the requested tasks if the request is allowed; change nothing."""
+        """Return the requested tasks as ints; raise RequestError if they may not be unlearned now. Change nothing."""
         request = _labels(tasks, event, "request")
         if not request:
             raise RequestError(f"{event}: the request is empty; name at least one task or leave the request out")
@@ -130,20 +130,20 @@ class TaskLedger:
         event: str = "unlearning request",
         known: Collection[int] | None = None,
     ) -> tuple[int, ...]:
-        """Check a request, then mark all of its tasks unlearned, or none."""
+        """Mark the requested tasks as unlearned and return them; if one is refused, raise an error and mark none."""
         request = self.check(tasks, event, known)
         self._entries = {task: entry for task, entry in self._entries.items() if task not in request}
         self._unlearned = [*self._unlearned, *request]
         return request
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the ledger in JSON types."""
+        """Return the whole ledger as a dictionary of JSON types."""
         rows = [{"task": task, **vars(entry), "saw": sorted(entry.saw)} for task, entry in self._entries.items()]
         facts = {"deadline": self._deadline, "n_trained": self._n_trained}
         return {**facts, "remaining": rows, "unlearned": list(self._unlearned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the whole ledger, deadline included, by a saved one."""
+        """Load a result of :meth:`state_dict`, which replaces the whole ledger, deadline included."""
         kinds = {"n_trained": int, "remaining": list[dict[str, Any]], "unlearned": list[int]}
         deadline, n_trained, remaining, unlearned = checked(state, deadline=int | None, **kinds)
         entries = {}

@@ -1,4 +1,4 @@
-"""Optimizers: traits of their steps, checks before training, and copies with the same settings."""
+"""Optimizers: properties of their steps, checks before training, and copies with the same settings."""
 
 import inspect
 from collections import defaultdict
@@ -26,25 +26,25 @@ from torch.optim import (
 from torch.optim import optimizer as optim
 
 FLUSH_EVERY = 25
-"""Steps between two searches for nearly subnormal numbers."""
+"""Number of optimizer steps between two searches for nearly subnormal numbers."""
 FLUSH_BELOW = 2.0**26
-"""Bound for setting numbers to 0, in smallest normal floats: larger ones stay normal when halved FLUSH_EVERY times."""
+"""Numbers below this many smallest normal floats become 0; larger ones stay normal if halved FLUSH_EVERY times."""
 
 
 # Traits of known optimizers ------------------------------------------------------------------------------------------
 
-# Exactly these classes: the step of a subclass may, for example, divide by a norm.
+# Only these classes, no subclasses, because the step of a subclass may, for example, divide by a norm.
 _ENTRYWISE = frozenset((ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop))
 _ZERO_RESTS: Mapping[type, Callable[[Mapping[str, Any]], bool]] = {
     SGD: lambda group: not group["momentum"] and not group["weight_decay"],
     Adam: lambda group: not group["weight_decay"] and group["eps"] > 0,
     AdamW: lambda group: not group["weight_decay"] and group["eps"] > 0,
 }
-"""Class → function of a group's settings; True if an entry never changes while all its gradients are 0."""
+"""Class → function of a parameter group; it returns True if an entry never changes while all its gradients are 0."""
 
 
 class OptimizerTraits(NamedTuple):
-    """Traits of an optimizer with its current settings; False if unknown."""
+    """Properties of an optimizer's step with its current settings; a property not known to hold is False."""
 
     entrywise: bool  # a step changes each entry by its own gradients only
     skips_frozen: bool  # a parameter without a gradient keeps its value despite decay or momentum
@@ -53,7 +53,7 @@ class OptimizerTraits(NamedTuple):
 
 
 def traits_of(optimizer: Optimizer) -> OptimizerTraits:
-    """Return the traits of an optimizer; those of its step are unknown if the step has hooks."""
+    """Return the properties of an optimizer's step; all are False if hooks run around the step."""
     kind = type(optimizer)
     of_torch, hooked = kind.__module__.startswith("torch.optim"), is_hooked(optimizer)
     rests = _ZERO_RESTS.get(kind)
@@ -81,7 +81,7 @@ def is_hooked(optimizer: Optimizer) -> bool:
 
 
 def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[nn.Parameter] = ()) -> None:
-    """Raise TypeError or ValueError unless an optimizer can train a model task by task."""
+    """Raise TypeError or ValueError unless an optimizer can train the parameters ``own`` and, added later, ``new``."""
     if not isinstance(optimizer, Optimizer):
         given = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else repr(optimizer)
         raise TypeError(f"optimizer must be a torch optimizer, got {given}: Adam(model.parameters(), lr=1e-3)")
@@ -117,7 +117,7 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
 
 
 def check_sibling(optimizer: Optimizer, option: str) -> None:
-    """Raise ValueError if no optimizer of the same class and settings can be made for a vector."""
+    """Raise ValueError if no optimizer with the class and settings of ``optimizer`` can be made for a vector."""
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(
@@ -127,7 +127,7 @@ def check_sibling(optimizer: Optimizer, option: str) -> None:
 
 
 def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
-    """Return True if an optimizer of this class, with these settings, accepts a parameter of so many dimensions."""
+    """Return True if the class of ``optimizer``, with the same settings, accepts parameters of ``dimensions`` axes."""
     try:
         sibling_optimizer(optimizer, [nn.Parameter(torch.zeros((1,) * dimensions))])
     except Exception:  # Muon raises ValueError; a class with more required arguments raises TypeError
@@ -136,7 +136,7 @@ def _can_step(optimizer: Optimizer, dimensions: int) -> bool:
 
 
 def can_begin_anew(optimizer: Optimizer) -> bool:
-    """Return True if an optimizer of this class can step after the state from its constructor is cleared."""
+    """Return True if an optimizer like ``optimizer`` can step after the state from its constructor is cleared."""
     parameter = nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     other = sibling_optimizer(optimizer, [parameter])
@@ -149,19 +149,19 @@ def can_begin_anew(optimizer: Optimizer) -> bool:
 
 
 def sibling_optimizer(optimizer: Optimizer, parameters: Sequence[nn.Parameter], **changed: Any) -> Optimizer:
-    """Return a new optimizer with the same class and settings for other parameters."""
+    """Return a new optimizer for ``parameters`` of the same class and with the same settings, except ``changed``."""
     known = inspect.signature(type(optimizer)).parameters
     settings = {name: value for name, value in {**optimizer.defaults, **changed}.items() if name in known}
     return type(optimizer)(parameters, **settings)
 
 
 def copied(state: Mapping[Tensor, Any]) -> defaultdict[Tensor, Any]:
-    """Return a copy of an optimizer's state; the keys stay the same parameters."""
+    """Return a copy of an optimizer's ``state``: the values are deep copies, the keys the same parameter objects."""
     return defaultdict(dict, {parameter: deepcopy(held) for parameter, held in state.items()})
 
 
 class BareStep:
-    """An optimizer's step for use under ``no_grad``; it also sets nearly subnormal numbers to 0."""
+    """Callable that runs an optimizer's step and sets nearly subnormal numbers to 0; to be called under ``no_grad``."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer, self.steps = optimizer, 0
@@ -174,7 +174,7 @@ class BareStep:
 
 
 def flushed_below(dtype: torch.dtype) -> float:
-    """Return the bound below which numbers become 0; 0 for float16, because its useful numbers are that small."""
+    """Return the size below which numbers of a dtype are set to 0; 0 for float16, because its useful ones are small."""
     return 0.0 if dtype == torch.float16 else FLUSH_BELOW * torch.finfo(dtype).tiny
 
 

@@ -1,4 +1,4 @@
-"""Seeds that depend on a draw's purpose, not on the global random generators, and the state of these generators."""
+"""Seeds derived from a draw's purpose, and functions to store and restore the global random generators."""
 
 import hashlib
 import random
@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 
 
 def derive_seed(seed: int, *purpose: int | str) -> int:
-    """Return a 63-bit seed that depends only on ``seed`` and on the draw's purpose."""
+    """Return a 63-bit seed computed only from ``seed`` and from words or numbers that name the draw's purpose."""
     text = "/".join(str(part) for part in (checks.whole_number("seed", seed, None), *purpose))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
@@ -28,7 +28,7 @@ def rng_state() -> RngState:
 
 
 def set_rng_state(state: RngState) -> None:
-    """Restore a state of the global random generators."""
+    """Restore the state of the global random generators that :func:`rng_state` returned."""
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
@@ -48,7 +48,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def preserved_rng() -> Iterator[None]:
-    """Restore the global random generators of torch, Python and numpy at the end of the block."""
+    """Restore the global random generators of torch, Python and numpy at the end of the ``with`` block."""
     state = rng_state()
     try:
         yield

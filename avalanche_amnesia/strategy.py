@@ -1,4 +1,4 @@
-"""Type of Avalanche's supervised strategies with the attributes used here, and helpers for autocast."""
+"""Type of Avalanche's supervised strategies, with the attributes that this package uses, and helpers for autocast."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 
 class Strategy(Protocol):
-    """A supervised strategy of Avalanche or of this package; Avalanche documents the attributes."""
+    """Type of a supervised strategy from Avalanche or this package; Avalanche documents the attributes."""
 
     # ``Any`` because there are several kinds of models and Avalanche has no annotations.
     model: Any
@@ -36,10 +36,10 @@ class Strategy(Protocol):
     _criterion: Any
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Train on experiences one by one."""
+        """Train on experiences, one after another."""
 
     def training_epoch(self, **kwargs: Any) -> None:
-        """Train on all mini-batches of the loader."""
+        """Train for one epoch, on all mini-batches of the data loader."""
 
     def eval(self, exp_list: Any, **kwargs: Any) -> dict[str, Any]:
         """Evaluate on experiences and return the last value of every metric."""
@@ -50,14 +50,14 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 
 
 def autocast_now() -> Autocast:
-    """Return the device types with autocast enabled, and their dtypes."""
+    """Return pairs of device type and dtype for the device types with autocast enabled now."""
     kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in kinds)
 
 
 @contextmanager
 def autocast(to: Autocast) -> Iterator[None]:
-    """Enable autocast for the given device types only."""
+    """In a ``with`` block, enable autocast for the device types and dtypes in ``to``, and disable it otherwise."""
     now = autocast_now()
     if to == now:
         yield

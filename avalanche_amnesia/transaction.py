@@ -1,4 +1,4 @@
-"""Changes that are made completely or undone."""
+"""Transaction: a group of changes to objects and tensors that is undone unless it is committed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Transaction:
-    """Context manager that undoes its changes in reverse order unless :meth:`commit` is called.
+    """Context manager that undoes all changes made through it, in reverse order, unless :meth:`commit` is called.
 
     Each undo step is registered before its change, so an interruption between the two is safe. Undo steps can be
     repeated, so an interruption of the undoing is safe, too.
@@ -39,11 +39,11 @@ class Transaction:
             raise
 
     def commit(self) -> None:
-        """Keep all changes; they can no longer be undone."""
+        """Make all changes so far final: the end of the ``with`` block no longer undoes them."""
         self._undo = []
 
     def set(self, thing: object, **attributes: Any) -> None:
-        """Set attributes of an object; undoing deletes attributes that were new."""
+        """Set attributes of ``thing``; undoing restores their old values, and deletes attributes that were new."""
         for name, value in attributes.items():
             if hasattr(thing, name):
                 self._undo.append(partial(setattr, thing, name, getattr(thing, name)))
@@ -52,18 +52,18 @@ class Transaction:
             setattr(thing, name, value)
 
     def keep(self, thing: object, *names: str) -> None:
-        """Register attributes that will be replaced; undoing restores their current values."""
+        """Store the current values of attributes that the caller will replace; undoing restores the values."""
         for name in names:
             self._undo.append(partial(setattr, thing, name, getattr(thing, name)))
 
     @torch.no_grad()
     def write(self, tensor: Tensor, values: Tensor) -> None:
-        """Write values into a tensor, in place."""
+        """Copy ``values`` into a tensor, in place; undoing restores the tensor's old values."""
         self._undo.append(partial(_copy, tensor, tensor.detach().clone()))
         tensor.copy_(values)
 
     def call(self, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Register an undo step for a change that the caller makes next."""
+        """Copy ``values`` into a tensor, in place; undoing restores the tensor's old values."""
         self._undo.append(partial(undo, *args, **kwargs))
 
 

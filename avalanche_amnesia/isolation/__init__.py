@@ -1,4 +1,4 @@
-"""Weight pools: slots of weights that make unlearning exact."""
+"""Weight pools: each task trains only the weights in its slot, so that it can be unlearned exactly."""
 
 import lazy_loader
 

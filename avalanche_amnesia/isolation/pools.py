@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class CapacityError(ValueError):
-    """Error for a task without a slot, or with a slot occupied by another task; nothing changed."""
+    """Error for a task that has no slot, or whose slot another task occupies; it is raised before any change."""
 
 
 class CapacityWarning(RuntimeWarning):
-    """Warning that the slot of a later task will be occupied when the task begins."""
+    """Warning that another task will occupy the slot of a later task when the later task's training begins."""
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Slots of weights for :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
+    """Slots of weights for the tasks of :class:`~avalanche_amnesia.training.DisjointSubnets`, for exact unlearning.
 
     A random partition splits the weights of every layer into one share per slot. A task trains its own slot's share. It
     also uses the shares of tasks that the stream declares permanent, and of tasks past their deadline. It does not use
@@ -74,7 +74,7 @@ class Pools:
         return cls(planned_slots(stream, departures(stream)))
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
-        """Return the share of a new task in the partition by ``seed``, including the tasks that it may use.
+        """Return a new task's share of the weights, by its slot and ``seed``, and the tasks whose weights it may use.
 
         Raises:
             CapacityError: if another task occupies the share; nothing changed.
@@ -96,7 +96,7 @@ class Pools:
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
-        """Return the layout of the current task's stream."""
+        """Return the :class:`StreamLayout` (slots of all tasks) of the stream of the strategy's current experience."""
         # The ledger's deadline takes precedence: the user may have set one that differs from the stream's.
         ledgers = (getattr(plugin, "ledger", None) for plugin in strategy.plugins)
         ledger = next((found for found in ledgers if isinstance(found, TaskLedger)), None)
@@ -105,13 +105,13 @@ class Pools:
         task = int(strategy.experience.task_labels[0])
         if ledger is None or task not in ledger.remaining:
             return layout
-        # A task trained again uses the same tasks as the first time, so no later ones.
+        # A task trained again uses the weights of the same tasks as the first time, so those of no later task.
         return replace(layout, later=frozenset(ledger.remaining[ledger.remaining.index(task) :]))
 
 
 @dataclass(frozen=True)
 class StreamLayout:
-    """Slots of all tasks of a stream, trained or not."""
+    """Slots of all tasks of a stream, trained or not, and the rule for using the weights of earlier tasks."""
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
@@ -121,7 +121,7 @@ class StreamLayout:
 
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
-        """Return the layout of the stream that an experience belongs to, or of the experience alone."""
+        """Return the layout of the stream that an experience belongs to, or of the experience if it has no stream."""
         stream = _stream_of(experience)
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
@@ -129,13 +129,13 @@ class StreamLayout:
 
     @property
     def slots(self) -> int:
-        """Number of slots."""
+        """Return the number of slots."""
         if isinstance(self.given, Mapping):
             return max(self.given.values()) + 1
         return len(self.tasks) if self.given is None else self.given
 
     def slot(self, task: int) -> int:
-        """Return the slot of a task."""
+        """Return the slot number of a task; raise CapacityError if the task has no slot."""
         if isinstance(self.given, Mapping):
             if task not in self.given:
                 raise CapacityError(f"task {task} has no slot: Pools(slots=…) names those of {sorted(self.given)}")
@@ -158,7 +158,7 @@ class StreamLayout:
 
 
 def _stream_of(experience: Any) -> list[Any]:
-    """Return the whole stream of an experience, so that a retrained model has the same slots."""
+    """Return all experiences of the stream of ``experience``, so that a retrained model has the same slots."""
     return list(getattr(experience, "origin_stream", None) or [experience])
 
 
@@ -166,7 +166,7 @@ def _stream_of(experience: Any) -> list[Any]:
 
 
 def departures(stream: Sequence[Any]) -> dict[int, int]:
-    """Return, for each task that the stream will unlearn, the index of the last training before its removal."""
+    """Return task → index of the last training before its removal, for each task that the stream will unlearn."""
     gone: dict[int, int] = {}
     for position, experience in enumerate(stream):
         requests = getattr(experience, "requests", ())
@@ -180,7 +180,7 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
 
 
 def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
-    """Return the slot of each task of a stream: the first slot that is free when the task begins.
+    """Return task → slot for the tasks of a stream: the first slot that is free when the task's training begins.
 
     A permanent task gets a new slot, which no other task gets. A task keeps its slot when trained again.
     """
@@ -198,7 +198,7 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
 
 
 def _warn_if_crowded(layout: StreamLayout, experience: Any) -> None:
-    """Warn, before the first task, of the first task in the stream whose slot will be occupied."""
+    """Warn, before the first training, of the first task in the stream that will find its slot occupied."""
     gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
         others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
@@ -224,7 +224,7 @@ MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger numbe
 
 
 def _checked(slots: Mapping[int, int]) -> dict[int, int]:
-    """Check and return slots by task label."""
+    """Return ``slots`` (task label → slot) as ints; raise ValueError unless all are integers of at least 0."""
     pairs = {checks.integer(task): checks.integer(slot) for task, slot in slots.items()}
     checked = {t: s for t, s in pairs.items() if t is not None and s is not None and min(t, s) >= 0}
     if not checked or len(checked) < len(slots):

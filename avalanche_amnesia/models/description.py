@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from avalanche_amnesia.models.masked import MaskedModel
 
 ALL_LAYERS = "all"
-"""Name of a utilisation table's last row, over all layers."""
+"""Name of the last row of the table of :func:`utilisation`, for all layers together."""
 
 
 class Description:
@@ -64,7 +64,7 @@ def _shortened(names: Sequence[str], most: int = 3) -> str:
 
 
 def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
-    """Return the names of the layers whose units feed a layer, in order; ``input`` first."""
+    """Return the names of the layers that ``layer`` gets input from, in order; ``input`` (of the network) is first."""
     sets: Tensor | None = graph.sources(layer)
     if sets is None:
         return ("input",)
@@ -79,7 +79,7 @@ def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
 
 
 def utilisation(model: MaskedModel, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-    """Return the share (or count) of each layer's units in each remaining task's mask.
+    """Return layer → column → fraction (with ``counts``: number) of the layer's units in each remaining task's mask.
 
     >>> import torch
     >>> from avalanche_amnesia.models import MLP, MaskedModel

@@ -1,4 +1,4 @@
-"""Weight pools: a network whose weights are partitioned among tasks, so that no task uses an unlearnable one's."""
+"""Weight pools: a network partitioned among tasks; a task uses only its own weights and those of permanent tasks."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,12 +28,12 @@ _COPIES = 0.05
 """Fraction of parameters that may be spent on per-task copies of the smallest layers (chosen on validation images)."""
 
 _PERMUTATIONS = 32
-"""Number of random permutations per tensor; each of its rows uses one of them with a cyclic shift of the slots."""
+"""Number of random permutations per tensor; each row uses one of the permutations with a cyclic shift of the slots."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """A task's partition: which entries of every tensor it owns, and which other tasks' entries it uses.
+    """A task's share of the weights: the entries of every tensor that it owns, and the tasks whose entries it uses.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
 
@@ -50,20 +50,20 @@ class Share:
     reads: tuple[int, ...] = ()
 
     def encoded(self) -> Tensor:
-        """Return the attributes as int64 ``(3 + number of tasks in reads,)``."""
+        """Return the attributes of the share as an int64 tensor ``(3 + number of tasks in reads,)``."""
         *numbers, reads = astuple(self)
         return torch.tensor([*numbers, *reads], dtype=torch.int64)
 
     @classmethod
     def decoded(cls, numbers: Tensor) -> Self:
-        """Return the share from the result of :meth:`encoded`; a ValueError for invalid numbers."""
+        """Return the share from the result of :meth:`encoded`; raise ValueError for invalid numbers."""
         found = numbers.tolist() if numbers.dtype == torch.int64 and numbers.dim() == 1 else []
         if len(found) < 3 or not 0 <= found[2] < found[1]:
             raise ValueError(f"{found} is no share: seed, slots, slot, tasks that are read")
         return cls(found[0], found[1], found[2], tuple(found[3:]))
 
     def overlaps(self, other: Self) -> bool:
-        """Return True if the two may have a common entry."""
+        """Return True if this share and ``other`` may own a common entry of a tensor."""
         return (self.seed, self.slots) != (other.seed, other.slots) or self.slot == other.slot
 
     def deals(self, shape: torch.Size) -> bool:
@@ -75,7 +75,7 @@ class Share:
         return len(shape) > 1 and shape[0] > 1 and prod(shape[1:]) >= self.slots
 
     def owned(self, name: str, shape: torch.Size) -> Tensor:
-        """Return the owned entries of a partitioned tensor as bool: ``n_in / slots`` per row, rounded up or down."""
+        """Return a bool tensor, True at the task's own entries: ``n_in / slots`` per row, rounded up or down."""
         codes, rows, turns = _partition(self.seed, name, shape[0], prod(shape[1:]), self.slots)
         wanted = ((self.slot - turns) % self.slots).to(codes.dtype)
         return codes.index_select(0, rows).eq_(wanted[:, None]).view(torch.bool).reshape(shape)
@@ -83,7 +83,7 @@ class Share:
 
 @lru_cache(maxsize=1024)  # small: a few rows per matrix
 def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slots of all entries in each permutation, and each row's permutation and shift."""
+    """Return the slot of each entry of a row for every permutation, and the permutation and shift of each row."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     random = np.random.RandomState(derive_seed(seed, "shares", name) % 2**32)
     ranks = np.stack([random.permutation(n_in) for _ in range(min(_PERMUTATIONS, n_rows))])
@@ -93,7 +93,7 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 
 
 class TaskShare(nn.Module):
-    """Parameters and buffers of one task: a whole network during its training, afterwards only its own entries.
+    """Parameters and buffers of one task: a whole network in training, afterwards only the entries that it owns.
 
     Args:
         entries: the network; or, after training, a module with the task's tensors, "/" for "." in their names.
@@ -112,12 +112,12 @@ class TaskShare(nn.Module):
 
     @property
     def share(self) -> Share:
-        """The task's partition."""
+        """Return the task's share of the weights."""
         return Share.decoded(self.dealt)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """All parameters and buffers, by their names in the backbone."""
+        """Return all parameters and buffers of the task, by their names in the backbone."""
         held = (*self.entries.named_parameters(), *self.entries.named_buffers())
         return {name.replace("/", "."): tensor for name, tensor in held}
 
@@ -154,17 +154,17 @@ class DisjointModel(MultiHeadModel):
     # Shares ---------------------------------------------------------------------------------------------------
 
     def share(self, task: int) -> Share | None:
-        """Return a task's partition, or None if it has none yet."""
+        """Return a task's share of the weights, or None if the task has none yet."""
         held: TaskShare | None = self.task_parts(task)
         return None if held is None or held.dealt is None else held.share
 
     def tasks_read(self, task: int) -> Sequence[int]:
-        """Return the other tasks whose parameters a finished task's network needs."""
+        """Return the tasks, besides ``task``, whose parameters the finished task's network needs."""
         share = self.share(task)
         return () if share is None else share.reads
 
     def dealt(self, share: Share) -> dict[str, nn.Parameter]:
-        """Return the backbone's partitioned parameters by name; of its other trainable parameters, tasks have copies.
+        """Return the backbone's partitioned parameters by name; each task has copies of all other trainable parameters.
 
         Copied are parameters that :meth:`Share.deals` excludes, and the smallest matrices and kernels, as long as all
         slots' copies together are at most a twentieth of the network. A first convolution, for example, has too few
@@ -201,11 +201,11 @@ class DisjointModel(MultiHeadModel):
         return f"{table}\n{total:,} numbers per task, beside its head\n"
 
     def begins_as(self, name: str) -> str:
-        """Return the backbone's parameter name for a parameter of a task's copy; other names unchanged."""
+        """Return the backbone parameter that a task's parameter ``name`` starts as a copy of; else return ``name``."""
         return re.sub(rf"^heads\.\d+\.own\.{re.escape(_ENTRIES)}", "backbone.", name)
 
     def free_share(self) -> float:
-        """Return the share of partitioned weights that no task owns, in [0, 1]."""
+        """Return the fraction of the partitioned weights that no task owns, in [0, 1]."""
         shares = {task: share for task in self.tasks if (share := self.share(task)) is not None}
         parameters = self.dealt(next(iter(shares.values()))) if shares else {}
         total = sum(parameter.numel() for parameter in parameters.values())
@@ -217,12 +217,12 @@ class DisjointModel(MultiHeadModel):
     # Life of a task -------------------------------------------------------------------------------------------
 
     def fresh_parts(self) -> TaskShare:
-        """Return a copy of the backbone for a new task, which :meth:`deal` reduces later."""
+        """Return a copy of the backbone for a new task; :meth:`deal` restricts it to the task's share later."""
         self._opened = _Opened()  # frees memory for the new network
         return TaskShare(self.copied())
 
     def copied(self) -> nn.Module:
-        """Return a copy of the backbone that shares its parameters without gradients."""
+        """Return a copy of the backbone, which shares the parameters without gradients; raise ModelError on failure."""
         frozen = {id(p): p for name, p in self.backbone.named_parameters() if name not in self._learning}
         try:
             return deepcopy(self.backbone, frozen)
@@ -234,7 +234,7 @@ class DisjointModel(MultiHeadModel):
 
     @torch.no_grad()
     def deal(self, task: int, share: Share) -> dict[str, Tensor]:
-        """Reduce a new task's network to its partition: initialise its own entries, and set unused weights to +0.
+        """Restrict a new task's network to ``share``: initialise the task's own entries, set unused weights to +0.
 
         Own entries start from the backbone's values times ``1/√density``, for the density of entries that the task uses
         in the tensor.
@@ -260,14 +260,14 @@ class DisjointModel(MultiHeadModel):
         return owned
 
     def _entries_of(self, task: int, name: str, shape: torch.Size) -> tuple[Tensor, Tensor]:
-        """Return positions (bool, of the parameter's shape) and values of a finished task's entries."""
+        """Return positions (bool, of shape ``shape``) and values of a finished task's own entries in a parameter."""
         held: TaskShare = self.task_parts(task)
         values = held.entries.get_parameter(_flat(name)).detach()
         return held.share.owned(name, shape).to(values.device), values
 
     @torch.no_grad()
     def finish_task(self, task: int) -> None:
-        """End a task's training: keep only its own entries of its network.
+        """Finish a task's training: replace the task's network by the entries that the task owns, and freeze them.
 
         Raises:
             ModelError: if forward passes changed a tensor that is no parameter, buffer or tensor attribute of a module,
@@ -296,7 +296,7 @@ class DisjointModel(MultiHeadModel):
         self.heads.finish(task)
 
     def _own_entries(self, network: nn.Module, share: Share, sites: Iterable[StateSite]) -> TaskShare:
-        """Return copies of a task's own entries of its network, and of the tensors at some sites."""
+        """Return copies of the entries of ``network`` that ``share`` owns, and of the tensors at ``sites``."""
         kept, dealt = nn.Module(), self.dealt(share)
         for name, parameter in network.named_parameters():
             if name in self._learning:
@@ -309,14 +309,14 @@ class DisjointModel(MultiHeadModel):
         return TaskShare(kept, share.encoded().to(self._device))
 
     def remove_task(self, task: int) -> None:
-        """Remove everything of a task, also the cached network."""
+        """Remove all modules and tensors of a task, and the cached network."""
         self._opened = _Opened()
         super().remove_task(task)
 
     # Forward --------------------------------------------------------------------------------------------------
 
     def network(self, task: int) -> nn.Module:
-        """Return a task's network; for a finished task, it is valid only until the next call for another task."""
+        """Return a task's network; a finished task's network is valid only until the next call for another task."""
         if task not in self.heads:
             return self.backbone
         if task in self.heads.unfinished:
@@ -329,7 +329,7 @@ class DisjointModel(MultiHeadModel):
 
     @torch.no_grad()
     def write_network(self, network: nn.Module, task: int) -> None:
-        """Write a finished task's network into a copy of the backbone."""
+        """Write the parameters and buffers of a finished task into ``network``, a copy of the backbone."""
         held: TaskShare = self.task_parts(task)
         dealt, own = self.dealt(held.share), held.tensors
         for name, parameter in network.named_parameters():
@@ -365,7 +365,7 @@ class DisjointModel(MultiHeadModel):
         return same and super()._fits(task, saved)
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> TaskShare:
-        """Return a finished task's share, into which saved tensors can be loaded."""
+        """Return a finished task's :class:`TaskShare`, into which the tensors in ``saved`` can be loaded."""
         if _DEALT not in saved:
             raise ValueError("a task of this state has no share: it is none of a DisjointModel's")
         sites = [site for site in state_sites(self.backbone) if _ENTRIES + _flat(site.name) in saved]
@@ -382,7 +382,7 @@ _NO_SHARE = (
 
 
 class _Opened:
-    """Cache of the last requested finished task's network; it is not part of the model, copies or saved states."""
+    """Cache of the network of the finished task requested last; it is not part of the model, copies or saved states."""
 
     def __init__(self) -> None:
         self._network: nn.Module | None = None
@@ -404,7 +404,7 @@ class _Opened:
 
 
 def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
-    """Return versions of a network's source tensors and of its own, as a forward may write into its buffers."""
+    """Return ids and versions of a network's tensors and their sources, because a forward may write into buffers."""
     held: TaskShare = model.task_parts(task)
     sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
@@ -412,10 +412,10 @@ def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
 
 
 def _hashes(backbone: nn.Module) -> dict[str, str]:
-    """Return name → hash of every tensor of a backbone."""
+    """Return name → hash of every parameter, buffer and tensor attribute of a backbone."""
     return kept_tensors(backbone) | {name: tensor_hash(parameter) for name, parameter in backbone.named_parameters()}
 
 
 def _flat(name: str) -> str:
-    """Return a name without dots, for a tensor in a module without submodules."""
+    """Return ``name`` with "/" for ".", because names of a module's own tensors can't contain dots."""
     return name.replace(".", "/")

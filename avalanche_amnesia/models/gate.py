@@ -1,6 +1,6 @@
-"""Soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
+"""Gate: the soft mask ``a = σ(s · e)`` of the task in training (HAT, Serrà et al., ICML 2018).
 
-Also chooses which units to compute in a step.
+Also selects the units that a training step computes.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from avalanche_amnesia.unit_graph.masking import LayerMasks, OpenEntries
 SHUT = 1e-12
 """Gates up to this value are set to 0. Chosen by measurement: ``experiments/results/shut_gates.md``."""
 FAR = 85.0
-"""Units with ``s·e`` below minus this are not computed.
+"""Units with ``s·e`` below ``-FAR`` are not computed.
 
 Their gates, below e^-85, are set to 0. The gradient of the embedding would be σ'(s·e)·s_max·(cosh c + 1) /
 (cosh e + 1) times the gradient of the gate: with c = 50 and s_max = 400 less than 1e-12 times, too little to change a
 number of single precision.
 """
 EVERY = 16
-"""Number of steps between two searches for further units to leave out."""
+"""Number of training steps between two searches for further units that need not be computed."""
 MASKS = 32
-"""Size of the cache of masks' entries: usually enough for the tasks of a mini-batch."""
+"""Maximum number of masks in :class:`EntriesOfMasks`: usually enough for the tasks of a mini-batch."""
 
 EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
-"""Function from units, bool ``(n_units,)``, to the weight entries that they use, for weights mostly unused."""
+"""Function: used units, bool ``(n_units,)`` → the weight entries that they use, for weights that are mostly unused."""
 
 
 class EntriesOfMasks:
-    """Cache of the weight entries that fixed masks use (least recently used masks are dropped)."""
+    """Cache: fixed mask over units → the weight entries that it uses; it removes the least recently used masks."""
 
     def __init__(self, entries_of: EntriesOf) -> None:
         self._entries_of = entries_of
         self._known: OrderedDict[tuple[torch.device, bytes], Mapping[str, OpenEntries]] = OrderedDict()
 
     def __call__(self, units: Tensor) -> Mapping[str, OpenEntries]:
-        """Return the entries that units, bool ``(n_units,)``, use."""
+        """Return the weight entries that the units of a mask, bool ``(n_units,)``, use, and store them in the cache."""
         mask = units.device, units.cpu().numpy().tobytes()
         if mask not in self._known:
             self._known[mask] = self._entries_of(units)
@@ -51,10 +51,10 @@ class EntriesOfMasks:
 
 
 class ComputedUnits:
-    """Chooses the units to compute, while gates close and open during training.
+    """Selection of the units that a training step computes, because units with a closed gate need no computation.
 
-    Every step checks the units left out, and includes them again before their gates become nonzero. For a mask that no
-    longer changes, exactly the closed units are left out.
+    Every step checks the excluded units, and includes them again before their gates become nonzero. For a mask that no
+    longer changes, exactly the closed units are excluded.
     """
 
     def __init__(self, entries_of: EntriesOf) -> None:
@@ -64,13 +64,13 @@ class ComputedUnits:
         self._looks = 0
 
     def leave_out(self, units: Tensor) -> None:
-        """Compute all units except these, bool ``(n_units,)``, from now on."""
+        """From now on, compute all units except those where ``units``, bool ``(n_units,)``, is True."""
         if self._left_out is None or not torch.equal(units, self._left_out):
             self._left_out, self._bounds = units, torch.where(units, -FAR, math.inf)
             self.entries = self._entries_of(~units)
 
     def look(self, exponent: Tensor) -> None:
-        """Update the choice for a gate in training, from ``s · e``."""
+        """Update the selection of units for a gate in training from its exponent ``s · e``, ``(n_units,)``."""
         if exponent.device.type != "cpu":  # compute all units, because the check would synchronise the device
             return
         turn, self._looks = self._looks % EVERY == 0, self._looks + 1
@@ -81,8 +81,8 @@ class ComputedUnits:
 class Gate:
     """Soft mask ``a = σ(s · e)`` over the units of all layers, split by layer into leaf tensors of autograd.
 
-    Gradients accumulate in the leaves over all forward passes until the gate is opened again. The step from there to
-    the embedding is short, so it is computed by hand, once per step.
+    Gradients accumulate in the leaves over all forward passes until the next :meth:`open`. The gradient's last step, to
+    the embedding, is short, so it is computed by hand, once per training step.
 
     In the leaves, gates up to :data:`SHUT` are exactly 0. Learned embeddings close units to 1e-20 and less for most of
     an epoch. Products with such gates would be denormal floats, which make common processors several times slower.
@@ -107,7 +107,7 @@ class Gate:
 
     @torch.no_grad()
     def open(self, scale: float, *, learns: bool = True) -> Tensor:
-        """Return the gate ``a``, ``(n_units,)``, at scale ``s``; its leaves get gradients if it ``learns``."""
+        """Compute and return the gate ``a = σ(scale · e)``, ``(n_units,)``; ``learns``: leaves require gradients."""
         if not learns and scale == self._fixed_at:
             return self.value
         torch.mul(self.embedding, scale, out=self._exponent)
@@ -124,7 +124,7 @@ class Gate:
         return self.value
 
     def reread(self) -> None:
-        """Discard cached values after the embedding was loaded; the next :meth:`open` reads it again."""
+        """Discard values computed from the embedding, because it was loaded; the next :meth:`open` uses the new one."""
         self._computed = ComputedUnits(self._entries_of)
         self._fixed_at = None
 
@@ -133,5 +133,5 @@ class Gate:
         return torch.cat([torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in self.leaves.values()])
 
     def open_units(self) -> Tensor:
-        """Return ``a > 0.5``, bool ``(n_units,)``."""
+        """Return a bool tensor ``(n_units,)``, True for open units (``a > 0.5``)."""
         return self.embedding.detach() > 0  # σ(s·e) > ½ at every scale

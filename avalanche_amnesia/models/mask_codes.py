@@ -30,13 +30,13 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, n: int) -> Tensor:
-    """Return the bool mask ``(n,)`` from the result of :func:`pack_bits`."""
+    """Return the bool mask ``(n,)`` that :func:`pack_bits` packed."""
     bits = np.unpackbits(packed.cpu().numpy(), count=n)
     return torch.from_numpy(bits.view(np.bool_)).to(packed.device)
 
 
 def encode_masks(masks: Sequence[Tensor]) -> bytes:
-    """Compress the masks of several tasks together."""
+    """Return the bool masks ``(n,)`` of several tasks, in training order, compressed together into bytes."""
     if any(mask.dtype != torch.bool or mask.ndim != 1 or len(mask) != len(masks[0]) for mask in masks):
         shapes = [f"{mask.dtype} {tuple(mask.shape)}" for mask in masks]
         raise ValueError(f"masks must be bool vectors of one length, got {shapes}")
@@ -54,7 +54,7 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
 
 
 def decode_masks(data: bytes, n_tasks: int, n: int) -> list[Tensor]:
-    """Return the masks compressed by :func:`encode_masks`."""
+    """Return the bool masks ``(n,)`` that :func:`encode_masks` compressed; raise ValueError for invalid bytes."""
     counts = [min(_GROUP, n_tasks - first) for first in range(0, n_tasks, _GROUP)]
     sizes = [-(-n * _width(count) // 8) for count in counts]
     coder = zlib.decompressobj()
@@ -77,12 +77,12 @@ def decode_masks(data: bytes, n_tasks: int, n: int) -> list[Tensor]:
 
 
 def _width(n_tasks: int) -> int:
-    """Return the bits per weight in a group: a power of two, so that no weight spans two bytes."""
+    """Return the bits per weight in a group of ``n_tasks`` masks: a power of two, so that no weight spans two bytes."""
     return 1 << (n_tasks - 1).bit_length()
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:
-    """Encode scores as uint8, on their device, with ``bits`` bits per score (the first one is the mask's)."""
+    """Return scores ``(n,)`` as uint8 codes, on their device, of ``bits`` bits per score; the first is the mask's."""
     levels = 2 ** (bits - 1)
     code, tables = np.zeros(len(scores), dtype=np.uint8), []
     for group, values in _groups(scores.detach().abs().cpu(), mask.cpu(), sizes):
@@ -97,7 +97,7 @@ def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int)
 
 
 def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return nonnegative scores ``(n,)`` for which :func:`encode_scores` returns this code."""
+    """Return nonnegative scores ``(n,)``, close to ``|score|``, that :func:`encode_scores` encodes as ``data``."""
     n, n_table = len(mask), 4 * 2 * len(sizes) * _QUANTILES
     coded = data.cpu().numpy()
     tables = coded[:n_table].view("<f4").reshape(-1, _QUANTILES)
@@ -114,7 +114,7 @@ def decode_scores(data: Tensor, mask: Tensor, sizes: Sequence[int]) -> Tensor:
 
 
 def _groups(values: Tensor, mask: Tensor, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return index and values of each layer's chosen scores, then of its other scores."""
+    """Return, for each layer, (index, values) of the scores chosen by ``mask``, then of the layer's other scores."""
     groups, start = [], 0
     for size in sizes:
         chosen = mask[start : start + size].numpy()

@@ -99,11 +99,11 @@ class MaskedModel(TaskMaskedModel):
 
     @property
     def n_units(self) -> int:
-        """Number of units of all weighted layers together."""
+        """Return the number of units of all weighted layers together."""
         return sum(self._sizes)
 
     def read_mask(self, mask: Tensor) -> LayerMasks:
-        """Convert a fixed mask over all units, ``(n_units,)``, for the backbone's forward.
+        """Convert a fixed mask over all units, ``(n_units,)``, to one mask per layer for the backbone's forward.
 
         Closed units are not computed, so features do not depend on them.
         """
@@ -113,16 +113,16 @@ class MaskedModel(TaskMaskedModel):
         return self.gate.open_units()
 
     def task_embedding(self, task: int) -> Tensor:
-        """Return a copy of the embedding of the task's mask, ``(n_units,)``."""
+        """Return a copy of the trained embedding that determines a task's mask, ``(n_units,)``."""
         return self._learned[task].clone()
 
     def importance(self, task: int) -> Tensor:
-        """Return a copy of each unit's importance for a task, ``(n_units,)``; by default 1 in its mask, else 0."""
+        """Return a copy of the importance of each unit for a task, ``(n_units,)``; by default, the task's 0/1 mask."""
         kept: Tensor | None = self._importances.get(task)
         return self.binary_mask(task).float() if kept is None else kept.clone()
 
     def keep_importance(self, task: int, importance: Tensor) -> None:
-        """Store the importance of a finished task's units, ``(n_units,)``: nonnegative, and 0 outside its mask."""
+        """Store all units' importances for a finished task, ``(n_units,)``: nonnegative, 0 outside the task's mask."""
         self._importances[task] = importance
 
     def check_gradients(self) -> None:
@@ -136,10 +136,10 @@ class MaskedModel(TaskMaskedModel):
             )
 
     def utilisation(self, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-        """Return each task's share of every layer; see :func:`~avalanche_amnesia.models.description.utilisation`.
+        """Return a table of the fraction of each layer's units that each remaining task's mask contains.
 
         Args:
-            counts: return numbers of open units instead of shares.
+            counts: return numbers of open units; see :func:`~avalanche_amnesia.models.description.utilisation`.
 
         Returns:
             Layer → row: each task's share, "any" (share used by any task), and "units" (number of units); the last
@@ -152,12 +152,12 @@ class MaskedModel(TaskMaskedModel):
     # Per-task modules -----------------------------------------------------------------------------------------
 
     def fresh_parts(self) -> OwnModules:
-        """Return copies of the per-task modules (except heads), with the backbone's values."""
+        """Return a new task's copies of the per-task modules (except its head), with the backbone's values."""
         return self.backbone.fresh_parts()
 
     @torch.no_grad()
     def settle_parts(self, parts: OwnModules, task: int) -> None:
-        """End the training of a task's norms (or of a copy), and reset them outside its binary mask."""
+        """Freeze a task's modules (or a copy), and reset the norms among them outside the task's binary mask."""
         use = self.graph.sets.use(self.binary_mask(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
 
@@ -167,14 +167,14 @@ class MaskedModel(TaskMaskedModel):
         return Gate(learned, self.by_layer, self.graph.open_entries)
 
     def finish_task(self) -> None:
-        """End the task in training, and store its binary mask ``a > 0.5``."""
+        """Finish the task in training: store its binary mask ``a > 0.5`` and its embedding, and freeze its modules."""
         task = self._keep(self.gate.open_units(), self.gate.embedding.detach())
         if task in self.heads:
             self.settle_parts(self.task_parts(task), task)
 
     @property
     def gate(self) -> Gate:
-        """Soft mask of the task in training; an AttributeError if no task is in training."""
+        """Return the soft mask of the task in training; raise AttributeError if no task is in training."""
         return self._in_training
 
     # Forward --------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class MaskedModel(TaskMaskedModel):
         return self.masked_features(x, mask, self.task_parts(task))
 
     def masked_features(self, x: Tensor, mask: Tensor | LayerMasks, parts: nn.Module | None = None) -> Tensor:
-        """Return features ``(batch, features)`` through any mask, also one converted by :meth:`read_mask`."""
+        """Return features ``(batch, features)`` with any mask over units, also one converted by :meth:`read_mask`."""
         own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.read_mask(mask) if isinstance(mask, Tensor) else mask)
 

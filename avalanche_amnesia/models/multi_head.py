@@ -1,4 +1,4 @@
-"""Multi-head model (one backbone, one head per task), the base of all masked models; and task labels of batches."""
+"""Multi-head model (one backbone, a head per task), the base of all masked models; and functions for task labels."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -31,14 +31,14 @@ Value = TypeVar("Value")
 
 
 class UnknownTaskError(KeyError):
-    """The requested task has no head: it was never trained, or was unlearned."""
+    """Error: the requested task has no head (or mask), because it was never trained, or was unlearned."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class NoHead(nn.Module):
-    """Stand-in head of an untrained or unlearned task: returns equal logits for every class."""
+    """Replacement for the head of an untrained or unlearned task: returns equal logits (zeros) for all classes."""
 
     def __init__(self, n_classes: int) -> None:
         super().__init__()
@@ -102,11 +102,11 @@ class MultiHeadModel(MultiTaskModule):
         self._evaluated_untrained: dict[int, int] = {}
 
     def begins_as(self, name: str) -> str:
-        """Return the name of the parameter that a task's parameter starts as a copy of; its own name if none."""
+        """Return the name of the parameter that parameter ``name`` of a task starts as a copy of; ``name`` if none."""
         return name
 
     def free_share(self) -> float | None:
-        """Return the share of weights that no task owns, in [0, 1]; None if tasks do not own weights."""
+        """Return the fraction of the weights that no task owns, in [0, 1]; None if tasks do not own weights."""
         return None
 
     @property
@@ -119,11 +119,11 @@ class MultiHeadModel(MultiTaskModule):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Labels of the tasks with a head, in the order of the heads' creation."""
+        """Return the labels of the tasks with a head, in the order of the heads' creation."""
         return self.heads.tasks
 
     def adaptation(self, experience: Any) -> None:
-        """Create heads of new tasks, and let only the experience's tasks update their norms.
+        """Create heads for an experience's new tasks, and allow only the experience's tasks to update their norms.
 
         In evaluation mode, only record the new tasks' numbers of classes.
         """
@@ -152,66 +152,66 @@ class MultiHeadModel(MultiTaskModule):
         return super().to(*args, **kwargs)
 
     def add_head(self, task: int, n_classes: int) -> None:
-        """Add a randomly initialised head ``features → n_classes`` for a task, and its other own modules."""
+        """Create and store a task's head ``features → n_classes``, randomly initialised, with its other modules."""
         self.store_task(task, with_parts(self.new_head(n_classes), self.fresh_parts()))
 
     def store_task(self, task: int, head: nn.Module) -> None:
-        """Store the head of a task, with its other own modules in it."""
+        """Store the head of a task; the head contains the task's other modules (norms, a network), if any."""
         self.heads[task] = head.train(self.training)
         self.known_train_tasks_labels.add(task)
 
     def fresh_parts(self) -> nn.Module | None:
-        """Return a new task's own modules except its head, with the backbone's values; None if there are none."""
+        """Return the modules of a new task except its head, with the backbone's values; None if there are none."""
         return None
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return own modules except the head, into which saved tensors (their ``state_dict``) can be loaded."""
+        """Return a task's modules except its head, into which ``saved`` (their ``state_dict``) can be loaded."""
         return self.fresh_parts()
 
     def task_parts(self, task: int) -> Any:
-        """Return the task's own modules except its head (norms, a network), or None if it has none."""
+        """Return the modules of ``task`` except its head (norms, a network), or None if the task has none."""
         return getattr(self.heads.get(task), "own", None)
 
     def new_head(self, n_classes: int) -> nn.Module:
-        """Return a randomly initialised head that is no part of the model."""
+        """Return a new, randomly initialised head, without registering it in the model."""
         like = first_real(self.backbone)
         dtype = self._head_dtype or like.dtype
         return nn.Linear(self.n_features, n_classes, self._biased_heads, device=like.device, dtype=dtype)
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Return new parameters like those of a next task's head, e.g. for their shapes; not part of the model."""
+        """Return parameters of a new head, e.g. for their shapes, without registering the head in the model."""
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
             return list(self.new_head(1).parameters())
 
     def remove_task(self, task: int) -> None:
-        """Remove everything that belongs only to this task."""
+        """Remove all modules and tensors that belong only to ``task``."""
         for store in self._stores:
             store.drop(task)
         self.known_train_tasks_labels.discard(task)
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Return the names, in ``state_dict``, of the buffers in the tasks' own modules."""
+        """Return the ``state_dict`` names of the buffers in the heads and other modules of ``tasks``."""
         present = [task for task in tasks if task in self.heads]
         return [f"heads.{task}.{name}" for task in present for name, _ in self.heads[task].named_buffers()]
 
     def task_state(self) -> Any:
-        """Return the per-task state for :meth:`restore_task_state`, as references, without copies."""
+        """Return all per-task modules and tensors for :meth:`restore_task_state`, as references, not copies."""
         return [store.state() for store in self._stores], set(self.known_train_tasks_labels)
 
     def restore_task_state(self, state: Any) -> None:
-        """Restore the per-task state that :meth:`task_state` returned."""
+        """Restore the per-task modules and tensors that :meth:`task_state` returned."""
         states, known = state
         for store, held in zip(self._stores, states, strict=True):
             store.restore(held)
         self.known_train_tasks_labels = set(known)
 
     def tasks_read(self, task: int) -> Sequence[int]:
-        """Return the other tasks whose parameters a finished task's network needs."""
+        """Return the tasks, besides ``task``, whose parameters the finished task's network needs; by default none."""
         return ()
 
     @torch.no_grad()
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
-        """Stop a task's head from predicting some classes: set their weights to 0 and their bias to -1000.
+        """Stop the head of ``task`` from predicting ``classes``: set their weights to 0 and their bias to -1000.
 
         Raises:
             ModelError: if the task has no head, or its head has no bias.
@@ -227,11 +227,11 @@ class MultiHeadModel(MultiTaskModule):
         return by_task(x, task, self._features) if self.features_per_task else run_on(self.backbone, x)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
-        """Return features of samples of one task; only called if features depend on the task."""
+        """Return features of samples that all belong to ``task``; only called if :attr:`features_per_task` is True."""
         raise NotImplementedError
 
     def head(self, task: int) -> nn.Module:
-        """Return the head of a task.
+        """Return the head of a task; in evaluation mode, a :class:`NoHead` for a task known only from evaluation.
 
         Raises:
             UnknownTaskError: if the task has no head.
@@ -316,7 +316,7 @@ class MultiHeadModel(MultiTaskModule):
             ) from error
 
     def _unlike(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Describe the differences of names and shapes between a state and the model, one line each."""
+        """Return the differences in names and shapes between ``state`` and the model, as texts for an error message."""
         here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
@@ -335,29 +335,29 @@ class MultiHeadModel(MultiTaskModule):
                     self.store_task(task, self.head_like(tensors))
 
     def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
-        """Return True if a task's modules have the names and shapes of saved tensors."""
+        """Return True if the modules of ``task`` have the names and shapes of the tensors in ``saved``."""
         return shapes(self.heads[task].state_dict()) == shapes(saved)
 
     def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
-        """Return a head with own modules in it, into which the saved tensors of a task's head can be loaded."""
+        """Return a new head, with a task's other modules in it, into which the tensors ``saved`` can be loaded."""
         own = {name.removeprefix("own."): value for name, value in saved.items() if name.startswith("own.")}
         return with_parts(self.new_head(saved["weight"].shape[0]), self.parts_like(own))
 
 
 def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:
-    """Return a copy of a head that shares its tensors, with other own modules of a task in it."""
+    """Return a copy of ``head`` that shares its tensors, and contains ``parts`` as its task's other modules."""
     head = copy(head)  # a rollback may restore the given object
     head._modules = {} if parts is None else {"own": parts}
     return head
 
 
 def shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a ``state_dict``; () for values that are no tensors."""
+    """Return name → shape for all values of a ``state_dict``; () for values that are no tensors."""
     return {name: tuple(getattr(value, "shape", ())) for name, value in state.items()}
 
 
 def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
-    """Return only the backbone's values, with names relative to the backbone."""
+    """Return the entries of ``values`` that belong to the backbone, with names relative to the backbone."""
     return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
 
 
@@ -372,13 +372,13 @@ def _n_classes(experience: Any) -> int:
 
 
 class OneTask:
-    """Label tensors of one task; :func:`single_task` reads their task without a device synchronisation."""
+    """Label tensors for mini-batches of one task; :func:`single_task` needs no device synchronisation for them."""
 
     def __init__(self, task: int, device: torch.device) -> None:
         self.task, self._label = task, torch.full((1,), task, device=device)
 
     def labels(self, n: int) -> Tensor:
-        """Return the labels ``(n,)`` of a mini-batch, a view of a single number."""
+        """Return the task labels ``(n,)`` of a mini-batch of ``n`` samples, as a view of a single number."""
         labels = self._label.expand(n)
         if not labels.is_inference():  # inference tensors have no version counter
             setattr(labels, _KNOWN, (self.task, labels._version))
@@ -386,7 +386,7 @@ class OneTask:
 
 
 def single_task(task_labels: int | Tensor) -> int | None:
-    """Return the task of a batch, or None if it mixes several tasks."""
+    """Return the task label that all samples of a batch have, or None if the batch mixes several tasks."""
     if type(task_labels) is int:
         return task_labels
     if not isinstance(task_labels, Tensor) or not task_labels.dim():
@@ -401,7 +401,7 @@ def single_task(task_labels: int | Tensor) -> int | None:
 
 
 def _one_each(task_labels: Any, n: int) -> Tensor:
-    """Check and return the labels of a batch with mixed tasks."""
+    """Return the task labels of a batch of mixed tasks; raise TypeError unless they are a tensor ``(n,)``."""
     if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
         raise TypeError(
             f"task_labels must be the label of a task (an int), or a tensor of one label for each of {n} samples, got "
@@ -411,7 +411,7 @@ def _one_each(task_labels: Any, n: int) -> Tensor:
 
 
 def by_task(x: Tensor, task_labels: int | Tensor, run: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Apply a function of samples and task to a batch, task by task if tasks are mixed."""
+    """Return ``run(samples, task)`` for a batch, in the batch's order; if tasks are mixed, one ``run`` per task."""
     single = single_task(task_labels)
     if single is not None:
         return run(x, single)

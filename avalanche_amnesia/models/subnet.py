@@ -93,7 +93,7 @@ class SubnetModel(TaskMaskedModel):
 
     @property
     def n_weights(self) -> int:
-        """Number of weights (and masked biases) in a mask."""
+        """Return the number of weights (and masked biases) in a mask."""
         return sum(self._sizes)
 
     def _chosen(self) -> Tensor:
@@ -119,7 +119,7 @@ class SubnetModel(TaskMaskedModel):
         return marks
 
     def straight_through(self, of_mask: Tensor, scores: Tensor) -> Tensor:
-        """Return the straight-through gradient of the scores: ``of_mask ⊙ sign(scores)``, because ``|score|`` ranks.
+        """Return the scores' straight-through gradient ``of_mask ⊙ sign(scores)``, because ``|score|`` ranks weights.
 
         The sign of 0 is -1 here; with sign 0, such a score would never change.
 
@@ -137,7 +137,7 @@ class SubnetModel(TaskMaskedModel):
         return self._copies.fresh()
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a task's own modules with only those of the backbone's other tensors that were saved."""
+        """Return a task's copies of the norms, and of those other tensors of the backbone that are in ``saved``."""
         return self._copies.fresh(saved)
 
     def _open(self, learned: nn.Parameter) -> OpenSubnet:
@@ -149,21 +149,21 @@ class SubnetModel(TaskMaskedModel):
         return OpenSubnet(learned, weights, choice, self.straight_through)
 
     def open_subnet(self) -> None:
-        """Choose weights by the current scores, for all forward passes in training mode until the next call.
+        """Choose weights by the current scores; forward passes in training mode use the choice until the next call.
 
         ``weight ⊙ mask`` are leaf tensors, which accumulate gradients until the next call.
         """
         self._in_training.open()
 
     def pass_gradients(self) -> None:
-        """Pass the gradient of ``weight ⊙ mask`` on to weights and scores, see :meth:`OpenSubnet.pass_gradients`."""
+        """Compute gradients of weights and scores from that of ``weight ⊙ mask``: :meth:`OpenSubnet.pass_gradients`."""
         self._in_training.pass_gradients()
 
     def finish_task(self, keep_scores: bool = True, score_bits: int | None = None) -> None:
-        """End the task in training, and store its mask.
+        """Finish the task in training: store its mask and, if ``keep_scores``, its scores.
 
         Args:
-            keep_scores: whether to store its scores too, for a later task to start from.
+            keep_scores: whether to store the task's scores too, as start values of a later task's scores.
             score_bits: number of bits stored per score, including the mask's bit; None: uncompressed.
         """
         mask, scores = self._chosen(), self._in_training.scores.detach()
@@ -177,7 +177,7 @@ class SubnetModel(TaskMaskedModel):
         super()._end_training()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
-        """Return the tasks with stored scores from the first of these tasks on: each task's scores start the next's."""
+        """Return tasks with scores, from the first of ``tasks`` on, because each task starts from the last scores."""
         order = self.masked_tasks
         first = min((order.index(task) for task in tasks if task in order), default=len(order))
         return [task for task in order[first:] if task in self._learned]
@@ -196,7 +196,7 @@ class SubnetModel(TaskMaskedModel):
         return kept.clone()
 
     def retain_scores(self, tasks: Sequence[int]) -> None:
-        """Delete the scores of all tasks except these."""
+        """Delete the stored scores of all tasks except ``tasks``."""
         for task in set(self._learned.tasks) - set(tasks):
             self._learned.drop(task)
 
@@ -218,11 +218,11 @@ class SubnetModel(TaskMaskedModel):
         return self._run(x, weights, self.task_parts(task), learns=learns)
 
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
-        """Return features ``(batch, features)`` through any mask."""
+        """Return features ``(batch, features)``, computed with the weights in any mask ``(n_weights,)``."""
         return self._run(x, self._masked_weights(mask), parts, learns=False)
 
     def shared_state(self) -> list[str]:
-        """Return names of tensors that forward passes changed and all tasks share, e.g. in lists or new attributes."""
+        """Return names of tensors, e.g. in lists or new attributes, that forward passes changed and all tasks share."""
         return self._copies.shared()
 
     def _masked_weights(self, mask: Tensor) -> Mapping[str, Tensor]:
@@ -231,7 +231,7 @@ class SubnetModel(TaskMaskedModel):
         return {name: (weight * part.to(weight.dtype).view_as(weight)).add_(0.0) for name, weight, part in weights}
 
     def _run(self, x: Tensor, weights: Mapping[str, Tensor], parts: Any, *, learns: bool) -> Tensor:
-        """Run the backbone with substituted weights, norms and tensors."""
+        """Return the backbone's features, computed with ``weights`` and a task's norms and other tensors ``parts``."""
         others: list[tuple[Place, Any]] = [
             ((module._parameters, attribute), weight)
             for name, weight in weights.items()

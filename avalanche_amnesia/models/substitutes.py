@@ -25,7 +25,7 @@ NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 def norms_of(backbone: nn.Module) -> dict[str, nn.Module]:
-    """Return the backbone's norms, by name, with trainable parameters or running statistics."""
+    """Return name → module for the backbone's norms that have trainable parameters or running statistics."""
     return {
         name: module
         for name, module in backbone.named_modules()
@@ -47,12 +47,12 @@ class StateSite:
 
     @property
     def place(self) -> Place:
-        """The dictionary with the tensor, and its key."""
+        """Return the dictionary that contains the tensor, and the tensor's key in the dictionary."""
         return (self.module._buffers if self.is_buffer else vars(self.module)), self.attribute
 
     @property
     def value(self) -> Any:
-        """The current value."""
+        """Return the current tensor at this site, or None if there is none."""
         holder, name = self.place
         return holder.get(name)
 
@@ -80,7 +80,7 @@ class TaskCopies:
         self._reshaped: set[str] = set()
 
     def fresh(self, saved: Collection[str] | None = None) -> OwnModules | None:
-        """Return copies for a new task, None if there is nothing to copy; of other tensors, only the saved ones."""
+        """Return a new task's copies of norms and tensors (only the ``saved`` tensors); None if there are none."""
         if not self.norms and not self.sites:
             return None
         copies = {name: deepcopy(norm) for name, norm in self.norms.items()}
@@ -96,7 +96,7 @@ class TaskCopies:
         return parts
 
     def drop_unchanged(self, parts: nn.Module | None) -> None:
-        """Delete a task's tensors that are equal to the backbone's."""
+        """Delete those tensors of a task, in ``parts``, that have the same bits as the backbone's."""
         own = _tensors_of(parts)
         for number, site in enumerate(self.sites):
             mine = own.get(str(number))
@@ -104,7 +104,7 @@ class TaskCopies:
                 del own[str(number)]
 
     def hold(self) -> None:
-        """Put the original norms into evaluation mode, so that running them does not change their statistics."""
+        """Set the backbone's original norms to evaluation mode, so that forward passes do not change them."""
         for norm in self.norms.values():
             norm.eval()
 
@@ -117,11 +117,11 @@ class TaskCopies:
         learns: bool,
         norms_learn: bool = True,
     ) -> Iterator[None]:
-        """Replace the originals by a task's copies, and values at other places, for the duration of a ``with`` block.
+        """Replace the backbone's norms and tensors by a task's copies for the duration of a ``with`` block.
 
         Args:
             parts: the task's copies; None: the original norms, and temporary copies of other tensors.
-            others: further places with their values.
+            others: further places in the backbone, with the values to set there.
             learns: whether the forward pass may change the task's tensors; otherwise it gets temporary copies.
             norms_learn: whether norms in training mode may change the task's statistics.
         """
@@ -146,13 +146,13 @@ class TaskCopies:
             self.restore()
 
     def restore(self) -> None:
-        """Restore the backbone's original values; does nothing if they are already restored."""
+        """Restore the backbone's original norms and tensors after a substitution; do nothing if there was none."""
         for holder, name, value in self._originals:
             holder[name] = value
         self._originals = []
 
     def _keep(self, own: Mapping[str, Tensor]) -> None:
-        """Copy the values written by a forward pass to the task's tensors, before the substitution ends."""
+        """Copy tensors that a forward pass set in the backbone to the task's tensors, before :meth:`restore`."""
         for number, site in enumerate(self.sites):
             mine, now = own.get(str(number)), site.value
             if mine is None or now is mine:
@@ -170,16 +170,16 @@ class TaskCopies:
 
 
 _STATE = "/state"
-"""Name of a task's other tensors beside its norms; no module of a backbone can have it."""
+"""Name of the submodule for a task's tensors besides its norms; no module of a backbone can have this name."""
 
 
 def _tensors_of(parts: Any) -> dict[str, Any]:
-    """Return a task's tensors by the number of their site; they can be replaced in this dictionary."""
+    """Return a task's dictionary: site number → tensor; its tensors can be replaced."""
     return parts._modules[_STATE]._buffers if parts is not None and _STATE in parts._modules else {}
 
 
 def outline(model: nn.Module) -> dict[str, Any]:
-    """Return shapes and types of the tensors at a model's sites, and hashes of all other tensors but parameters."""
+    """Return shapes and dtypes of the tensors at a model's sites, and hashes of all other non-parameter tensors."""
     sites = {site.name: (site.value.shape, site.value.dtype) for site in state_sites(model)}
     own = {id(parameter) for parameter in model.parameters()}  # a recurrent layer has them in a list too
     others = ((name, tensor) for name, tensor in _attributes(model) if name not in sites and id(tensor) not in own)
@@ -193,7 +193,7 @@ def kept_tensors(model: nn.Module) -> dict[str, str]:
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield tensors in attributes of a model's modules, also those inside lists, tuples and mappings."""
+    """Yield (name, tensor) for attributes of a model's modules, also for tensors in lists, tuples and dictionaries."""
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
             if attribute not in _OF_EVERY_MODULE:
@@ -204,7 +204,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def state_sites(backbone: nn.Module) -> Iterator[StateSite]:
-    """Yield the sites of a backbone: non-parameter tensors that can be copied per task."""
+    """Yield the sites of all non-parameter tensors of a backbone that can be copied per task."""
     for path, module in backbone.named_modules():
         for is_buffer, held in ((True, module._buffers), (False, vars(module))):
             for attribute, value in held.items():

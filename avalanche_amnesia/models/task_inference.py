@@ -31,7 +31,7 @@ class Prediction(NamedTuple):
 
 
 class TaskInference:
-    """Classifier for samples without task labels: runs every task's head, and takes the most certain one.
+    """Classifier for samples without task labels: runs every task's head, and uses the most certain one.
 
     The certainty of a head with ``C`` classes and softmax probabilities ``p`` is ``1 − H(p) / log C`` (``entropy``,
     SupSup's criterion to choose a mask), or ``(max p − 1/C) / (1 − 1/C)`` (``confidence``). Nothing is trained, and
@@ -58,7 +58,7 @@ class TaskInference:
 
     @torch.no_grad()
     def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
-        """Predict a batch.
+        """Return the predicted task and class of each sample of a batch, and the certainty.
 
         Args:
             x: ``(batch, …)``, on the model's device; or a mapping of such tensors by the backbone's argument names.
@@ -84,7 +84,7 @@ class TaskInference:
         return Prediction(torch.tensor(tasks, device=batch.device)[chosen], classes, certainty)
 
     def _read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return certainty and class of each sample; the certainty of a head with a single class counts as 0."""
+        """Return each sample's certainty and class from the logits of one head; certainty 0 for a head of one class."""
         n, p = logits.shape[1], logits.float().softmax(1)
         most, classes = p.max(1)
         if n == 1:

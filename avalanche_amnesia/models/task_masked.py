@@ -61,16 +61,16 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     def masked_tasks(self) -> tuple[int, ...]:
-        """Tasks with a mask, in training order."""
+        """Return the labels of the tasks with a mask, in training order."""
         return self._masks.tasks
 
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Copies of the trained tasks' binary masks: task → part of the mask → bool tensor with one axis."""
+        """Return copies of the trained tasks' binary masks: task → part of the mask → bool tensor with one axis."""
         return Computed(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
-        """Split a vector over a whole mask ``(…, n)`` into its parts, by name."""
+        """Return part name → part of ``vector``, which has one number per mask entry, ``(…, n)``."""
         return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
 
     def binary_mask(self, task: int) -> Tensor:
@@ -101,7 +101,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return the current mask of the task in training, bool ``(n,)``."""
 
     def mask_bits(self) -> float | None:
-        """Return the bits per weight and task of the masks in ``compressed_state``; None if not compressed."""
+        """Return the bits per weight and task of the masks in ``compressed_state``; None if they are not compressed."""
         return None
 
     # Entries of the backbone ----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return torch.ones(sum(self._sizes), dtype=torch.bool, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
-        """Return the tasks that use any of these entries, i.e. whose :meth:`entries_of` overlap them.
+        """Return those of ``tasks`` whose :meth:`entries_of` overlap ``entries``, i.e. which use any of ``entries``.
 
         Args:
             entries: full parameter name → bool tensor of the parameter's shape; entries outside the backbone, and
@@ -150,7 +150,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     # Life of a task -------------------------------------------------------------------------------------------
 
     def set_trainable(self, task: int, learn: bool) -> None:
-        """Turn gradients of a task's own modules on or off; current gradients are cleared."""
+        """Enable (``learn=True``) or disable gradients of a task's head and other modules; clear current gradients."""
         self.heads[task].requires_grad_(learn).zero_grad()
         parts = self.task_parts(task)
         if parts is not None:
@@ -158,18 +158,18 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Labels of the tasks without a mask; their modules are registered in the model and trainable."""
+        """Return the labels of the tasks without a mask; their modules are registered in the model and trainable."""
         return self.heads.unfinished
 
     def start_task(self, task: int, values: Tensor) -> nn.Parameter:
-        """Begin to learn a task's mask.
+        """Start training a task's mask: register the parameter that determines the mask, with initial ``values``.
 
         Args:
             task: label of a task without a mask.
             values: initial values ``(n,)`` of the parameter that determines the mask (:attr:`learned_by`).
 
         Returns:
-            This parameter, for a separate optimizer.
+            The parameter, for a separate optimizer.
         """
         if task in self._masks or self.current_task is not None:
             raise ValueError(f"task {task} can't start: masks {self.masked_tasks}, in training {self.current_task}")
@@ -181,17 +181,17 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @abstractmethod
     def _open(self, learned: nn.Parameter) -> Any:
-        """Return the gate or subnetwork of a task in training, for the parameter that determines its mask."""
+        """Return a gate (unit masks) or subnetwork (weight masks) whose mask is computed from parameter ``learned``."""
 
     @property
     def _in_training(self) -> Any:
-        """Gate or subnetwork of the task in training."""
+        """Return the gate or subnetwork of the task in training; raise AttributeError if no task is in training."""
         if self._opened is None:
             raise AttributeError("no task is in training: start_task begins one")
         return self._opened
 
     def _keep(self, mask: Tensor, learned: Tensor | None) -> int:
-        """End the task in training: store its mask, bool ``(n,)``, and the values it was computed from."""
+        """Finish the task in training: store its mask, bool ``(n,)``, and the values that the mask is computed from."""
         task = self.current_task
         assert task is not None
         self._masks[task] = pack_bits(mask)
@@ -203,7 +203,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @abstractmethod
     def finish_task(self) -> None:
-        """End the task in training, and store its mask."""
+        """Finish the task in training, and store its mask."""
 
     def _end_training(self) -> None:
         setattr(self, self.learned_by, None)
@@ -211,36 +211,36 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self._masks_changed()
 
     def _masks_changed(self) -> None:
-        """Update :attr:`generation` after the set of masks changed, or a task's training began."""
+        """Increase :attr:`generation`, because the set of masks changed or a task's training began."""
         self.generation += 1
 
     def drop_current_task(self) -> None:
-        """Abort the task in training, and remove all its own modules and tensors."""
+        """Abort the training of the current task, and remove all modules and tensors of the task."""
         task = self.current_task
         self._end_training()
         if task is not None and task in self.heads:
             self.remove_task(task)
 
     def remove_task(self, task: int) -> None:
-        """Remove a task's head, own modules and mask, and all stored values learned from it."""
+        """Remove a task's head, other modules and mask, and all stored embeddings or scores that depend on them."""
         for other in self._learned_from([task]):
             self._learned.drop(other)
         super().remove_task(task)
         self._masks_changed()
 
     def _learned_from(self, tasks: Sequence[int]) -> list[int]:
-        """Return the tasks with stored values that depend on these tasks' values."""
+        """Return the tasks whose stored embedding or scores depend on those of ``tasks``."""
         return [task for task in tasks if task in self._learned]
 
     # Forward --------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _features(self, x: Tensor, task: int) -> Tensor:
-        """Return features of samples of one task, through its mask."""
+        """Return features of samples that all belong to ``task``, computed with the task's mask."""
 
     @abstractmethod
     def masked_features(self, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
-        """Return features ``(batch, features)`` through any mask.
+        """Return features ``(batch, features)``, computed with any mask.
 
         Args:
             x: ``(batch, …)``.
@@ -251,13 +251,13 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     # State ----------------------------------------------------------------------------------------------------
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
-        """Return the names, in ``state_dict``, of the tasks' masks, dependent learned values, and statistics."""
+        """Return the ``state_dict`` names of the masks of ``tasks``, the values learned from them, and statistics."""
         going = dict.fromkeys(self._tensors, tasks) | {"_learned": self._learned_from(tasks)}
         tensors = [f"{name}.{task}" for name, of in going.items() for task in of if task in getattr(self, name)]
         return tensors + super().buffer_names(tasks)
 
     def restore_task_state(self, state: Any) -> None:
-        """Restore the per-task state that :meth:`task_state` returned."""
+        """Restore the per-task modules and tensors that :meth:`task_state` returned."""
         super().restore_task_state(state)
         self._masks_changed()
 

@@ -44,17 +44,17 @@ class TaskNormModel(MultiHeadModel):
         return self._copies.fresh()
 
     def train(self, mode: bool = True) -> TaskNormModel:
-        """Set the mode like ``nn.Module.train``, but keep the original norms in evaluation mode."""
+        """Set the mode like ``nn.Module.train``, but leave the backbone's original norms in evaluation mode."""
         super().train(mode)
         self._copies.hold()
         return self
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
-        """Return features ``(batch, features)`` through the norms of one task, or of one per sample ``(batch,)``."""
+        """Return features ``(batch, features)`` with the norms of one task, or of each sample's task ``(batch,)``."""
         return by_task(x, task, lambda samples, label: self.features_through(samples, self.task_parts(label)))
 
     def features_through(self, x: Tensor, norms: OwnModules | None) -> Tensor:
-        """Return features ``(batch, features)`` through a task's present or former norms; None: the original norms."""
+        """Return features ``(batch, features)`` with a task's current or former norms; None: the original norms."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
         with self._copies.in_place(norms, learns=False, norms_learn=torch.is_grad_enabled()):
             features: Tensor = run_on(self.backbone, x)

@@ -1,4 +1,4 @@
-"""Stores of per-task modules and tensors in a model; those of finished tasks are hidden from torch.
+"""Stores of per-task modules and tensors in a model; those of finished tasks are not registered in torch.
 
 If every task's modules stayed registered, each step, change of mode or copy of all parameters would become slower with
 every task. So only modules that may still be trained are registered in torch. Those of finished tasks are in a plain
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 
 class TaskStore(nn.Module):
-    """Base class of stores: task label → module or tensor."""
+    """Base class of the stores of per-task objects: task label → module or tensor."""
 
     part: ClassVar[str]
-    """Name of the module attribute in which torch registers such objects."""
+    """Name of the ``nn.Module`` attribute where torch registers objects of this store."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class TaskStore(nn.Module):
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """Labels, in the order of insertion."""
+        """Return the labels of the tasks in the store, in the order of insertion."""
         return tuple(map(int, self.held))
 
     def drop(self, task: int) -> None:
@@ -48,17 +48,17 @@ class TaskStore(nn.Module):
         self._show(self._in_sight)
 
     def state(self) -> Any:
-        """Return the contents for :meth:`restore`, without copying modules or tensors."""
+        """Return the store's contents for :meth:`restore`, as references, not copies."""
         return dict(self.held), dict(self._in_sight)
 
     def restore(self, state: Any) -> None:
-        """Restore the contents that :meth:`state` returned."""
+        """Restore the store's contents that :meth:`state` returned."""
         held, in_sight = state
         self.held, self._in_sight = dict(held), dict(in_sight)
         self._show(self._in_sight)
 
     def _show(self, parts: dict[str, Any]) -> None:
-        """Register these in torch; every change of the store calls it, because :func:`whole` may be interrupted."""
+        """Register ``parts`` in torch; every change of the store does so, because :func:`whole` may be interrupted."""
         vars(self)[self.part] = parts
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,24 +83,24 @@ class TaskModules(TaskStore):
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """Labels of the tasks whose modules are registered in torch."""
+        """Return the labels of the tasks whose modules are registered in torch."""
         return tuple(map(int, self._in_sight))
 
     def finish(self, task: int) -> None:
-        """Freeze a task's module, and hide it from torch."""
+        """Freeze a task's module, and remove its registration in torch; the store still contains the module."""
         module = self._in_sight.pop(str(task), None)
         self._show(self._in_sight)
         if module is not None:
             module.eval().requires_grad_(False).zero_grad()
 
     def resume(self, task: int) -> None:
-        """Register a task's module in torch again."""
+        """Register a finished task's module in torch again, so that it can be trained."""
         self._in_sight[str(task)] = self.held[str(task)].train(self.training)
         self._show(self._in_sight)
 
 
 class TaskTensors(TaskStore):
-    """Store: task label → tensor."""
+    """Store: task label → tensor, which is registered in torch only inside a :func:`whole` block."""
 
     part = "_buffers"
 
@@ -108,12 +108,12 @@ class TaskTensors(TaskStore):
         self.held[str(task)] = tensor
 
     def match(self, state: Mapping[str, Tensor], prefix: str, device: torch.device) -> None:
-        """Create zero tensors for the tasks and shapes of a saved state, to load it into."""
+        """Replace the contents by zero tensors for the tasks and shapes in ``state``, so that it can be loaded."""
         saved = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
         self.held = {task: torch.zeros_like(value, device=device) for task, value in saved.items()}
 
     def reorder(self, tasks: Iterable[int]) -> None:
-        """Sort the tasks in this order; tasks that are not listed come last."""
+        """Sort the stored tensors in the order of ``tasks``; tasks that are not listed come last."""
         places = {str(task): place for place, task in enumerate(tasks)}
         self.held = dict(sorted(self.held.items(), key=lambda item: places.get(item[0], len(places))))
 
@@ -144,7 +144,7 @@ def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 class Parts:
-    """Set of a model's modules, parameters and buffers, for membership tests; built at the first test."""
+    """Set of all modules, parameters and buffers of a model, for ``in`` tests; computed at the first test."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -39,7 +39,7 @@ def mark_largest(values: Tensor, k: int, out: Tensor) -> None:
 
 
 def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
-    """Do :func:`mark_largest` for nonnegative values, without a device synchronisation."""
+    """Write the result of :func:`mark_largest`, for nonnegative ``sizes``, without a device synchronisation."""
     sizes = sizes.nan_to_num(nan=-1.0, posinf=math.inf)
     threshold = sizes.sort(descending=True).values[k - 1]
     above, tied = sizes > threshold, sizes == threshold
@@ -48,7 +48,7 @@ def mark_by_sorting(sizes: Tensor, k: int, out: Tensor) -> None:
 
 
 class MovingTop:
-    """Finds the ``k`` largest magnitudes of a slowly changing vector, e.g. of scores between two steps.
+    """Search for the ``k`` largest magnitudes of a slowly changing vector, e.g. of scores between two steps.
 
     The result is a threshold and an index: all entries above ``threshold``, and the entries at positions ``others``.
     """
@@ -61,7 +61,7 @@ class MovingTop:
         self._room = np.zeros(min(size, _BLOCK), np.float32)
 
     def update(self, vector: Tensor) -> None:
-        """Find the ``k`` largest; of equal magnitudes, the lowest index comes first; NaN is below all numbers."""
+        """Find the ``k`` largest magnitudes of ``vector``: of equal ones, the lowest index first; NaN comes last."""
         values = vector.numpy()
         near = self.threshold
         shares = (_NARROW, _BAND) if 0 < near < _LARGEST else ()
@@ -69,7 +69,7 @@ class MovingTop:
             self._update_whole(values)
 
     def _update_around(self, values: npt.NDArray[np.float32], near: float, share: float) -> bool:
-        """Rank only entries near a guessed threshold; return False, and change no result, if the guess is bad."""
+        """Rank only entries near the guessed threshold ``near``; return False, and change no result, if it is bad."""
         low, high = np.float32(near * (1 - share)), np.float32(near * (1 + share))
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
@@ -95,7 +95,7 @@ class MovingTop:
             self._take(sizes, self._k)
 
     def _take(self, sizes: npt.NDArray[np.float32], k: int, index: npt.NDArray[np.int64] | None = None) -> None:
-        """Set the threshold for the ``k`` largest of these entries, and ``others``: the chosen entries equal to it."""
+        """Set ``threshold`` for the ``k`` largest of ``sizes``, and list the chosen entries equal to the threshold."""
         first = len(sizes) - k
         ranked = np.partition(sizes, first)  # one pivot: two take ten times as long
         least = ranked[first]
@@ -108,7 +108,7 @@ class MovingTop:
 
 
 class Choice:
-    """Chosen weights of every layer: keeps their values, and sets the rest to 0.
+    """Choice of each layer's weights by their scores, which copies chosen weights and sets the rest to 0.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
     ``choose`` writes a mark for each entry.
@@ -121,7 +121,7 @@ class Choice:
         self._marks, self._zero = torch.empty(0), torch.empty(0)
 
     def renew(self, scores: Tensor) -> None:
-        """Choose again, by the scores of all layers, ``(n_weights,)``."""
+        """Choose the weights of all layers by the current scores, ``(n_weights,)``."""
         if self._tops and scores.is_cpu:
             for top, part in zip(self._tops, scores.split(self._sizes), strict=True):
                 top.update(part)
@@ -131,7 +131,7 @@ class Choice:
         self._choose(scores, self._marks)
 
     def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
-        """Copy a layer's chosen values into a contiguous tensor, with +0 elsewhere."""
+        """Copy ``values`` at a layer's chosen weights into the contiguous tensor ``out``, and write +0 elsewhere."""
         if not self._tops or not scores.is_cpu:
             marks = self._marks.split(self._sizes)[layer].view_as(values)
             torch.addcmul(self._zero, values, marks, out=out)  # adding +0 turns -0 into +0
@@ -163,7 +163,7 @@ class OpenSubnet:
 
     @torch.no_grad()
     def open(self) -> None:
-        """Choose weights by the current scores, and clear the gradients."""
+        """Choose weights by the current scores, write ``weight ⊙ mask`` into the leaves, and clear their gradients."""
         self.choice.renew(self.scores.detach())
         parts = zip(self.leaves.values(), self._weights.values(), self.scores.split(self._sizes), strict=True)
         for layer, (leaf, weight, scores) in enumerate(parts):
@@ -172,9 +172,9 @@ class OpenSubnet:
 
     @torch.no_grad()
     def pass_gradients(self) -> None:
-        """Pass the gradient ``g`` of ``weight ⊙ mask`` on to weights and scores.
+        """Compute the gradients of weights and scores from the gradient ``g`` of ``weight ⊙ mask``.
 
-        Trainable weights get ``g ⊙ mask``. The mask gets ``g ⊙ weight``, which ``straight_through`` turns into the
+        Trainable weights get ``g ⊙ mask``. The mask gets ``g ⊙ weight``, which ``straight_through`` converts to the
         gradient of the scores.
         """
         if self.scores.grad is None:

@@ -30,7 +30,7 @@ class MaskedTensor:
 
     @property
     def size(self) -> int:
-        """Number of entries."""
+        """Return the number of the parameter's entries."""
         return self.shape.numel()
 
 
@@ -41,7 +41,7 @@ class WeightCover:
     layers: Mapping[str, MaskedTensor]
 
     def parameter_use(self, *masks: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return, for every weight, the number of these masks that contain it."""
+        """Return parameter name → number of the ``masks`` that contain each entry, in the parameter's shape."""
         plain = [dict(mask) for mask in masks]  # a deep copy of the strategy can't copy mapping proxies
         return Computed(self.layers, partial(self._use, plain))
 
@@ -53,17 +53,17 @@ class WeightCover:
         return {name: mask[name].bool().reshape(tensor.shape) for name, tensor in self.layers.items()}
 
     def layer_of(self, parameter: str) -> int:
-        """Return the index of a parameter among the masked ones."""
+        """Return the index of a parameter among the masked parameters."""
         return list(self.layers).index(parameter)
 
 
 Site = tuple[nn.Module, str]
 Inventory = tuple[WeightCover, dict[str, list[Site]], list[Site]]
-"""Masked parameters, their places in the backbone, and the biases to switch off."""
+"""Masked parameters, their places in the backbone, and the places of the biases to remove."""
 
 
 def take_inventory(backbone: nn.Module, density: float, bias: BiasRule, norm: NormRule) -> Inventory:
-    """Find a rule for every parameter of a backbone, and list the masked parameters; change nothing."""
+    """Return the :data:`Inventory` of a backbone; change nothing; raise ModelError for a parameter without a rule."""
     checks.within("density", density, "(0, 1]")
     checks.one_of("bias", bias, BiasRule)
     checks.one_of("norm", norm, NormRule)
@@ -106,7 +106,7 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
 
 
 def strip_normalisation(norms: Iterable[nn.Module]) -> None:
-    """Reduce norms to the statistics of the current batch (or sample), without learned scale and shift."""
+    """Remove running statistics, scale and shift of norms, so that they use statistics of the batch (or sample)."""
     for module in norms:
         for held in (module._parameters, module._buffers):
             held.update(dict.fromkeys(held))

@@ -7,7 +7,7 @@ written under a temporary name and renamed when complete; then ``index.json``, w
 replaced. So the index lists complete files of one state even after a kill. Files not listed are deleted later.
 
 A directory belongs to the trajectory that wrote its index. :class:`~avalanche_amnesia.trajectory.Trajectory` describes
-how an unpickled trajectory takes its directory over.
+when an unpickled trajectory may write to its directory.
 """
 
 import json
@@ -44,7 +44,7 @@ def _parts(task: int, log: Log) -> dict[str, Tensor]:
 
 
 def _head(log: Log) -> dict[str, Any]:
-    """Return the metadata of a log."""
+    """Return the metadata of a log for its file: shapes, dtypes, number of parameters, error and repair."""
     return {
         "tensors": {name: [str(entry.dtype).removeprefix("torch."), *entry.shape] for name, entry in log.items()},
         "parameters": log.parameters,
@@ -59,7 +59,7 @@ def _digest_of(task: int, log: Log) -> str:
 
 
 def checksum_of(task: int, log: Log) -> str:
-    """Return a log's checksum; raise an error if its mapped file was changed."""
+    """Return a log's checksum; raise TrajectoryError if the log's mapped file was changed."""
     if log.file is None:
         return _digest_of(task, log)
     if _was_cut(log.file) or _digest_of(task, log) != log.file.checksum:
@@ -72,7 +72,7 @@ def checksum_of(task: int, log: Log) -> str:
 
 
 def _was_cut(file: LogFile) -> bool:
-    """Return True if the size of a mapped file has changed, because reading beyond its end would crash."""
+    """Return True if the size of a mapped file has changed; this is tested because reading past its end would crash."""
     if not file.path.exists():
         return False
     status = file.path.stat()
@@ -86,7 +86,7 @@ def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries
 
 
 class LogDirectory:
-    """A directory of undo logs. An unpickled object can take the directory over; a copy stays in memory."""
+    """Directory of undo-log files. An unpickled object may write to the directory; a deep copy of it is None."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = checks.path("path", path)
@@ -101,7 +101,7 @@ class LogDirectory:
         return None
 
     def open(self) -> tuple[dict[int, Log], frozenset[int]]:
-        """Return the logs of the directory, in training order, and the merged tasks."""
+        """Read the directory, or create it; return its undo logs, in training order, and the merged tasks."""
         logs: dict[int, Log] = {}
         merged: frozenset[int] = frozenset()
         try:
@@ -124,11 +124,11 @@ class LogDirectory:
         return logs, merged
 
     def check(self) -> None:
-        """Raise an error if :meth:`write` would refuse now."""
+        """Raise TrajectoryError if another trajectory changed the directory, so that :meth:`write` would fail."""
         self._refuse_others(self._index_on_disk())
 
     def write(self, logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-        """Replace the directory's logs: write new files first and the index last."""
+        """Replace the logs in the directory, new files first and the index last; return logs mapped from the files."""
         made: list[Path] = []
         mine = self._index
         with writing(self.path):
@@ -197,7 +197,7 @@ class LogDirectory:
         return index.read_bytes().decode(errors="replace") if index.exists() else None
 
     def _stored(self, task: int, log: Log, made: list[Path]) -> Log:
-        """Return a log mapped from its file; append the path of a new file to ``made``."""
+        """Return a log mapped from its file, which is written if missing; append the path of a new file to ``made``."""
         if log.file is not None and log.file.path.parent == self.path and log.file.path.exists():
             return log
         checksum = checksum_of(task, log)
@@ -217,7 +217,7 @@ class LogDirectory:
         return self._read(name)[1]
 
     def _read(self, name: str) -> tuple[int, Log]:
-        """Return task and log of a file, with tensors mapped into memory."""
+        """Return the task and the log in file ``name``, with tensors mapped into memory; raise an error if damaged."""
         path = self.path / name
         try:
             status = path.stat()

@@ -36,7 +36,7 @@ Readers = Mapping[int, Mapping[str, Tensor]]
 class Revision:
     """Replacement of a remaining task's update at some entries of a tensor: ``base · before + factor · own + added``.
 
-    The revised update replaces the recorded one. Later removals, also of the task itself, treat it as the original.
+    The revised update replaces the recorded one, also in later removals, even in one of the task itself.
 
     Attributes:
         where: bool tensor of the tensor's shape: the ``k`` revised entries.
@@ -54,18 +54,18 @@ class Revision:
     base: Tensor | float = 1.0
 
     def written(self, before: Tensor, own: Tensor) -> Tensor:
-        """Return the values after the revised task from the values before it and its own update, float64 ``(k,)``."""
+        """Return the values after the revised task, from ``before`` and the task's update ``own``, float64 ``(k,)``."""
         return before * self.base + (own * self.factor + self.added)
 
 
 Revisions = Mapping[int, Mapping[str, Revision]]
-"""Remaining task → tensor name → its revision."""
+"""Remaining task → tensor name → revision of the task's update of the tensor."""
 Step = tuple[int, SparseEntries, Tensor, Tensor, Tensor]
-"""A write: writer, its log entry, flat index, values before, values written."""
+"""A write to a tensor: (writer, its log entry, flat index, values before, values written)."""
 
 
 def wind_back(value: Tensor, writers: Sequence[tuple[int, SparseEntries | None]]) -> list[Step]:
-    """Undo some writers of a flat tensor in place; return their writes."""
+    """Restore a flat tensor to its values before ``writers``, in place; return the undone writes, last one first."""
     steps: list[Step] = []
     # The last writer is undone first, because undoing a coded log starts at the bits that its writer left.
     for task, entry in reversed(writers):
@@ -87,7 +87,7 @@ def replay(
     reading: Mapping[int, Tensor],
     revisions: Mapping[int, Revision],
 ) -> tuple[Tensor, Tensor]:
-    """Return the values of one tensor without the removed writers (the keys of ``updates``, which is filled).
+    """Return one tensor's values without the removed writers, the keys of ``updates``; add their updates to it.
 
     The remaining writers' new undo entries are stored in ``logs``. The second result marks the entries that keep the
     removed writers' values, because a remaining task uses them (``reading``: task → bool ``(n,)``).
@@ -101,7 +101,7 @@ def replay(
     value = copied(committed)
     nothing = SparseValues.none(committed)
     order = [task for task, _ in writers]
-    # A task whose update is revised takes part even if it wrote nothing here: the revision may name other entries.
+    # Include a task with a revised update even if it did not write to this tensor: the revision may name other entries.
     steps = wind_back(value, [(t, nothing if e is None and t in revisions else e) for t, e in writers])
     for task, entry, index, old, written in reversed(steps):  # forward again, without the removed writers
         if task in updates:
@@ -154,7 +154,7 @@ def replay(
 
 
 def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
-    """Return the current task's values after a change of its start values; its update so far is kept."""
+    """Return the values of the task in training when its start values change to ``new_before`` and its update stays."""
     # The current task has no log yet: its update is the current value minus the start value.
     shifted = (new_before.double() + (current.detach().double() - before.double())).to(current.dtype)
     return torch.where(same_bits(current.detach(), before), new_before, shifted)
@@ -178,7 +178,7 @@ class Moved:
 
     @classmethod
     def among(cls, where: Tensor, index: Tensor, now: Tensor, without: Tensor) -> Moved | None:
-        """Return only those entries at flat ``index`` whose bits change, or None if there are none."""
+        """Return the entries at flat ``index`` whose bits in ``now`` and ``without`` differ; None if there are none."""
         differ = as_integers(now).numpy() != as_integers(without).numpy()
         if not differ.all():
             where.numpy().reshape(-1)[index.numpy()[~differ]] = False  # index has all True entries of where
@@ -187,15 +187,15 @@ class Moved:
         return cls(where, now, without, index) if len(now) else None
 
     def to(self, device: torch.device) -> Moved:
-        """Return a copy on a device."""
+        """Return a copy on ``device``."""
         return Moved(*(part.to(device) for part in (self.where, self.now, self.without, self._index)))
 
     def take_out(self, tensor: Tensor) -> None:
-        """Write the values after the removal into a tensor."""
+        """Write the values after the removal into a tensor, in place."""
         put(tensor, self._index, self.without)
 
     def put_back(self, tensor: Tensor) -> None:
-        """Write the values before the removal into a tensor."""
+        """Write the values before the removal into a tensor, in place."""
         put(tensor, self._index, self.now)
 
     def __len__(self) -> int:
@@ -226,7 +226,7 @@ class Removal:
 
     @cached_property
     def values(self) -> dict[str, Tensor]:
-        """Return changed tensor name → its new values, computed at the first access."""
+        """Return name of a changed tensor → its values after the removal, computed at the first access."""
         result = {name: self.current[name].detach().clone() for name in self.moved}
         for name, moved in self.moved.items():
             moved.take_out(result[name])
@@ -247,7 +247,7 @@ def work_out(
     readers: Readers | None,
     revisions: Revisions | None,
 ) -> Removal:
-    """Compute the state without some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
+    """Compute the :class:`Removal` of some writers; see :meth:`~avalanche_amnesia.trajectory.Trajectory.remove`."""
     revisions = {} if revisions is None else revisions
     order = list(recorded)
     first = min(map(order.index, gone), default=len(order))
@@ -267,7 +267,7 @@ def work_out(
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
     def without(name: str) -> tuple[Moved | None, Tensor | None, Tensor | None]:
-        """Return the changed entries, the kept entries of removed writers, and new values if they were computed."""
+        """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
         revised = {task: of_task[name] for task, of_task in revisions.items() if name in of_task}
@@ -320,11 +320,11 @@ def work_out(
 
 
 def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-    """Return the logs, with merged tasks reduced to the entries that later removals need.
+    """Return the logs, with those of merged tasks reduced to the entries that later removals need.
 
-    A merged task's entry is needed if an earlier, removable task wrote it too, because undoing that task passes it.
-    Of several merged writers without such a write between them, the first one's value before is enough, unless its
-    undo starts at its own written value.
+    A merged task's entry is needed if an earlier, removable task wrote it too: undoing that task undoes it first.
+    Of several merged writers without such a write between them, the first one's log is enough, unless that log computes
+    old values from its writer's written values.
     """
     if not merged:
         return dict(logs)

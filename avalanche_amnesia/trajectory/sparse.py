@@ -33,17 +33,17 @@ KEPT = -128
 
 
 class _Chosen:
-    """Base class: chosen entries of a tensor. All attributes that are tensors are saved."""
+    """Base class: a choice of a tensor's entries. All attributes that are tensors are saved."""
 
     chosen: Tensor
     """Positions as packed bits, or these compressed by zlib (:func:`pack`)."""
     shape: tuple[int, ...]
     follows_value: ClassVar[bool]
-    """True if undoing starts at the task's final value."""
+    """True if old values are computed from the values that the task wrote; False if old values are stored."""
 
     @property
     def where(self) -> Tensor:
-        """Return the chosen entries as a bool tensor of the tensor's shape."""
+        """Return a bool tensor of the tensor's shape, True at the chosen entries."""
         return unpack(self.chosen, prod(self.shape)).reshape(self.shape)
 
     @property
@@ -53,7 +53,7 @@ class _Chosen:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of the stored tensors."""
+        """Return the total size of the stored tensors in bytes."""
         return sum(part.nbytes for part in self.parts.values())
 
 
@@ -74,12 +74,12 @@ class SparseValues(_Chosen):
 
     @classmethod
     def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
-        """Create an object from the entries of ``tensor`` where ``where`` is True."""
+        """Return the entries of ``tensor``, with their values, where the bool tensor ``where`` is True."""
         return cls._made(pack(where), tensor.detach().reshape(-1)[where.reshape(-1)].cpu(), tuple(tensor.shape))
 
     @classmethod
     def none(cls, like: Tensor) -> SparseValues:
-        """Return an object without entries, for a tensor of this shape and type."""
+        """Return an object without entries, for a tensor of the shape and dtype of ``like``."""
         return cls._made(_no_bits(like.numel()), torch.zeros(0, dtype=like.dtype), tuple(like.shape))
 
     @classmethod
@@ -101,11 +101,11 @@ class SparseValues(_Chosen):
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     def before(self, written: Tensor) -> Tensor:
-        """Return the values before the task ``(k,)``, given the values after it ``(k,)``."""
+        """Return the stored values before the task, ``(k,)``; the values after the task, ``written``, are unused."""
         return self.values
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseValues:
-        """Return the entries for new values before and after: ``before`` ``(k,)`` and ``written`` ``(k,)``."""
+        """Return a copy that restores the values ``before`` ``(k,)`` from the values ``written`` ``(k,)``."""
         return self._made(self.chosen, before, self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseValues:
@@ -120,14 +120,14 @@ class SparseValues(_Chosen):
         return self._made(pack(where), result, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseValues:
-        """Return only the entries where ``keep`` (bool ``(n,)``) is True."""
+        """Return a copy with only the entries where ``keep`` (bool ``(n,)``) is True."""
         where = self.where.reshape(-1)
         return self._made(pack(where & keep), self.values[keep[where]], self.shape)
 
 
 @dataclass(frozen=True)
 class SparseUpdates(_Chosen):
-    """Chosen entries of a tensor with their updates, stored in a lower precision."""
+    """Chosen entries of a tensor with a task's updates of the entries, stored in a lower precision."""
 
     chosen: Tensor
     codes: Tensor
@@ -139,25 +139,25 @@ class SparseUpdates(_Chosen):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of the tensor."""
+        """Return the dtype of the tensor, not of the codes."""
         return self.values.dtype
 
     def before(self, written: Tensor) -> Tensor:
-        """Return the values before the task: the values after it minus the coded update, corrected."""
+        """Return the values before the task, ``(k,)``: the values ``written`` minus the coded update, corrected."""
         steps = self._steps
         old = (as_integers(self._subtracted(written)) + steps).view(self.dtype)
         old[steps == KEPT] = self.values
         return old
 
     def rebased(self, before: Tensor, written: Tensor) -> SparseUpdates:
-        """Return the same codes with corrections for the new values before."""
+        """Return a copy with the same codes, corrected to restore ``before`` ``(k,)`` from ``written`` ``(k,)``."""
         missed = as_integers(before) - as_integers(self._subtracted(written))
         kept = (missed > LEVELS) | (missed < -LEVELS)
         steps = torch.where(kept, KEPT, missed).to(torch.int8)
         return SparseUpdates(self.chosen, self.codes, self.scales, _stored(steps), before[kept], self.shape)
 
     def extended(self, index: Tensor, values: Tensor) -> SparseUpdates:
-        """Return a copy with further entries, whose values before are stored directly."""
+        """Return a copy that also restores ``values`` ``(m,)``, stored directly, at flat ``index`` ``(m,)``."""
         n, where = prod(self.shape), self.where.reshape(-1)
         codes, steps = torch.zeros(n, dtype=self.codes.dtype), torch.zeros(n, dtype=torch.int8)
         old = torch.zeros(n, dtype=self.dtype)
@@ -168,7 +168,7 @@ class SparseUpdates(_Chosen):
         return SparseUpdates(pack(where), codes[where], self.scales, _stored(steps[where]), kept, self.shape)
 
     def restricted(self, keep: Tensor) -> SparseUpdates:
-        """Return only the entries where ``keep`` is True."""
+        """Return a copy with only the entries where ``keep``, bool ``(n,)``, is True."""
         where, steps = self.where.reshape(-1), self._steps
         stays = keep[where]
         values = self.values[stays[steps == KEPT]]
@@ -193,7 +193,7 @@ def _stored(steps: Tensor) -> Tensor:
 
 
 def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, SparseUpdates]:
-    """Encode the update of a tensor; return the committed values and the coded entries."""
+    """Encode the update ``after - before``; return the tensor's values with the rounded update, and coded entries."""
     shape, n = tuple(before.shape), before.numel()
     old, new = before.reshape(-1), after.reshape(-1)
     delta = new.double() - old.double()
@@ -210,7 +210,7 @@ def coded(before: Tensor, after: Tensor, dtype: torch.dtype) -> tuple[Tensor, Sp
 
 
 def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return codes ``(n,)`` and scales of a flat float64 tensor."""
+    """Return the codes ``(n,)`` of a flat float64 update in ``dtype``, and the scales of int8 codes (one per row)."""
     if dtype is not torch.int8:
         return delta.to(dtype), torch.zeros(0, dtype=torch.bfloat16)
     rows = _rows(shape)
@@ -222,7 +222,7 @@ def encode(delta: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[T
 
 
 def decode(codes: Tensor, scales: Tensor, index: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the float64 updates of the entries at flat ``index``."""
+    """Return the float64 updates of the entries at flat ``index`` from their codes and the tensor's scales."""
     if codes.dtype is not torch.int8:
         return codes.double()
     per_row = max(prod(shape) // _rows(shape), 1)
@@ -234,7 +234,7 @@ def _rows(shape: tuple[int, ...]) -> int:
 
 
 def pack(where: Tensor) -> Tensor:
-    """Pack a bool tensor into bits, compressed by zlib if that is shorter (uint8).
+    """Return a bool tensor packed into bits, as uint8, compressed by zlib if the result is shorter.
 
     The changed entries of a task are mostly an outer product of units, so zlib compresses their equal rows well.
     """
@@ -247,17 +247,17 @@ def _no_bits(n: int) -> Tensor:
 
 
 def unpack(bits: Tensor, n: int) -> Tensor:
-    """Return the ``n`` bools packed by :func:`pack`, flat."""
+    """Return the flat bool tensor ``(n,)`` that :func:`pack` packed."""
     return torch.from_numpy(np.unpackbits(expand(bits, -(-n // 8)), count=n).view(bool))
 
 
 def chosen_by(entries: Sequence[SparseEntries]) -> np.ndarray:
-    """Return packed bits of the union of several choices of one tensor's entries."""
+    """Return, as packed bits, the union of the entries that several objects choose in the same tensor."""
     return reduce(np.bitwise_or, (expand(of.chosen, -(-prod(of.shape) // 8)) for of in entries))
 
 
 def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return tensor name → union of several choices of its entries."""
+    """Return tensor name → union of the bool tensors of this name in ``choices``."""
     result: dict[str, Tensor] = {}
     for choice in choices:
         for name, where in choice.items():
@@ -266,14 +266,14 @@ def united(choices: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def shrink(data: np.ndarray, *, repeats: bool = True) -> Tensor:
-    """Return the bytes, compressed by zlib if that is shorter (uint8)."""
+    """Return bytes as uint8, compressed by zlib if the result is shorter; ``repeats``: search for repeated strings."""
     coder = zlib.compressobj(strategy=zlib.Z_DEFAULT_STRATEGY if repeats else zlib.Z_HUFFMAN_ONLY)
     coded = np.frombuffer(coder.compress(data.tobytes()) + coder.flush(), dtype=np.uint8)
     return torch.from_numpy((data if len(coded) >= len(data) else coded).copy())
 
 
 def expand(shrunk: Tensor, n: int) -> np.ndarray:
-    """Return the ``n`` bytes given to :func:`shrink` (read only); the length distinguishes the two forms."""
+    """Return the ``n`` bytes given to :func:`shrink`, read only; input of length ``n`` is not compressed."""
     data = shrunk.numpy()
     return data if len(data) == n else np.frombuffer(zlib.decompress(data.data, bufsize=n), dtype=np.uint8)
 
@@ -291,7 +291,7 @@ def positions(where: Tensor) -> Tensor:
 
 
 def take(tensor: Tensor, index: Tensor) -> Tensor:
-    """Return the values ``(k,)`` of the entries at flat ``index``."""
+    """Return the values ``(k,)`` of a tensor's entries at flat ``index``."""
     flat = tensor.detach().reshape(-1)
     if flat.device.type != "cpu":
         return flat.index_select(0, index)
@@ -299,7 +299,7 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
 
 
 def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
-    """Set the entries at flat ``index`` to ``values`` ``(k,)``, in place."""
+    """Set a tensor's entries at flat ``index`` to ``values`` ``(k,)``, in place."""
     tensor = tensor.detach()
     if not tensor.is_contiguous():
         dense = tensor.contiguous()
@@ -312,6 +312,6 @@ def put(tensor: Tensor, index: Tensor, values: Tensor) -> None:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Return a flat copy on the CPU."""
+    """Return a flat copy of a tensor on the CPU."""
     tensor = tensor.detach().cpu().contiguous()
     return torch.from_numpy(as_integers(tensor).numpy().reshape(-1).copy()).view(tensor.dtype)

@@ -6,8 +6,8 @@ The store is an undo log: for each task and tensor, the changed entries with the
 update ``Δ`` of a task at an entry is the value before the next writer minus the value before the task. A removal
 replays the remaining writers of each entry on the value before the first removed writer:
 
-* an entry written only by removed writers gets its initial value back, bit for bit;
-* an entry written last by removed writers gets the bits before them;
+* an entry written only by removed writers is restored to its initial value, bit for bit;
+* an entry written last by removed writers is restored to the bits before those writers;
 * an entry with later writers loses the removed update, subtracted in float64.
 
 Repairs are writers too, with negative numbers, recorded after the tasks trained before them. A repair is removed
@@ -81,25 +81,25 @@ class Trajectory:
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
-        """Return number of a repair (negative) → tasks whose removal also removes it; None: any removal does."""
+        """Return repair number (negative) → tasks whose removal also removes the repair; None: any removal does."""
         return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
-        """Return the writers removed together with some tasks: the tasks and their repairs."""
+        """Return the writers that a removal of ``tasks`` removes: the tasks, and the repairs that depend on them."""
         tasks = tuple(tasks)
         return [*tasks, *(repair for repair, of in self.repairs.items() if of is None or of & set(tasks))]
 
     def nbytes(self, task: int | None = None) -> int:
-        """Return the bytes of a task's log, or of all logs."""
+        """Return the size of a task's log in bytes, or of all logs if ``task`` is None."""
         logs = self._logs.values() if task is None else [self._logs[task]]
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
-        """Return tensor name → bool tensor of the entries in a task's or repair's log: its changed entries."""
+        """Return tensor name → bool tensor, True at the entries in a task's or repair's log: those that it changed."""
         return {name: entry.where for name, entry in self._log(writer).items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
-        """Return the union of :meth:`moved` over all :meth:`writers` of some tasks."""
+        """Return tensor name → bool tensor, True at entries changed by ``tasks`` or repairs removed with them."""
         return united(map(self.moved, self.writers(tasks)))
 
     def report(self) -> dict[int, dict[str, float]]:
@@ -132,7 +132,7 @@ class Trajectory:
         after: Mapping[str, Tensor],
         parameters: int | None = None,
     ) -> dict[str, Tensor]:
-        """Record a finished task.
+        """Store the update of a finished task in an undo log; return the tensors' values rounded by ``dtype``.
 
         Args:
             task: label of the task, at least 0 and not recorded yet.
@@ -176,7 +176,7 @@ class Trajectory:
         return committed
 
     def _kept(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
-        """Return the committed values of a tensor, and the entries of its log."""
+        """Return a tensor's values, rounded by ``dtype``, and the undo-log entries of its update."""
         if self.dtype is not None and self.dtype.itemsize < trained.element_size():
             return coded(before, trained, self.dtype)
         return trained, SparseValues.of(before, ~same_bits(before, trained))
@@ -188,7 +188,7 @@ class Trajectory:
         tasks: Iterable[int] | None = None,
         free: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Record a repair as a separate lossless update, after all tasks.
+        """Store the update of a repair, without loss, in an undo log of its own, after the logs of all tasks.
 
         Args:
             before: tensor name → values before the repair.
@@ -215,9 +215,9 @@ class Trajectory:
             self._swap({**self._logs, min(repairs, default=0) - 1: log}, self._merged)
 
     def merge(self, tasks: Iterable[int]) -> None:
-        """Merge the updates of tasks that will never be removed; this cannot be undone.
+        """Merge the updates of ``tasks``, which can then never be removed; this is irreversible.
 
-        Only the values needed to remove further tasks are kept: for entries that an earlier, removable task wrote too,
+        Only the values needed to remove further tasks stay: for entries that an earlier, removable task wrote too,
         one value per sequence of merged writers. A later call adds to the merged tasks.
 
         Raises:
@@ -239,7 +239,7 @@ class Trajectory:
         readers: Readers | None = None,
         revisions: Revisions | None = None,
     ) -> Removal:
-        """Compute the state without some tasks and their repairs; change nothing.
+        """Return the :class:`Removal` of ``tasks`` and their repairs: the state without them; change nothing.
 
         Args:
             tasks: recorded tasks; if empty, only the repair that any removal removes.
@@ -266,7 +266,7 @@ class Trajectory:
         return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state before a task; entries written since only by merged tasks keep their current values.
+        """Return all values before a task's training; entries written since only by merged tasks have current values.
 
         Args:
             task: a recorded task.
@@ -287,36 +287,36 @@ class Trajectory:
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Replace the logs by those of a removal; old files stay on disk until :meth:`settle`."""
+        """Replace the logs by those of a computed removal; old files stay on disk until :meth:`settle`."""
         self._swap(removal.logs, self._merged)
 
     @property
     def logs(self) -> Mapping[int, Log]:
-        """Return all logs, for :meth:`restore`; a reference, not a copy."""
+        """Return all logs, as a reference and not a copy, for :meth:`restore`."""
         return self._logs
 
     def restore(self, logs: Mapping[int, Log]) -> None:
-        """Restore former :attr:`logs`; in memory, this succeeds even if writing to disk fails."""
+        """Restore a former value of :attr:`logs`; in memory, this succeeds even if writing to disk fails."""
         self._logs = dict(logs)
         self._swap(logs, self._merged)
 
     def restorer(self) -> Callable[[], None]:
-        """Return a function that restores the current logs."""
+        """Return a function that restores the current logs, if they have been replaced when it is called."""
         logs = self.logs
         return lambda: None if self.logs is logs else self.restore(logs)
 
     def check_directory(self) -> None:
-        """Raise an error if the directory belongs to another trajectory by now."""
+        """Raise TrajectoryError if another trajectory has changed the directory of the log files."""
         if self._directory is not None:
             self._directory.check()
 
     def settle(self) -> None:
-        """Delete log files not listed in the index any more."""
+        """Delete log files that the directory's index no longer lists."""
         if self._directory is not None:
             self._directory.sweep()
 
     def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
-        """Replace the logs and delete old files, or change nothing."""
+        """Replace the logs and merged tasks, and delete old files; if an error occurs, restore the former ones."""
         before = self._logs, self._merged
         self._swap(logs, merged)  # keeps the old files on disk until the change has succeeded
         try:
@@ -327,7 +327,7 @@ class Trajectory:
             raise
 
     def _swap(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
-        """Replace the logs, on disk first."""
+        """Replace the logs and merged tasks, on disk first and then in memory."""
         self._logs = dict(logs) if self._directory is None else self._directory.write(logs, merged)
         self._merged = merged
 
@@ -340,19 +340,19 @@ class Trajectory:
         return log
 
     def _look_at(self, writers: Iterable[int]) -> None:
-        """Raise an error if a writer is not recorded, or its log file is damaged."""
+        """Raise TrajectoryError if a writer (task or repair) is not recorded, or if its log file is damaged."""
         for writer in writers:
             self._log(writer)
 
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return logs, merged tasks and precision for a saved state, with one file per log."""
+        """Return the logs, merged tasks and dtype for a saved state, which stores each log in a separate file."""
         logs = {writer: Apart(log.state, (log,)) for writer, log in self._logs.items()}
         return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 
     def load_state(self, state: Any) -> None:
-        """Restore a state; its logs are written to this trajectory's directory with the next change."""
+        """Load a result of :meth:`state`; the next change writes the loaded logs to this trajectory's directory."""
         dtype, logs, merged = checked(state, dtype=str, logs=dict[int, dict], merged=frozenset[int])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")

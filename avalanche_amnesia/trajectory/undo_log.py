@@ -1,4 +1,4 @@
-"""Undo log of a writer (a task or a repair), and the update computed from it."""
+"""Undo log of a writer (a task or a repair), and the writer's update, computed from the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, Sp
 
 @dataclass(frozen=True)
 class AddedError:
-    """Size of the difference between committed and trained entries."""
+    """Rounding error of committed against trained entries: number of unequal entries, maximum, sum of squares."""
 
     entries: int = 0
     largest: float = 0.0
@@ -25,7 +25,7 @@ class AddedError:
 
     @classmethod
     def between(cls, committed: Tensor, trained: Tensor) -> AddedError:
-        """Return the difference of two tensors of the same shape, in float64."""
+        """Return the error of ``committed`` against ``trained``, of the same shape, computed in float64."""
         differ = ~same_bits(committed, trained)
         difference = committed[differ].double() - trained[differ].double()
         if not len(difference):
@@ -39,7 +39,7 @@ class AddedError:
 
 @dataclass(frozen=True)
 class LogFile:
-    """File of a memory-mapped log."""
+    """File of a memory-mapped log: path, (device, inode), size in bytes, and checksum."""
 
     path: Path
     place: tuple[int, int]
@@ -75,18 +75,18 @@ class Log(dict[str, SparseEntries]):
 
     @classmethod
     def from_state(cls, state: Any) -> Log:
-        """Create a log from the result of :meth:`state`."""
+        """Return the log from the result of :meth:`state`."""
         kinds = {"entries": dict, "parameters": int, "error": dict, "repair_of": frozenset | None}
         entries, parameters, error, repair_of = checked(state, **kinds)
         return cls(entries_from(entries), parameters, made(AddedError, error), repair_of)
 
     @property
     def nbytes(self) -> int:
-        """Return the size in bytes."""
+        """Return the size of all entries in bytes."""
         return sum(entry.nbytes for entry in self.values())
 
     def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
-        """Return a log of the same writer with new entries, without a file."""
+        """Return a copy of this log with new ``entries`` and without a file."""
         return Log(entries, self.parameters, self.error, self.repair_of)
 
     def unless_same(self, other: Log) -> Log:
@@ -96,18 +96,18 @@ class Log(dict[str, SparseEntries]):
 
 
 class Updates(Mapping[str, Tensor]):
-    """Tensor name → a writer's update ``Δ``, float64, computed at access because most removals never need it."""
+    """Mapping: tensor name → a writer's update ``Δ``, float64, computed at access as most removals never need it."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[SparseEntries, Tensor, Tensor | None]] = {}
         self._values: dict[str, Tensor] = {}
 
     def add(self, name: str, entry: SparseEntries, written: Tensor, kept: Tensor | None = None) -> None:
-        """Add a tensor; its update is 0 at entries where ``kept`` is True."""
+        """Add tensor ``name``, with the values ``written``; its update is 0 at entries where ``kept`` is True."""
         self._parts[name] = entry, written, kept
 
     def where(self, name: str) -> Tensor:
-        """Return a bool tensor of the added entries."""
+        """Return a bool tensor, True at the entries of tensor ``name`` that the writer changed."""
         return self._parts[name][0].where
 
     def __getitem__(self, name: str) -> Tensor:
@@ -127,12 +127,12 @@ class Updates(Mapping[str, Tensor]):
 
 
 def entries_state(entries: Mapping[str, SparseEntries]) -> dict[str, Any]:
-    """Return tensor name → entries for a saved state."""
+    """Return tensor name → attributes of its sparse entries, for a saved state."""
     return {name: dict(vars(entry)) for name, entry in entries.items()}
 
 
 def entries_from(state: Any) -> dict[str, Any]:
-    """Check and return the entries from the result of :func:`entries_state`."""
+    """Return tensor name → sparse entries from a result of :func:`entries_state`; raise StateError if invalid."""
     found: dict[str, SparseEntries] = {
         name: made(SparseUpdates, of) if "codes" in of else made(SparseValues, of) for name, of in state.items()
     }

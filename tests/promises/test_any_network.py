@@ -94,13 +94,6 @@ class TextTransformer(nn.Module):
         return self.encoder(self.embedding(x) + self.position).mean(1)
 
 
-def mobilenet_v3() -> nn.Module:
-    bottleneck = functools.partial(mobilenetv3.InvertedResidualConfig, width_mult=1)
-    return mobilenetv3.MobileNetV3(
-        [bottleneck(8, 3, 16, 8, True, "RE", 2, 1), bottleneck(8, 5, 24, 16, True, "HS", 1, 1)], 32, num_classes=4
-    )
-
-
 def swin() -> nn.Module:
     return zoo.SwinTransformer([2, 2], 8, [1, 1], [2, 2], [2, 2], stochastic_depth_prob=0.1)
 

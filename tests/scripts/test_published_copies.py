@@ -199,22 +199,6 @@ def test_shadows_work_with_requests_during_a_task_and_with_saved_states(tmp_path
     assert bits(other.model) == bits(whole.model)
 
 
-def test_published_amnesiac_hat_on_real_digits():
-    """With AdaHAT, shadow copies give later tasks a better accuracy than deletion alone.
-
-    By .15 to .21 on four streams. Of 5 epochs in place of 20, single streams scatter from -.02 to .20.
-    """
-    benchmark = PermutedDigits(4, n_train=1000, n_test=300)
-    means = []
-    for compensation in ("none", PublishedCopies()):
-        strategy = amnesiac(
-            adjustment="adahat", compensation=compensation, train_epochs=20, masks=replace(EVEN_BUDGET, fit_head=False)
-        )
-        learn(strategy, with_unlearning(benchmark, {3: [0]}).train_stream)
-        means.append(sum(accuracy(strategy, benchmark.test_stream[task]) for task in (1, 2, 3)) / 3)
-    assert means[1] > means[0] + 0.1
-
-
 def gains():
     parts = {"first": nn.Linear(64, 8), "scale": nn.Parameter(torch.ones(8)), "features": 8}
     return Net(lambda net, x: torch.relu(net.first(x.flatten(1))) * net.scale, **parts)
