@@ -76,7 +76,7 @@ def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _applied(node: fx.Node, args: Any, options: Any) -> Any:
-    """Apply a node's operation to numbers of sets or entries; reshape replaces view, because memory layout may differ."""
+    """Apply a node's operation to numbers of sets or entries; ``view`` as ``reshape``: memory layout may differ."""
     args, options = map_leaves((args, options), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
     target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
     return target(*args, **options)
