@@ -25,7 +25,7 @@ _OTHER_SIDES = {
     (nn.Conv1d, nn.ConvTranspose1d): (1, (64, 128, 32, 256, 100, 16, 1024)),
     (nn.Conv3d, nn.ConvTranspose3d): (3, (16, 32, 8)),
 }
-"""Types of first layers → number of input axes besides channels, and their sizes."""
+"""Types of first layers → number of input axes besides channels, and the sizes to try for each axis."""
 HEADS_OF_ITS_OWN = (
     ", which has a head of its own for each task, and this package adds heads: give the network without them, with an "
     "Identity for its classifier"
@@ -34,7 +34,7 @@ _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 def check_backbone(backbone: nn.Module) -> None:
-    """Check that a module can be a backbone: its weights are initialised, and it has no heads of this package."""
+    """Raise ModelError if a module can't be a backbone: parallel, compiled, with heads, sparse, lazy or on 'meta'."""
     checks.instance("backbone", backbone, nn.Module, "a feature extractor, such as MLP(784)")
     kind = type(backbone).__name__
     for name, module in backbone.named_modules():
@@ -129,7 +129,7 @@ def same_draws(module: nn.Module) -> Iterator[None]:
 
 
 class NamedTensors(Mapping[Any, Any]):
-    """A batch of samples that each consist of several named tensors; it has the methods of a tensor.
+    """A batch of several named tensors, with some methods of a tensor: ``to``, ``split``, ``numel``, ``device``.
 
     Args:
         tensors: name → ``(batch, …)``.
@@ -139,7 +139,7 @@ class NamedTensors(Mapping[Any, Any]):
         self._tensors = dict(tensors)
 
     def __getitem__(self, key: Any) -> Any:
-        """Return the tensor with this name, or the samples at these positions."""
+        """Return the tensor named ``key`` (a string), or a batch of the samples at the positions ``key``."""
         if isinstance(key, str):
             return self._tensors[key]
         return NamedTensors({name: tensor[key] for name, tensor in self._tensors.items()})
@@ -153,19 +153,19 @@ class NamedTensors(Mapping[Any, Any]):
 
     @property
     def device(self) -> torch.device:
-        """Return the device, as a tensor does."""
+        """Return the device of the tensors."""
         return next(iter(self._tensors.values())).device
 
     def numel(self) -> int:
-        """Return the number of entries, as a tensor does."""
+        """Return the total number of entries of all tensors."""
         return sum(tensor.numel() for tensor in self._tensors.values())
 
     def to(self, *args: Any, **kwargs: Any) -> NamedTensors:
-        """Move or convert all tensors, as ``Tensor.to`` does."""
+        """Return a batch with every tensor moved or converted, as by ``Tensor.to``."""
         return NamedTensors({name: tensor.to(*args, **kwargs) for name, tensor in self._tensors.items()})
 
     def split(self, size: int) -> list[NamedTensors]:
-        """Split along the samples, as ``Tensor.split`` does."""
+        """Return consecutive batches of at most ``size`` samples, as ``Tensor.split`` does."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
 
@@ -177,7 +177,7 @@ register_pytree_node(NamedTensors, _parts, lambda tensors, names: NamedTensors(d
 
 
 def as_batch(x: Any) -> Any:
-    """Return a batch in the form that models take: a tensor, or a mapping of tensors as one batch."""
+    """Return a tensor unchanged, or a mapping of tensors as NamedTensors; raise TypeError for any other ``x``."""
     tensors = list(x.values()) if isinstance(x, Mapping) else [x]
     if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors):
         inside = f" of {[type(each).__name__ for each in tensors]}" if isinstance(x, Mapping) else ""
@@ -189,13 +189,13 @@ def as_batch(x: Any) -> Any:
 
 
 def run_on(backbone: nn.Module, x: Any) -> Any:
-    """Run a backbone's forward on a batch: a tensor, or tensors named after its arguments."""
+    """Return a backbone's result for a batch ``x``: a tensor, or a mapping from argument names to tensors."""
     return backbone(**x) if isinstance(x, Mapping) else backbone(x)
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Shapes, types and names of the tensors in a batch."""
+    """Shapes (without the batch), types and names of the tensors that a backbone takes as input."""
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
@@ -206,7 +206,7 @@ class Inputs:
 
     @classmethod
     def like(cls, example: Any) -> Inputs:
-        """Return the inputs that describe an example batch."""
+        """Return an ``Inputs`` with the shapes, types, names and first four samples of an example batch."""
         named = isinstance(example, Mapping)
         several = isinstance(example, (tuple, list))
         tensors = tuple(example.values()) if named else tuple(example) if several else (example,)
@@ -233,16 +233,16 @@ class Inputs:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the shape of one sample's first tensor."""
+        """Return the shape of the first input tensor, without the batch axis."""
         return self.shapes[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return the type of the first tensor."""
+        """Return the dtype of the first input tensor."""
         return self.dtypes[0]
 
     def batch(self, size: int, draw: torch.Generator | None = None, like: Tensor | None = None) -> Any:
-        """Return a batch for the backbone: the example's samples repeated, or random numbers."""
+        """Return a batch of ``size`` samples for the backbone: the example's samples repeated, or random numbers."""
         draw = torch.Generator().manual_seed(0) if draw is None else draw
         tensors = []
         for number, (shape, dtype) in enumerate(zip(self.shapes, self.dtypes, strict=True)):
@@ -261,13 +261,13 @@ class Inputs:
         return tuple(tensors) if self.several else tensors[0]
 
     def tensors(self, batch: Any) -> list[Any]:
-        """Return the tensors of a batch, in order."""
+        """Return the tensors of a batch as a list: one, or several in the order of the example batch."""
         if self.names:
             return [batch[name] for name in self.names]
         return list(batch) if self.several else [batch]
 
     def arguments(self, backbone: nn.Module, tensors: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of the backbone's forward."""
+        """Return the positional and keyword arguments of the backbone's forward for a list of input tensors."""
         label = (0,) if hasattr(backbone, "known_train_tasks_labels") else ()  # a backbone does not read it
         if self.names:
             return label, dict(zip(self.names, tensors, strict=True))
@@ -275,7 +275,7 @@ class Inputs:
 
 
 def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any = None) -> Inputs:
-    """Return the inputs that a backbone takes: the given ones, or inputs found by trying."""
+    """Return a backbone's ``Inputs``: from ``example``, from the shape ``given``, or found by trying input shapes."""
     if example is not None:
         if given is not None:
             raise ValueError(f"give input_shape= or example=, not both; got {given} and an example")
@@ -295,13 +295,13 @@ def inputs_of(backbone: nn.Module, given: tuple[int, ...] | None, example: Any =
 
 
 def first_real(module: nn.Module) -> Tensor:
-    """Return a tensor with the type and device of the module's floating-point numbers, trainable ones first."""
+    """Return a module's first floating-point parameter, a trainable one if possible; without any, an empty tensor."""
     real = [p for p in module.parameters() if p.is_floating_point()]
     return next((p for p in real if p.requires_grad), real[0] if real else torch.empty(()))
 
 
 def features_by_trying(backbone: nn.Module) -> Tensor | None:
-    """Return features ``(2, n_features)`` of an input found by trying, for shape and type only; None if none fits."""
+    """Return features ``(2, n_features)`` without values for an input shape found by trying, or None if none fits."""
     try:
         inputs = inputs_of(backbone, None)
         with undisturbed(backbone), torch.no_grad():
@@ -313,7 +313,7 @@ def features_by_trying(backbone: nn.Module) -> Tensor | None:
 
 
 def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
-    """Run a backbone on two inputs, with shapes and types only, or on zeros if it reads values."""
+    """Return a backbone's result for two samples on the device ``meta``, or for zeros if its forward reads values."""
     inputs = Inputs((shape,), (dtype,))
 
     def run(copied: Callable[[Tensor], Tensor], x: Tensor) -> Any:
@@ -328,7 +328,7 @@ def _runs_on(backbone: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 
 
 def run_copied(backbone: nn.Module, made: Callable[[Tensor], Tensor], args: tuple[Any, ...]) -> Any:
-    """Run a module with copies of its parameters and buffers."""
+    """Return a module's result for ``args``, with each parameter and buffer ``t`` replaced by a copy ``made(t)``."""
     # List each module under one name: functional_call would take the copy for the original under a second name.
     state = {
         f"{prefix}.{name}".lstrip("."): made(value)

@@ -1,4 +1,4 @@
-"""Calls of modules declared frozen or task-owned: each call is one graph node, whatever the module computes."""
+"""Export of modules that the user declares frozen or task-owned: each call of a module is one opaque graph node."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 _LIBRARY = torch.library.Library("amnesia", "FRAGMENT")
 _LIBRARY.define("declared(Tensor[] tensors, SymInt[] sizes, Tensor[] like, int number) -> Tensor[]")
-# register_fake() searches all modules for its caller at import
+# not by register_fake(), which searches all modules for its caller at import
 _LIBRARY.impl("declared", lambda tensors, sizes, like, number: [torch.empty_like(each) for each in like], "Meta")
 DECLARED = torch.ops.amnesia.declared.default
 _BATCHES = (2, 3)
 
 
 class DeclaredCalls:
-    """Placeholders for declared modules during an export.
+    """Placeholders that replace modules declared frozen or task-owned while torch.export traces a backbone.
 
     The results of a module are found by running the backbone on real numbers, for two batch sizes. A declared
     module may therefore contain anything, including control flow that depends on values.
@@ -30,15 +30,15 @@ class DeclaredCalls:
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
-        """Record the name and arguments of each call."""
+        """Name and arguments of each call of a declared module in the current forward."""
         self._results: dict[str, list[list[Any]]] = {}
 
     def begin(self, tensors: Sequence[Tensor]) -> None:
-        """Record the inputs of a new forward, because torch.export may run several."""
+        """Clear the recorded calls and store the first input of a new forward, because torch.export may run several."""
         self.seen, self._first = [], tensors[0]
 
     def stand_in(self, root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> None:
-        """Replace the forwards of the modules by placeholders; the caller restores the modules."""
+        """Replace the ``forward`` of each module in ``modules`` by a placeholder. The caller restores the modules."""
         if modules:
             self._results = _observed(root, modules, inputs)
         for name, module in modules.items():
@@ -59,13 +59,13 @@ class DeclaredCalls:
         return pytree.tree_map(lambda leaf: next(found) if isinstance(leaf, Tensor) else leaf, few)
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
-        """Return a tensor with the shape of a result, for the current batch size."""
+        """Return an empty tensor of a result's shape for the current batch size, from those for 2 and 3 samples."""
         shape = [_size(a, b, self._first.shape[0]) for a, b in zip(of_two.shape, of_three.shape, strict=True)]
         return self._first.new_empty(shape, dtype=of_two.dtype)
 
 
 def filled_in(arguments: Any, tensors: Iterator[fx.Node], sizes: Iterator[fx.Node]) -> Any:
-    """Return the arguments of a call with nodes in place of its tensors and sizes."""
+    """Return the arguments of a call with graph nodes in place of its tensors and symbolic sizes."""
 
     def filled(leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
@@ -86,7 +86,7 @@ def _size(of_two: int, of_three: int, batch: Any) -> Any:
 
 @torch.no_grad()
 def _observed(root: nn.Module, modules: Mapping[str, nn.Module], inputs: Inputs) -> dict[str, list[list[Any]]]:
-    """Return the results of the modules, call by call, for both batch sizes."""
+    """Run the backbone with 2 and with 3 samples, and return the results of each call of each module in ``modules``."""
     results: dict[str, list[list[Any]]] = {name: [] for name in modules}
     inside: list[str] = []
 

@@ -31,7 +31,7 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 
 ATEN: Any = torch.ops.aten
 PLAIN_AVERAGE = -1.0
-"""Momentum used in place of None while a norm is exported: otherwise it would divide by an unknown count."""
+"""Momentum used in place of None while a norm is exported, because None would divide by an unknown count."""
 # torch.export treats the sizes 0 and 1 as constants, so such a batch would fix the number of samples.
 EXPORTED_BATCH = 3
 _one_at_a_time = threading.RLock()  # torch.export patches nn.Module for all threads while it traces
@@ -39,7 +39,7 @@ _one_at_a_time = threading.RLock()  # torch.export patches nn.Module for all thr
 
 @dataclass
 class Exported:
-    """Graph of one mode: placeholders are the inputs; parameters, buffers and constants are attributes."""
+    """Graph of a backbone in one mode: inputs are placeholders; parameters, buffers and constants are attributes."""
 
     graph: fx.Graph
     constants: dict[str, Tensor]
@@ -51,11 +51,11 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """Return the same export with a copy of its graph, which a walk may rewrite."""
+        """Return a copy of this export with a copied graph, which the caller may rewrite."""
         return replace(self, graph=_renamed(self.graph))
 
     def size(self, value: Any, batch: int) -> int:
-        """Return a size, or another number, for a given number of samples."""
+        """Return the number that a symbolic size has for ``batch`` samples. A plain number is returned unchanged."""
         if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return value
         known = self.sizes | dict.fromkeys(self.batch, batch)
@@ -67,7 +67,7 @@ class Exported:
 
 
 class _Root(nn.Module):
-    """The backbone with a uniform signature: a list of tensors in, features out."""
+    """Module that calls the backbone with a uniform signature: from a list of input tensors to features."""
 
     def __init__(self, backbone: nn.Module, inputs: Inputs, calls: DeclaredCalls) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _Root(nn.Module):
 
 
 class _NoStrangers(TorchFunctionMode):
-    """Refuses tensors that learn and are no parameters of the backbone: export would take them for constants."""
+    """Mode that raises ModelError for trainable tensors outside the backbone: export would make them constants."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _NoStrangers(TorchFunctionMode):
 
 
 def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) -> Tensor:
-    """Return the features in a backbone's result: a tensor, or the only two-axis tensor in a tuple or mapping."""
+    """Run a backbone and return its features: the result, or the only two-axis tensor in a tuple or mapping."""
     args, kwargs = inputs.arguments(backbone, tensors)
     result = backbone(*args, **kwargs)
     if isinstance(result, Tensor):
@@ -117,7 +117,7 @@ def features_of(backbone: nn.Module, inputs: Inputs, tensors: Sequence[Tensor]) 
 def export(
     backbone: nn.Module, inputs: Inputs, *, training: bool, frozen: Collection[str], task_owned: Collection[str]
 ) -> Exported:
-    """Export a backbone in one mode."""
+    """Return the graph that torch.export traces of a backbone, in training (``training=True``) or evaluation mode."""
     calls = DeclaredCalls()
     root = _Root(backbone, inputs, calls)
     modules = dict(backbone.named_modules())
@@ -138,7 +138,7 @@ def export(
 
 
 def _functional_program(root: _Root, inputs: Inputs) -> Any:
-    """Return the exported program of a root, without operations that write into their arguments."""
+    """Return the exported program of ``root``, without operations that write into their arguments."""
     for module in root.modules():
         if isinstance(module, _NormBase) and module.momentum is None:
             module.momentum = PLAIN_AVERAGE
@@ -163,7 +163,7 @@ def _functional_program(root: _Root, inputs: Inputs) -> Any:
 
 
 def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
-    """Return the exported program for batches of any size, and optionally for inputs of any size (slower)."""
+    """Return the exported program for batches of any size, and if ``any_size`` for inputs of any size (slower)."""
     free = [dict.fromkeys(range(t.dim()) if any_size else [0], torch.export.Dim.AUTO) for t in tensors]
     try:
         with _copied_sizes(), redirect_stderr(io.StringIO()):  # torch prints the graph if it fails
@@ -178,7 +178,7 @@ def _program(root: nn.Module, tensors: list[Tensor], *, any_size: bool) -> Any:
 
 @contextmanager
 def _copied_sizes() -> Iterator[None]:
-    """Let a forward deep-copy a symbolic size: the copy is the size itself, as for an integer."""
+    """During the block: allow ``deepcopy`` of a symbolic size, which returns the size itself, as for an integer."""
     torch.SymInt.__deepcopy__ = lambda size, memo: size  # type: ignore[attr-defined]
     try:
         yield
@@ -187,7 +187,7 @@ def _copied_sizes() -> Iterator[None]:
 
 
 def _is_plain(node: fx.Node) -> bool:
-    """Return True if a node is an operation or computes sizes; torch.vmap leaves other calls."""
+    """Return True unless a node calls a function of functorch (from ``torch.vmap``), which is no ATen operation."""
     target = node.target
     return node.op != "call_function" or "_functorch" not in (getattr(target, "__module__", None) or "")
 
@@ -196,7 +196,7 @@ def _is_plain(node: fx.Node) -> bool:
 
 
 def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]]) -> Exported:
-    """Return the graph of an exported program, with the backbone's names for parameters and buffers."""
+    """Convert an exported program to a graph whose parameters and buffers are attributes with the backbone's names."""
     graph, signature = program.graph, program.graph_signature
     graph.owning_module = None  # its attributes belong to the backbone, not to the exported module
     # Tied tensors get one name: with two names, each would miss the units that read the other.
@@ -226,7 +226,7 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
 
 
 def _renamed(graph: fx.Graph) -> fx.Graph:
-    """Return the graph with node names that are equal in both modes, even after removals."""
+    """Return a copy of a graph with new node names, equal in both modes although other nodes were removed."""
     found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     for node in graph.nodes:
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
@@ -275,7 +275,7 @@ def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
 
 
 def _drop_statistics(graph: fx.Graph, signature: Any) -> set[str]:
-    """Replace exported norms by plain calls that do not write running statistics into buffers."""
+    """Replace norms by calls that write no running statistics; return the names of other buffers that are written."""
     output = next(node for node in graph.nodes if node.op == "output")
     results = list(output.args[0])
     buffer_of = {signature.inputs_to_buffers.get(n.name): n for n in graph.nodes if n.op == "placeholder"}
@@ -309,7 +309,7 @@ def _is_statistic(result: fx.Node, buffer: fx.Node, name: str) -> bool:
 
 
 def _before_norms(statistic: Any) -> Any:
-    """Return the buffer of a norm's statistic before the update, and earlier calls of the same norm."""
+    """Return the buffer that a running statistic was computed from, by one or several calls of the same norm."""
     while isinstance(statistic, fx.Node) and statistic.target is operator.getitem:
         norm, number = statistic.args
         if norm.target not in _NORMS_OF_EXPORT or number not in (3, 4):  # type: ignore[union-attr]
@@ -323,11 +323,11 @@ _NORMS_OF_EXPORT: dict[Any, Callable[..., tuple[Any, ...]]] = {
     ATEN._native_batch_norm_legit_no_training.default: lambda *args: (*args[:5], False, *args[5:]),
     ATEN._native_batch_norm_legit.no_stats: lambda *args: (*args[:3], None, None, *args[3:]),
 }
-"""Norms as written by torch's functionalisation → arguments of a plain norm, without the last one."""
+"""Norm operation written by torch's functionalisation → arguments of a plain norm, except the last argument."""
 
 
 def _replace_tuple(graph: fx.Graph, node: fx.Node, target: Any, args: Any) -> None:
-    """Replace an operation that returns several tensors if only the first is read."""
+    """Replace a node that returns several tensors by a call of ``target`` that returns only the first tensor."""
     first = [user for user in node.users if user.target is operator.getitem and user.args[1] == 0]
     with graph.inserting_before(node):
         made = graph.call_function(target, tuple(args))
@@ -352,7 +352,7 @@ def _drop_idle(graph: fx.Graph) -> None:
 
 
 def inline_regions(module: fx.GraphModule) -> None:
-    """Inline the nodes of regions (``torch.no_grad``, autocast) into the surrounding graph."""
+    """Copy the nodes of nested regions (``torch.no_grad``, disabled autocast) into the surrounding graph."""
     graph = module.graph
     while True:
         regions = [node for node in graph.nodes if isinstance(node.target, torch._ops.HigherOrderOperator)]
@@ -405,7 +405,7 @@ def _detached(graph: fx.Graph, result: Any) -> Any:
 
 
 def write_nothing(graph: fx.Graph, counters: frozenset[fx.Node]) -> bool:
-    """Replace in-place operations by ones that return a new value, if no other node reads the old value."""
+    """Replace in-place operations whose old value no other node reads; return True if no in-place operation is left."""
     left = False
     for node in list(graph.nodes):
         if not _writes(node):
@@ -443,7 +443,7 @@ def _functional(target: Any) -> Any:
 
 
 def _is_fresh(node: fx.Node) -> bool:
-    """Return True if no other value shares a value's memory."""
+    """Return True if a node's result has new memory, which no other value shares."""
     target: Any = node.target
     schema = getattr(target, "_schema", None)
     if node.op != "call_function" or schema is None or any(result.alias_info for result in schema.returns):
@@ -476,7 +476,7 @@ def _failure(backbone: nn.Module, error: Exception) -> ModelError:
 
 
 def _where_it_failed(backbone: nn.Module, error: Exception) -> tuple[str, str]:
-    """Return the innermost module whose forward was running, and the line of the user's code."""
+    """Return the name of the innermost module whose forward raised ``error``, and the line of the user's code."""
     names = {id(module): name for name, module in backbone.named_modules()}
     name, line = "", ""
     for frame, number in traceback.walk_tb(error.__traceback__):
@@ -492,7 +492,7 @@ _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")
 
 
 def declaring(name: str, *options: str) -> str:
-    """Return advice to declare a module, for error messages; the backbone itself cannot be declared."""
+    """Return advice for an error message: how to declare a module frozen or task-owned (not the backbone itself)."""
     meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     if name:
@@ -517,13 +517,13 @@ def name_of(node: fx.Node) -> str:
 
 
 def module_of(node: fx.Node) -> str:
-    """Return the path of the module whose forward contains an operation."""
+    """Return the path, inside the backbone, of the module whose forward runs a node's operation."""
     paths = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
     return (paths[-1] if paths else "").removeprefix("backbone").removeprefix(".")
 
 
 def where(node: fx.Node) -> str:
-    """Describe a node by its operation, module and line of code."""
+    """Return a description of a node for error messages: its operation, module and line of code."""
     name = module_of(node)
     inside = f" in module {name!r}" if name else ""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]

@@ -18,9 +18,9 @@ class Finding:
 
     Attributes:
         where: the module, parameter or operation.
-        reason: why it can't be masked.
+        reason: why that part can't be masked.
         fix: what the user can do.
-        change: the change that :func:`~avalanche_amnesia.fix` makes; None if it can't fix it.
+        change: the change that :func:`~avalanche_amnesia.fix` makes; None if there is no such change.
     """
 
     where: str
@@ -36,7 +36,7 @@ class Unsupported(Exception):
     """Error that a rule raises for an operation it can't mask.
 
     Args:
-        reason: why it can't.
+        reason: why the operation can't be masked.
         fix: what the user can do.
     """
 
@@ -46,7 +46,7 @@ class Unsupported(Exception):
 
 
 def bake_in(name: str) -> Fix:
-    """Remove the parametrisations of a module; its weights keep their present values."""
+    """Return a change that removes the parametrisations of the module ``name`` and stores its present weights."""
 
     def change(model: nn.Module) -> None:
         module = model.get_submodule(name)
@@ -64,7 +64,7 @@ def bake_in(name: str) -> Fix:
 
 
 def drop(names: Sequence[str]) -> Fix:
-    """Remove parameters that no operation reads, and modules that are then empty."""
+    """Return a change that removes the parameters in ``names``, which no operation reads, and modules left empty."""
 
     def change(model: nn.Module) -> None:
         for name in names:

@@ -20,13 +20,13 @@ Between = Literal["min", "max"]
 Key = TypeVar("Key")
 Item = TypeVar("Item")
 LayerKey = tuple[tuple[tuple[str, int | None], ...], str, int]
-"""Parameters of a layer's weight with hashes of the used entries (None: all), the layer's kind and its units."""
+"""Parameters of a layer's weight with hashes of the used entries (None: all), the layer's kind and number of units."""
 _MUCH_LESS = 0.6
-"""Share of a weight below which it is faster to select its open entries: ``benchmarks/open_entries.py``."""
+"""Largest share of open weight entries at which selecting them is faster: ``benchmarks/open_entries.py``."""
 
 
 class OpenEntries(NamedTuple):
-    """Entries of a weight ``(units, inputs, …)`` that a mask reads."""
+    """Rows and columns of a weight ``(units, inputs, …)`` that a mask covers (None: all), and the share it saves."""
 
     rows: Tensor | None
     columns: Tensor | None
@@ -56,7 +56,7 @@ class Computed(Mapping[Key, Item]):
 
 @dataclass(frozen=True)
 class WeightedLayer:
-    """A layer of the backbone whose outputs are masked units: the numbers of its units in the graph's ``sets``."""
+    """A layer of the backbone whose outputs are masked; ``sets`` has the set number of each unit, ``(units,)``."""
 
     name: str
     units: int
@@ -69,11 +69,11 @@ class UnitGraph:
     """The weighted layers of a backbone in execution order, and the units that use each of its parameters.
 
     Attributes:
-        layers: by name.
-        sets: numbers of sets of units.
+        layers: weighted layers, by name.
+        sets: all sets of units, by the numbers used in ``factors`` and ``output``.
         factors: parameter name → tensors of set numbers that broadcast over the parameter; an entry is in use if all
-            of them are (its unit, and the units that feed it).
-        output: set numbers behind the features, ``(features,)``.
+            its sets are (its unit, and the units that feed it).
+        output: set number of each feature, ``(features,)``.
         owned: names of task-owned parameters.
         frozen: names of parameters declared to be trained only by the first task.
         inputs: the backbone's inputs.
@@ -89,14 +89,14 @@ class UnitGraph:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, without the batch, on which the backbone was traced."""
+        """Return the shape of one input, without the batch, that was used to trace the backbone."""
         return self.inputs.shape
 
     def __deepcopy__(self, memo: object) -> UnitGraph:
         return self  # immutable; a copy of all sets would be the largest part of a model's copy
 
     def parameter_use(self, *masks: Mapping[str, Tensor], between: Between = "min") -> Mapping[str, Tensor]:
-        """Return the use of every masked parameter: ``min`` of its unit's and its source's use.
+        """Return how much masks use each parameter entry: ``min`` of the masks of its output unit and its input unit.
 
         Of weight ``ij`` in layer ``l``: ``min(a_{l,i}, a_{l−1,j})``; of bias ``i``: ``a_{l,i}``. With HAT's cumulative
         mask (Serrà et al., ICML 2018) it is the share of the update that is blocked, with AdaHAT's summative mask
@@ -126,7 +126,7 @@ class UnitGraph:
         return reduce(torch.maximum, (sources[factor] for factor in factors), least)
 
     def reads(self, mask: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the entries of each parameter that one mask covers: where :meth:`parameter_use` is positive.
+        """Return the entries (True) of each parameter that one mask covers: where :meth:`parameter_use` is positive.
 
         Args:
             mask: layer name → ``(units,)``, bool.
@@ -145,12 +145,12 @@ class UnitGraph:
         return Computed(self.factors, covered)
 
     def open_entries(self, units: Tensor) -> dict[str, OpenEntries]:
-        """Return weight rows and columns read by some units, bool ``(n_units,)``, where they are a small share."""
+        """Return the rows and columns of each weight that ``units``, bool ``(n_units,)``, covers, if a small share."""
         of_sets = (self.sets.use(units.float()) > 0).cpu().numpy()  # numpy is faster for few numbers
         found = {}
         for name, factors in self.factors.items():
             others = (size for axis, factor in enumerate(factors) for at, size in enumerate(factor.shape) if at != axis)
-            if len(factors) != 2 or any(size > 1 for size in others):  # else set numbers differ along one axis each
+            if len(factors) != 2 or any(size > 1 for size in others):  # skip unless each varies along its own axis
                 continue
             read = [of_sets[factor.numpy().reshape(-1)] for factor in factors]
             share = float(read[0].mean() * read[1].mean())
@@ -161,7 +161,7 @@ class UnitGraph:
         return found
 
     def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
-        """Return a mask per parameter of the weight rows and biases of these units, ``(n_units,)``."""
+        """Return a bool mask per parameter: True in the weight rows and biases of ``units``, bool ``(n_units,)``."""
         of_sets = self.sets.use(units.float())
         of_sets[ALWAYS] = 0
         return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
@@ -189,7 +189,7 @@ class Draft:
 
     ungated: frozenset[LayerKey] = frozenset()  # layers whose outputs get no gate, see needless()
     biases: set[str] = field(default_factory=set)  # of layers with gates
-    loose: set[str] = field(default_factory=set)  # biases without a gate: each task needs its own
+    loose: set[str] = field(default_factory=set)  # biases without a gate: each task needs its own copy
     sets: UnitSets = field(default_factory=UnitSets)
     layers: dict[str, WeightedLayer] = field(default_factory=dict)
     factors: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Draft:
     _plain: dict[LayerKey, str] = field(default_factory=dict)  # names of weights that are one parameter each
 
     def layer_of(self, weight: ParameterValue, wanted: Sequence[str], kind: str, units: int) -> WeightedLayer:
-        """Return the layer of a weight: the same one at every call and in both modes."""
+        """Return the layer of a weight, created at its first call and reused at later calls and in the other mode."""
         places = tuple((p.name, None if p.whole else hash(p.place.numpy().tobytes())) for p in weight.parts)
         key = (places, kind, units)
         if key not in self._names:
@@ -220,7 +220,7 @@ class Draft:
         return self.layers[name]
 
     def use(self, parameter: ParameterValue, *factors: Tensor) -> None:
-        """Record that parameters are used: an entry is in use if the sets of all factors are."""
+        """Record the set numbers (``factors``) of a parameter's entries: an entry is in use if all its sets are."""
         for part in parameter.parts:
             if part.owned:
                 continue
@@ -237,7 +237,7 @@ class Draft:
             self.factors[part.name] = tuple(map(compact, new))
 
     def needless(self, output: Tensor) -> tuple[frozenset[LayerKey], set[str]]:
-        """Return the layers whose gates control only their own weights, which the gates of their inputs already do.
+        """Return the layers that need no gate, because the gates of their inputs already control their weights.
 
         An example is the output of a low-rank adapter: every task reads the sum it is added to. Without a gate a
         weight belongs to its input unit (a rank) and reaches every output. The names of the layers' biases are
@@ -259,7 +259,7 @@ class Draft:
         return frozenset(keys), biases
 
     def _of_entries(self, part: Dependence, factors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Convert factors over a computed tensor to factors over the parameter."""
+        """Convert factors over a computed tensor to factors over the parameter that it is computed from."""
         if part.whole:
             return factors
         count = part.size.numel() if part.group is None else int(part.group.max()) + 1

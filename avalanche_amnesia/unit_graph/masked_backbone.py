@@ -20,7 +20,7 @@ from avalanche_amnesia.unit_graph.values import Value, leaves
 
 
 class Program:
-    """One mode of a masked backbone: a rewritten graph that can be compiled, copied and pickled."""
+    """Rewritten graph of a masked backbone in one mode, which can be compiled, copied and pickled."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Program:
                 self.values[node], self.samples[node] = value, samples
 
     def compiled(self, module: nn.Module, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
-        """Return the graph as a function of a module with these attributes, inputs, task-owned modules and masks."""
+        """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         graph.output(graph.graph_copy(self.graph, copies))
@@ -93,14 +93,14 @@ def _picklable(target: Any) -> Any:
 
 
 class Sizes:
-    """Input sizes for which a graph is valid."""
+    """Input sizes for which a traced graph is valid: shapes, and conditions on their sizes."""
 
     def __init__(self, shapes: Sequence[tuple[int | str, ...]], guards: Sequence[str]) -> None:
         self._shapes, self._guards = tuple(shapes), tuple(guards)
         self._known: set[tuple[torch.Size, ...]] = set()
 
     def check(self, tensors: Sequence[Tensor]) -> None:
-        """Refuse inputs for which the original forward would take a different path than the traced one."""
+        """Raise ModelError if the original forward takes another path than the traced graph for these input shapes."""
         given = tuple(tensor.shape for tensor in tensors)
         if given in self._known:
             return
@@ -143,7 +143,7 @@ class Trace:
 
 
 class MaskedBackbone(nn.Module):
-    """A backbone with masks that keeps the user's module and parameter names, and uses the user's objects directly."""
+    """A backbone with masks; its modules and parameters are the user's own objects under the same names."""
 
     def __init__(self, backbone: nn.Module, found: Trace) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class MaskedBackbone(nn.Module):
         self._settle_frozen()  # only frozen modules: the user sets the modes of all other modules
 
     def _replace(self, classifier: str) -> None:
-        """Replace a module in this backbone without changing the user's own object."""
+        """Replace the module ``classifier`` by an Identity in this backbone, without changing the user's object."""
         owner: nn.Module = self
         *path, last = classifier.split(".")
         for part in path:
@@ -178,14 +178,14 @@ class MaskedBackbone(nn.Module):
         self._forwards = {mode: program.compiled(self, self.owned) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
-        """Return features ``(batch, features)``, computed with a task's own modules and its masks, by layer."""
+        """Return features ``(batch, features)``, computed with a task's modules ``own`` and its masks by layer name."""
         tensors = [x] if isinstance(x, Tensor) else self.inputs.tensors(x)
         self._sizes[self.training].check(tensors)
         result: Tensor = self._forwards[self.training](self, *tensors, own, masks)
         return result
 
     def train(self, mode: bool = True) -> MaskedBackbone:
-        """Set the mode, except for frozen modules: every task would change their running statistics."""
+        """Set training mode, except for frozen modules, because every task would change their running statistics."""
         super().train(mode)
         self._settle_frozen()
         return self
@@ -195,15 +195,15 @@ class MaskedBackbone(nn.Module):
             self.get_submodule(name).eval()
 
     def fresh_parts(self) -> OwnModules:
-        """Return copies of all task-owned parts except the head, with the backbone's values."""
+        """Return new copies of all task-owned modules and parameters except the head, with the backbone's values."""
         return OwnModules({name: spec.make(self) for name, spec in self.owned.items()})
 
     def program(self, training: bool = False) -> Program:
-        """Return the graph of one mode, with the knowledge about its values."""
+        """Return the graph for training (True) or evaluation mode, with the unit sets of its values."""
         return self._programs[training]
 
     def code(self, training: bool = False) -> str:
-        """Return readable source code of the forward."""
+        """Return the Python source code of the masked forward in training (True) or evaluation mode."""
         return self._programs[training].graph.python_code("self").src
 
     def __getstate__(self) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> None:
-    """Create tensors on the device of the input and with the type of the parameters."""
+    """Rewrite operations that create tensors, so that they use the input's device and the parameters' type."""
     places = [node for node in graph.nodes if node.op == "placeholder"]
     made = [
         node for node in graph.nodes if any(isinstance(leaf, torch.device) for leaf in leaves((node.args, node.kwargs)))
@@ -252,7 +252,7 @@ def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> Non
 
 
 def as_function(node: fx.Node) -> None:
-    """Replace an operator by torch's function with the same result, which is faster to call from Python."""
+    """Replace a node's operator by the torch function with the same result, which is faster to call from Python."""
     target = node.target
     if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return
@@ -284,7 +284,7 @@ def _as_index(node: fx.Node) -> None:
 
 
 def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
-    """Let a ReLU run in place if no other node reads its input."""
+    """Replace ``relu`` by the in-place ``relu_`` if no other node reads its input or shares the input's memory."""
     for node in graph.nodes:
         source = node.args[0] if node.target is torch.relu else None
         if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):

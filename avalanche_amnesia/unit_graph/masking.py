@@ -33,23 +33,23 @@ def masked(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def use_of_sets(masks: Sequence[Tensor], members: Tensor) -> Tensor:
-    """Return the use of sets of units, ``(sets,)``: the maximum over their members."""
+    """Return the mask value of each set of units, ``(sets,)``: the maximum over the units in the set."""
     known = torch.cat([*masks, masks[0].new_tensor([1.0, 0.0])])
     return known[members].amax(0)
 
 
 def call_owned(own: Mapping[str, nn.Module], name: str, *args: Any, **kwargs: Any) -> Any:
-    """Run the task's own copy of a module."""
+    """Return the result of the task's own copy of the module ``name``."""
     return own[name](*args, **kwargs)
 
 
 def owned_parameter(own: Mapping[str, nn.Module], name: str) -> Tensor:
-    """The task's own copy of a parameter."""
+    """Return the task's own copy of the parameter ``name``."""
     return next(own[name].parameters())
 
 
 def tensor_in(result: Any, number: int) -> Tensor:
-    """Return one of the tensors in a declared module's result: a tensor, a tuple, a mapping or a similar container."""
+    """Return tensor ``number`` in a declared module's result: a tensor, a tuple, a mapping or a similar container."""
     found: Tensor = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)][number]
     return found
 
@@ -58,7 +58,7 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Masks by layer, the entries of large weights that they read, and optionally a source of linear results."""
+    """Dict: layer name → mask, with the open entries of large weights and optionally a function for linear results."""
 
     entries: Mapping[str, OpenEntries]
     first_layers: Callable[..., Tensor | None] | None = None
@@ -68,18 +68,18 @@ class LayerMasks(dict[str, Tensor]):
         self.entries = {} if entries is None else entries
 
     def detached(self) -> LayerMasks:
-        """Return the same masks, detached from gradients."""
+        """Return a copy with every mask detached from gradients."""
         return LayerMasks({name: mask.detach() for name, mask in self.items()}, self.entries)
 
 
 _OPERATIONS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
-"""Functions by the number of axes of their weight, starting at two."""
+"""Functions of weighted layers, ordered by the number of axes of their weight, starting at two."""
 
 
 def over_open(
     masks: Mapping[str, Tensor], name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None, *options: Any
 ) -> Tensor:
-    """Compute a layer from the entries of its weight that the masks read; all other units are 0."""
+    """Return a layer's result, computed only from the weight entries that the masks cover; closed units are 0."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
     entries = None
     if isinstance(masks, LayerMasks):
@@ -109,7 +109,7 @@ _GROUPS = 6
 
 
 def leave_closed_out(graph: fx.Graph) -> None:
-    """Make a graph of torch's functions compute only open entries, in layers with one group."""
+    """Replace linear and convolution calls with one group by calls that skip the weight entries of closed units."""
     masks = next(node for node in graph.nodes if node.op == "placeholder" and node.target == "masks")
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in _OPERATIONS or node.kwargs:
@@ -124,7 +124,7 @@ def leave_closed_out(graph: fx.Graph) -> None:
 
 
 class MaskNodes:
-    """Mask nodes, each created once at the beginning of the graph so that every node can read them."""
+    """Graph nodes that compute masks, each created once at the graph's beginning, so that every node can read it."""
 
     def __init__(self, graph: fx.Graph, draft: Draft, behind: fx.Node) -> None:
         self.graph, self.draft = graph, draft
@@ -136,7 +136,7 @@ class MaskNodes:
         self._largest: dict[tuple[tuple[str, ...], ...], fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
-        """Return a node with the mask of the sets, cut to size 1 where it is constant; None if nothing is masked."""
+        """Return a node with the mask of the sets ``ids``, of size 1 along constant axes; None if nothing is masked."""
         small = compact(ids)
         while small.dim() > 1 and small.shape[0] == 1:
             small = small[0]
@@ -165,7 +165,7 @@ class MaskNodes:
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
 
     def _emit_largest(self, parts: tuple[tuple[str, ...], ...]) -> fx.Node:
-        """Return a node with the maximum of several masks that each concatenate whole layers."""
+        """Return a node with the elementwise maximum of several masks, each the concatenated masks of whole layers."""
         # Along a residual stream each mask extends the previous one, so reuse the existing maximum.
         call = self.graph.call_function
         known = next((length for length in range(len(parts), 0, -1) if parts[:length] in self._largest), 0)
@@ -178,7 +178,7 @@ class MaskNodes:
         return self._largest[parts]
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
-        """Return the names of the layers whose units these are, in order; None if they are not whole layers."""
+        """Return the names of the layers that together have exactly ``units``, in order; None if there are none."""
         result, at = [], 0
         starts = {int(self.draft.sets.members(int(layer.sets[0]))[0]): layer for layer in self.draft.layers.values()}
         while at < len(units):

@@ -21,7 +21,7 @@ NormKind = Literal["batch", "instance", "layer", "rms", "group"]
 
 
 class OwnParameter(nn.Module):
-    """A single task-owned parameter."""
+    """Module with a single task-owned parameter."""
 
     def __init__(self, initial: Tensor) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def _copied(initial: Tensor) -> nn.Parameter:
 
 
 class TaskNorm(nn.Module):
-    """A norm of one task. The mask of its units scales its weight and bias, so that masked units come out +0.
+    """A normalisation layer of one task. The unit mask scales its weight and bias, so that masked units are +0.
 
     Norms that mix units (layer, rms, group) take their statistics only over the units in the mask:
     ``n = Σ_i a_i``, ``mean = Σ_i x_i / n``, ``var = Σ_i a_i·(x_i - mean)² / n``, if ``x`` is zero where ``a`` is.
@@ -53,7 +53,7 @@ class TaskNorm(nn.Module):
 
     @torch.no_grad()
     def keep(self, template: TaskNorm, use: Tensor | None) -> None:
-        """Reset entries outside a mask to their initial values, so that unused units store nothing."""
+        """Reset entries outside the mask ``use`` to those of ``template``, so that unused units store nothing."""
         if use is None:
             return
         mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
@@ -63,7 +63,7 @@ class TaskNorm(nn.Module):
 
 
 class TaskBatchNorm(TaskNorm):
-    """Batch or instance normalisation: each channel is normalised separately."""
+    """Batch or instance normalisation of one task: each channel is normalised separately."""
 
     running_mean: Tensor | None
     running_var: Tensor | None
@@ -78,7 +78,7 @@ class TaskBatchNorm(TaskNorm):
         self.momentum, self.instance, self.fixed = spec.momentum, spec.kind == "instance", spec.fixed
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
+        """Normalise ``x``, ``(batch, channels, …)``; ``mask``: ``(channels,)``, or ``(1,)`` for all channels."""
         weight: Tensor | None = self.weight
         bias: Tensor | None = self.bias
         if mask is not None:
@@ -97,14 +97,14 @@ class TaskBatchNorm(TaskNorm):
 
 
 class TaskLayerNorm(TaskNorm):
-    """Layer or RMS normalisation over the last dimensions, over the units in the mask."""
+    """Layer or RMS normalisation of one task over the last dimensions, with statistics of the units in the mask."""
 
     def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
         super().__init__(spec, known)
         self.shape, self.centred = spec.shape, spec.kind == "layer"
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Normalise ``(…, *shape)``; ``mask`` broadcasts over ``shape``."""
+        """Normalise ``x``, ``(…, *shape)``, over the units in ``mask``, which broadcasts over ``shape``."""
         if mask is None:
             if self.centred:
                 return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
@@ -116,14 +116,14 @@ class TaskLayerNorm(TaskNorm):
 
 
 class TaskGroupNorm(TaskNorm):
-    """Normalisation over groups of channels, over the units in the mask."""
+    """Normalisation of one task over groups of channels, with statistics of the units in the mask."""
 
     def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
         super().__init__(spec, known)
         self.groups = spec.groups
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Normalise ``(batch, channels, …)``; ``mask`` ``(channels,)``, or ``(1,)`` where one unit masks them all."""
+        """Normalise ``x``, ``(batch, channels, …)``; ``mask``: ``(channels,)``, or ``(1,)`` for all channels."""
         if mask is None:
             return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
         mask = mask.expand(x.shape[1]).contiguous()
@@ -157,7 +157,7 @@ _NORMS: dict[NormKind, type[TaskNorm]] = {
 
 @dataclass(frozen=True)
 class OwnedSpec:
-    """Recipe for a task's copy of a part of the backbone."""
+    """Description of a task-owned module or parameter: :meth:`make` returns a task's copy of the part."""
 
     name: str
     parameters: tuple[str | None, ...] = ()
@@ -171,7 +171,7 @@ class OwnedSpec:
     fixed: bool = False
 
     def make(self, backbone: nn.Module) -> nn.Module:
-        """Return a new copy with the backbone's own values."""
+        """Return a new copy of the described module or parameter, with the backbone's values."""
         known: Mapping[str, Tensor] = dict((*backbone.named_parameters(), *backbone.named_buffers()))
         if self.kind is None:
             if self.name in known:
@@ -187,7 +187,7 @@ class OwnedSpec:
 
 
 class OwnModules(nn.ModuleDict):
-    """A task's own modules except its head, by name inside the backbone."""
+    """A task's own copies of modules, except its head, by their names inside the backbone."""
 
     learning = True
 
@@ -199,7 +199,7 @@ class OwnModules(nn.ModuleDict):
         return super().__getitem__(key.replace(".", "/"))  # torch forbids dots in module names
 
     def train(self, mode: bool = True) -> OwnModules:
-        """Set training mode only while the modules are trained."""
+        """Set training mode if both ``mode`` and ``learning`` are True, otherwise evaluation mode."""
         super().train(mode and self.learning)
         return self
 
@@ -210,12 +210,12 @@ class OwnModules(nn.ModuleDict):
         return self
 
     def learn(self, learning: bool, mode: bool) -> None:
-        """Turn updates of the running statistics on or off."""
+        """Turn updates of the running statistics on (``learning`` True) or off, and set training mode to ``mode``."""
         self.learning = learning
         self.train(mode)
 
     def settle(self, fresh: OwnModules, owned: Mapping[str, OwnedSpec], use: Tensor) -> None:
-        """End the training of these modules, and reset norms to their initial values outside the task's mask."""
+        """After a task's training: set evaluation mode, and reset norms outside the task's mask to initial values."""
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]

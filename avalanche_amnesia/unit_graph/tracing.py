@@ -34,21 +34,21 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_p
 
 
 class Known:
-    """A cache of the latest traces, by structure."""
+    """Cache of the most recently used traces (``most`` traces), by the structure of the traced backbone."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._held: dict[Hashable, Trace] = {}
 
     def get(self, structure: Hashable | None) -> Trace | None:
-        """Return the trace of a structure, or None if it is not cached."""
+        """Return the trace of a backbone with this structure, or None if there is no such trace in the cache."""
         found = self._held.pop(structure, None)
         if found is not None:
             self._held[structure] = found  # move the latest access to the end
         return found
 
     def put(self, structure: Hashable | None, trace: Trace) -> None:
-        """Store a trace; the least recently used one is dropped."""
+        """Store a trace, and remove the least recently used trace if the cache is full."""
         if structure is not None:
             self._held[structure] = trace
             if len(self._held) > self._most:
@@ -61,7 +61,7 @@ _known = Known(32)
 def trace_backbone(
     backbone: nn.Module, input_shape: tuple[int, ...] | None = None, *, trial: bool = True, **options: Any
 ) -> tuple[MaskedBackbone, UnitGraph]:
-    """Add a mask to every weighted layer of a feature extractor, and test that it protects; see MaskedModel."""
+    """Return a backbone with tested masks on every weighted layer, and its unit graph; arguments as in MaskedModel."""
     check_backbone(backbone)
     with _uncollected():
         found, findings = examine(backbone, input_shape, **options)
@@ -82,7 +82,7 @@ def trace_backbone(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause garbage collection: a trace creates millions of lasting objects, and each collection visits them all."""
+    """Pause garbage collection in the block, because each collection would visit the millions of objects of a trace."""
     running = gc.isenabled()
     try:
         gc.disable()
@@ -102,7 +102,7 @@ def examine(
     frozen: Collection[str] = (),
     task_owned: Collection[str] = (),
 ) -> tuple[Trace | None, list[Finding]]:
-    """Trace a feature extractor, and collect all reasons why it can't be masked."""
+    """Return the trace of a feature extractor, or None, and the list of all reasons why it can't be masked."""
     checks.one_of("norm", norm, NormChoice)
     if input_shape is not None:
         if isinstance(input_shape, str) or not isinstance(input_shape, Iterable):
@@ -139,7 +139,7 @@ def without(backbone: nn.Module, classifiers: Sequence[str]) -> Iterator[None]:
 
 
 def _called(backbone: nn.Module, name: str) -> list[str]:
-    """Return the names of the modules that forward calls in a container, or the name itself for other modules."""
+    """Return the names of all modules inside a ModuleList or ModuleDict, or ``[name]`` for any other module."""
     module = backbone.get_submodule(name) if name in dict(backbone.named_modules()) else None
     if not isinstance(module, (nn.ModuleDict, nn.ModuleList)):
         return [name]
@@ -161,11 +161,11 @@ class _Tracing:
     known: dict[bool, Exported] = field(default_factory=dict)
 
     def run(self) -> tuple[Trace | None, list[Finding]]:
-        """Walk over both modes; return the trace, or the reasons why the backbone can't be masked."""
+        """Trace training and evaluation mode; return the trace, or None and the reasons why masking is impossible."""
         trace, findings = self._read()
         if trace is None or all(parameter.requires_grad for parameter in self.backbone.parameters()):
             return trace, findings
-        # If parts of the network have no gradients, some gates control nothing: trace again without them.
+        # If parts of the network have no gradients, some gates control nothing: trace again without those gates.
         ungated, biases = self.draft.needless(trace.graph.output)
         biases |= self.draft.loose
         if not ungated and not biases:
@@ -255,7 +255,7 @@ def _owned_names(backbone: nn.Module, draft: Draft) -> frozenset[str]:
 
 
 def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_out: Sequence[str]) -> list[Finding]:
-    """Return the parameters that no rule covers."""
+    """Return a finding that names the trainable parameters in no masked layer, or no finding if there are none."""
     cut = tuple(f"{name}." for name in left_out)
     loose = [
         name
@@ -279,12 +279,12 @@ def _uncovered(backbone: nn.Module, draft: Draft, owned: frozenset[str], left_ou
 
 
 def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> list[Finding]:
-    """Return the findings that keep a backbone from being masked; empty if ``MaskedModel`` accepts it.
+    """Return the reasons why a backbone can't be masked; empty if ``MaskedModel`` accepts the backbone.
 
     Args:
         backbone: any module.
         input_shape: as for :class:`~avalanche_amnesia.models.MaskedModel`.
-        options: ``example``, ``classifier``, ``norm``, ``frozen``, ``task_owned`` as there.
+        options: ``example``, ``classifier``, ``norm``, ``frozen``, ``task_owned`` as for that class.
 
     Raises:
         ValueError: for an unknown norm or name.
@@ -297,7 +297,7 @@ def validate(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **
 
 
 def fix(backbone: nn.Module, input_shape: tuple[int, ...] | None = None, **options: Any) -> nn.Module:
-    """Return a copy of a backbone with all findings fixed that can be fixed without changing its features.
+    """Return a copy of a backbone, changed so that it can be masked, as far as its features stay equal.
 
     Stateful parametrisations (spectral norm) are baked in, and modules that forward never reads are removed.
     A fix is kept only if features of random inputs stay equal. ``validate(fix(model))`` lists the other findings.
@@ -344,7 +344,7 @@ def _features(model: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) -> Hashable | None:
-    """Return all that a trace may depend on: modules, their types and attributes, tensor shapes and types."""
+    """Return a cache key (module types, attributes, tensor shapes and types), or None if an attribute has no key."""
     numbers: dict[int, int] = {}
     parts: list[Hashable] = [options, torch.get_default_dtype()]
     try:
@@ -365,7 +365,7 @@ def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) ->
 
 
 class _Hidden(Exception):
-    """An attribute that can't be compared."""
+    """Error for an attribute that can't be compared, so that the backbone has no cache key."""
 
 
 def _number(numbers: dict[int, int], thing: object) -> int:
@@ -377,7 +377,7 @@ def _kind(tensor: Tensor) -> Hashable:
 
 
 def _content(tensor: Tensor) -> Hashable:
-    """Return the values of tensors that a trace may read: forward may use them as indices."""
+    """Return a tensor's type, shape and hash of its values, because forward may use the values as indices."""
     if tensor.numel() > _LARGEST:
         raise _Hidden
     return (*_kind(tensor), tensor_hash(tensor))  # type: ignore[misc]

@@ -1,6 +1,6 @@
 """Test of a masked backbone: changing every entry outside a mask must not change one bit of the features.
 
-The rules determine which entries a mask has to protect. This test asks the network itself: it runs a random
+The rules determine the entries that a mask must protect. This test checks them on the network: it runs a random
 mask before and after all entries outside the mask are replaced, in training and in evaluation mode.
 """
 
@@ -32,7 +32,7 @@ Tensors = dict[str, Tensor]
 
 @torch.no_grad()
 def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
-    """Run random masks on random parameters in both modes, with and without changes to the entries outside them."""
+    """Raise ModelError if replacing all weight entries outside random masks changes the features, in either mode."""
     draw = torch.Generator().manual_seed(0)
     like = first_real(module)
     mode = module.training
@@ -64,7 +64,7 @@ def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
 
 @torch.no_grad()
 def compare(backbone: nn.Module, module: MaskedBackbone, graph: UnitGraph) -> None:
-    """Compare the features of a backbone with those of its masked form under fully open masks."""
+    """Raise ModelError if a backbone and its masked form return different features under fully open masks."""
     like = first_real(module)
     x = graph.inputs.batch(_samples(graph), None, like)
     open_masks = {name: torch.ones(layer.units, device=like.device) for name, layer in graph.layers.items()}
@@ -90,12 +90,12 @@ def _samples(graph: UnitGraph) -> int:
 
 
 def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> Tensor:
-    """Return the features with other parameters, with the same random numbers at every call, without side effects."""
+    """Return the features for ``parameters``, with equal random numbers at every call and without side effects."""
     return _repeatable(module, own, lambda own: functional_call(module, parameters, (x, own, masks), tie_weights=False))
 
 
 def _values(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> dict[fx.Node, Any]:
-    """Return every node's value with other parameters."""
+    """Return the value of every graph node, computed with ``parameters``."""
     graph = module.program(module.training).graph
     known = {
         node: parameters[node.target] for node in graph.nodes if node.op == "get_attr" and node.target in parameters
@@ -112,13 +112,13 @@ def _repeatable(module: MaskedBackbone, own: OwnModules, run: Callable[[OwnModul
 
 
 def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:
-    """Return random numbers of similar size: an initial weight of zero would hide the entries it reads."""
+    """Return ``value`` plus noise, because an initial weight of zero would hide the entries that it reads."""
     noise = _noise(value, draw)
     return value.detach() * (1 + 0.2 * noise) + 0.02 * noise.roll(1)
 
 
 def _noise(like: Tensor, draw: torch.Generator) -> Tensor:
-    """Return normal noise in the shape of a tensor; large tensors repeat the same numbers."""
+    """Return normal noise in the shape of ``like``; large tensors repeat 65536 numbers."""
     count = like.numel()
     few = torch.randn(min(count, 1 << 16), generator=draw).to(like)
     return few.repeat(-(-count // max(1, len(few))))[:count].view(like.shape)
@@ -131,7 +131,7 @@ def _mask(units: int, draw: torch.Generator, device: torch.device) -> Tensor:
 
 
 def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch.Generator) -> Tensors:
-    """Return the parameters with every entry outside a mask replaced, including its sign."""
+    """Return the parameters with every entry outside the masks replaced by another number, also in sign."""
     covered = graph.reads({name: mask > 0 for name, mask in masks.items()})
     moved = {}
     for name, value in start.items():
@@ -143,7 +143,7 @@ def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch
 def _first_difference(
     module: MaskedBackbone, graph: UnitGraph, masks: Tensors, before: dict[fx.Node, Any], after: dict[fx.Node, Any]
 ) -> str:
-    """Find the first value that differs although the mask should have protected it."""
+    """Return a description of the first node whose value differs although the masks should have protected it."""
     use = graph.sets.use(torch.cat([masks[name] for name in graph.layers]))
     program = module.program(module.training)
     for node in program.graph.nodes:

@@ -30,7 +30,7 @@ _MOST_SETS = 400_000
 
 
 class UnitSets:
-    """Numbered sets of units from all layers, so that an integer tensor holds one set per entry."""
+    """Numbered sets of units from all layers; an integer tensor can store one set number per entry."""
 
     def __init__(self) -> None:
         self.n_units = 0
@@ -42,7 +42,7 @@ class UnitSets:
         return len(self._sets)
 
     def add_layer(self, units: int) -> Tensor:
-        """Number the units of a layer, and return the sets with one unit each, ``(units,)``."""
+        """Add a layer of ``units`` new units, and return the number of the set of each single unit, ``(units,)``."""
         first = self.n_units
         self.n_units += units
         return torch.tensor([self._of(frozenset({unit})) for unit in range(first, self.n_units)])
@@ -58,11 +58,11 @@ class UnitSets:
         return number
 
     def members(self, number: int) -> list[int]:
-        """Return the units of a set, in order; none for ``ALWAYS`` and ``NOTHING``."""
+        """Return the units in the set ``number``, in order; an empty list for ``ALWAYS`` and ``NOTHING``."""
         return sorted(self._sets[number] - {-1})
 
     def union(self, first: Tensor, second: Tensor) -> Tensor:
-        """Return the union of two set tensors, entry by entry with broadcasting."""
+        """Return the union of the sets in two tensors of set numbers, entry by entry with broadcasting."""
         shape = torch.broadcast_shapes(first.shape, second.shape)
         first, second = torch.broadcast_tensors(first, second)
         a, b = compact_together(first, second)
@@ -78,7 +78,7 @@ class UnitSets:
         return numbers[place].reshape(a.shape).expand(shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
-        """Return the union of the sets of each group, ``(n_groups,)``; ``NOTHING`` for a group without entries."""
+        """Return the union of the sets ``ids`` in each group, ``(n_groups,)``; ``NOTHING`` for an empty group."""
         a, b = compact_together(*torch.broadcast_tensors(groups, ids))
         group, number = a.reshape(-1), b.reshape(-1)
         if bool((torch.bincount(group) > 1).any()):  # otherwise sorting, which is slow, is not needed
@@ -100,7 +100,7 @@ class UnitSets:
         return result
 
     def over(self, ids: Tensor, dims: Sequence[int], keepdim: bool = False) -> Tensor:
-        """Return the union over some dimensions, matching a sum over them."""
+        """Return the union of the sets ``ids`` along the dimensions ``dims``, as for a sum over ``dims``."""
         dims = [dim % ids.dim() for dim in dims]
         small = compact(ids)
         shape = [1 if dim in dims else size for dim, size in enumerate(small.shape)]
@@ -111,14 +111,14 @@ class UnitSets:
     # Use of sets under masks ----------------------------------------------------------------------------------
 
     def table(self, numbers: Sequence[int]) -> Tensor:
-        """Return the members of sets, one column each: ``n_units`` means ``ALWAYS``, ``n_units + 1`` ``NOTHING``."""
+        """Return the units of each set, one column each: ``n_units`` means ``ALWAYS``, ``n_units + 1`` ``NOTHING``."""
         ends = {ALWAYS: [self.n_units], NOTHING: [self.n_units + 1]}
         rows = [ends.get(number) or sorted(self._sets[number]) for number in numbers]
         width = max(map(len, rows))
         return torch.tensor([row + row[:1] * (width - len(row)) for row in rows]).T.contiguous()
 
     def tables(self, device: torch.device) -> list[tuple[Tensor, Tensor]]:
-        """Return the numbers and members of all sets, grouped by size to keep the tables narrow."""
+        """Return the numbers and the units of all sets, grouped by size so that the tables are narrow."""
         if self._tables is None or self._tables[0][0].device != device:
             by_size: dict[int, list[int]] = {}
             for number, members in enumerate(self._sets):
@@ -128,7 +128,7 @@ class UnitSets:
         return self._tables
 
     def use(self, masks: Tensor) -> Tensor:
-        """Return the use of every set: the maximum over its units."""
+        """Return the mask value of every set: the maximum of ``masks``, ``(…, n_units)``, over the units in the set."""
         ends = masks.new_tensor([1.0, 0.0]).expand(*masks.shape[:-1], 2)
         known = torch.cat([masks, ends], -1)
         result = known.new_empty(*masks.shape[:-1], len(self._sets))
@@ -138,7 +138,7 @@ class UnitSets:
 
 
 def compact(ids: Tensor) -> Tensor:
-    """Return the tensor cut to size 1 along constant axes; it broadcasts to the original."""
+    """Return ``ids`` cut to size 1 along axes where it is constant; the result broadcasts to the original."""
     for dim in range(ids.dim()):
         if ids.shape[dim] > 1 and (ids.stride(dim) == 0 or bool((ids == ids.narrow(dim, 0, 1)).all())):
             ids = ids.narrow(dim, 0, 1)
@@ -156,7 +156,7 @@ def compact_together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Masked(IntEnum):
-    """Contents of masked entries; a larger number means weaker knowledge."""
+    """Possible contents of a value's masked entries; a larger number means that less is known."""
 
     ZERO = 0
     """Exactly zero."""
@@ -183,11 +183,11 @@ class Value:
 
     @property
     def shape(self) -> torch.Size:
-        """Return the shape for a batch of two."""
+        """Return the tensor's shape for a batch of two samples."""
         return self.ids.shape
 
     def like(self, ids: Tensor | None = None, masked: Masked | None = None, dtype: torch.dtype | None = None) -> Value:
-        """Return a copy with other sets, other knowledge of the masked entries, or another type."""
+        """Return a copy with other sets ``ids``, other contents ``masked`` of masked entries, or another type."""
         changed: dict[str, Any] = {"ids": ids, "masked": masked, "dtype": dtype}
         return replace(self, **{name: new for name, new in changed.items() if new is not None})
 
@@ -205,12 +205,12 @@ class Constant:
 
     @property
     def shape(self) -> torch.Size:
-        """Return its shape."""
+        """Return the shape of the tensor."""
         return self.content.shape
 
     @property
     def dtype(self) -> torch.dtype:
-        """Return its type."""
+        """Return the dtype of the tensor."""
         return self.content.dtype
 
 
@@ -242,7 +242,7 @@ class Dependence:
         return self.moved_to.shape == self.size and _counts_up(self.moved_to)
 
     def mixed(self, result: Tensor) -> Dependence:
-        """Return the dependence of a tensor whose entries each combine several entries of this one."""
+        """Return the dependence of a tensor whose entry ``i`` combines all entries with ``result`` equal to ``i``."""
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
@@ -252,7 +252,7 @@ class Dependence:
 
 
 def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
-    """Return the component number of each of ``n`` nodes, for edges from ``first`` to ``second``."""
+    """Return the connected component's number for each of ``n`` nodes, for edges from ``first`` to ``second``."""
     least = torch.arange(n)
     while True:
         before = least
@@ -285,7 +285,7 @@ class ParameterValue:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the parameters."""
+        """Return the sorted names of the parameters that the tensor depends on."""
         return sorted({part.name for part in self.parts})
 
     @property
@@ -295,17 +295,17 @@ class ParameterValue:
 
     @property
     def fixed(self) -> bool:
-        """Return True if no later task can change it: it is frozen, task-owned, or without gradients."""
+        """Return True if no later task can change the tensor: its parameters are frozen, task-owned or untrained."""
         return all(part.owned or part.frozen for part in self.parts)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> ParameterValue:
-        """Return the result of an operation that moves entries."""
+        """Return the tensor after the operation ``move``, which only moves entries (a view, a slice)."""
         parts = tuple(replace(part, moved_to=move(part.place)) for part in self.parts)
         shape = parts[0].place.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
         return ParameterValue(shape, self.dtype, parts)
 
     def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
-        """Return the result of an operation that mixes entries.
+        """Return a tensor in which each entry combines several entries of this tensor (a sum, a norm).
 
         Args:
             result: number of the new entry to which each entry contributes, from 0; broadcasts.
@@ -317,7 +317,7 @@ class ParameterValue:
 
 
 def together(shape: torch.Size, dtype: torch.dtype, operands: list[ParameterValue]) -> ParameterValue:
-    """Return the entry-by-entry combination of all operands, with broadcasting."""
+    """Return a tensor whose entries depend on the operands' entries at the same position, with broadcasting."""
     parts: list[Dependence] = []
     for operand in operands:
         for part in operand.parts:
@@ -335,26 +335,26 @@ def _same(first: Dependence, second: Dependence) -> bool:
 
 
 def filled(ids: Tensor) -> Tensor:
-    """Return the sets, with ``ALWAYS`` for empty entries that no longer stay zero."""
+    """Return ``ids`` with ``NOTHING`` replaced by ``ALWAYS``, for padding that no longer stays zero."""
     small = compact(ids)
     empty = small == NOTHING
     return torch.where(empty, ALWAYS, small).expand(ids.shape) if bool(empty.any()) else ids
 
 
 def always_in_use(shape: Any, dtype: torch.dtype) -> Value:
-    """Return a value that no mask affects."""
+    """Return a value of a given shape and type that no mask affects."""
     return Value(torch.full((), ALWAYS).expand(shape), dtype)
 
 
 def leaves(tree: Any) -> list[Any]:
-    """Return all leaves (objects that are not containers) in order."""
+    """Return all leaves (objects that are not containers) of nested containers, in order."""
     found: list[Any] = []
     map_leaves(tree, found.append)
     return found
 
 
 def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Return the same containers with other leaves."""
+    """Return a copy of nested containers with ``function`` applied to every leaf."""
     if isinstance(tree, list):
         return [map_leaves(part, function) for part in tree]
     if isinstance(tree, tuple):

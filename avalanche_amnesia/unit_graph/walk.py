@@ -1,4 +1,4 @@
-"""Walk over a backbone's graph by rules, which propagate sets of units and insert masks.
+"""Walk over a backbone's graph: compute the sets of units of every value by rules, and insert masks.
 
 Each weighted layer gets its own units. Its mask multiplies its output directly, or is folded into the norm that
 follows. Each operation has a rule (see :mod:`~avalanche_amnesia.unit_graph.rules`) that returns the units of
@@ -43,7 +43,7 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}
 """Rules on values, by overload (``torch.ops.aten.add.Tensor``) or by all overloads (``torch.ops.aten.add``)."""
 DERIVATIONS: dict[Any, Rule] = {}
-"""The same for operations on parameters only."""
+"""Rules for operations on parameters only, by overload or by all overloads."""
 NEEDS_ZEROS: set[Rule] = set()
 BATCH = 2
 NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
@@ -51,11 +51,11 @@ NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_n
 
 
 def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
-    """Register a rule for operations on units.
+    """Return a decorator that registers a rule for operations on tensors computed from the input.
 
     Args:
         targets: operations of torch, with or without the name of an overload; any registered operator will do.
-        zeros: whether the rule wants masked entries of its inputs to be exactly zero.
+        zeros: True if the rule needs the masked entries of its inputs to be exactly zero.
 
     Raises:
         TypeError: if a target is not an operation of an exported graph, or the rule is not a function.
@@ -72,7 +72,7 @@ def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
 
 
 def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for operations in a table."""
+    """Return a decorator that stores a function in the table ``rules`` as the rule of the operations ``targets``."""
 
     def registering(function: Rule) -> Rule:
         if not callable(function):
@@ -84,7 +84,7 @@ def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
-    """Register a rule for operations on parameters only: which entries each entry of the result depends on."""
+    """Return a decorator that registers a rule for operations on parameters only: the result's dependences."""
     _check(targets)
     return register(DERIVATIONS, *targets)
 
@@ -97,12 +97,12 @@ def _check(targets: tuple[Any, ...]) -> None:
 
 
 def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:
-    """Return the rule of an operation."""
+    """Return the rule that a table has for an operation or for all its overloads, or None."""
     return rules.get(target) or rules.get(getattr(target, "overloadpacket", None))
 
 
 class Walk:
-    """One walk over the graph of a backbone in one mode."""
+    """One pass over a backbone's graph in training or evaluation mode, which applies rules and inserts masks."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Walk:
         self._masked: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> Tensor | None:
-        """Walk over the graph; return the sets of the features, or None if there are findings."""
+        """Apply the rules to all nodes; return the sets of the features, ``(features,)``, or None if a node fails."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
             given = self.result(node)
@@ -174,7 +174,7 @@ class Walk:
         # Values that depend on the input follow the operation's rule; values of parameters follow its derivation.
         # All other values are constant and computed here.
         if not self.training and _draws(node) and registered(RULES, node.target) is None:
-            # In training, treat it like dropout, which has a rule: the task's seed sets its numbers.
+            # In training random numbers are allowed, as in dropout, because the task's seed sets them.
             raise Unsupported("it draws random numbers in evaluation mode too", _DRAW_FIX)
         if node.target is DECLARED:
             found: Rule | None = RULES[DECLARED]
@@ -235,12 +235,12 @@ class Walk:
         return any(".".join(parts[:length]) in self.frozen for length in range(1, len(parts) + 1))
 
     def arguments(self, node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the values of a node's arguments."""
+        """Return a node's positional and keyword arguments, with each input node replaced by its known value."""
         look_up = self.values.__getitem__
         return fx.node.map_arg(node.args, look_up), fx.node.map_arg(node.kwargs, look_up)
 
     def conservative(self, node: fx.Node) -> Any:
-        """Handle an operation without a rule: masked inputs are +0, and its result counts as always in use."""
+        """Set masked inputs of an operation without a rule to +0, and return its result as in use under every mask."""
         given = [leaf for leaf in leaves(self.arguments(node)) if isinstance(leaf, ParameterValue)]
         if not all(parameter.fixed for parameter in given):
             names = sorted({name for parameter in given for name in parameter.names})
@@ -248,13 +248,13 @@ class Walk:
                 f"it is given parameters {names}, and has no masking rule for them", declaring(module_of(node))
             )
         for parameter in given:
-            # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and only the first task moves them.
+            # Set 0 is ``ALWAYS``: these entries count as in use under every mask, and only the first task trains them.
             self.draft.use(parameter, torch.zeros((1,) * len(parameter.shape), dtype=torch.long))
         self.zero_inputs(node, dirty_only=True)
         return _as_always(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Return the results of a node with shape and type only, for a batch of two."""
+        """Return a node's results as meta tensors (shape and type only), for ``self.batch`` samples."""
         try:
             return map_leaves(node.meta["val"], self._concrete)
         except ValueError as error:
@@ -269,7 +269,7 @@ class Walk:
         return self.exported.size(leaf, self.batch)
 
     def value(self, x: Any) -> Value:
-        """Return a layer's input as a value."""
+        """Return the input ``x`` of a layer as a Value; raise Unsupported if ``x`` is a parameter."""
         if isinstance(x, Constant):
             return always_in_use(x.shape, x.dtype)
         if not isinstance(x, Value):
@@ -280,7 +280,7 @@ class Walk:
         return x
 
     def whole(self, name: str, owned: bool = False) -> ParameterValue:
-        """Return a parameter of the backbone as a value."""
+        """Return the backbone's parameter ``name`` as a ParameterValue."""
         parameter = self.parameters[name]
         if not parameter.requires_grad and not owned:
             return ParameterValue(parameter.shape, parameter.dtype, ())
@@ -290,14 +290,14 @@ class Walk:
     # Masks ----------------------------------------------------------------------------------------------------
 
     def insert_behind(self, node: fx.Node, function: Any, args: Any, kwargs: Any = None) -> fx.Node:
-        """Insert a call of one of this package's functions after a node, with equal shape and source location."""
+        """Insert a call of ``function`` after a node, and copy the node's shape and source location to the call."""
         with self.graph.inserting_after(node):
             made = self.graph.call_function(function, args, kwargs or {})
         made.meta = dict(node.meta)
         return made
 
     def zero_inputs(self, node: fx.Node, *, dirty_only: bool = False) -> None:
-        """Make the masked entries of a node's inputs exactly zero."""
+        """Insert masks before a node, so that the masked entries of its inputs are exactly zero."""
         for source in list(node.all_input_nodes):
             value = self.values.get(source)
             # Constant masked entries (one half after a sigmoid) hold no other task's data: only some rules need zeros.
@@ -306,7 +306,7 @@ class Walk:
                 node.replace_input_with(source, self._masked_node(source, value))
 
     def follows_batch(self, node: fx.Node, dim: int) -> bool:
-        """Return True if the size of a dimension depends on the number of samples."""
+        """Return True if the size of a node's dimension ``dim`` depends on the number of samples."""
         size = node.meta["val"].shape[dim]
         return bool(self.exported.batch) and (
             self.exported.size(size, self.batch) != self.exported.size(size, self.batch + 1)
@@ -318,7 +318,7 @@ class Walk:
                 self._check_axis(source, value)
 
     def _check_axis(self, node: fx.Node, value: Value) -> None:
-        """Refuse units along an axis whose length depends on the batch, because their positions change with it."""
+        """Raise Unsupported if units lie on an axis whose length follows the batch, because their positions change."""
         if any(size > 1 and self.follows_batch(node, dim) for dim, size in enumerate(compact(value.ids).shape)):
             raise Unsupported(
                 "units and samples lie on one axis, so that a mask would hold only for one size of batch",
@@ -341,7 +341,7 @@ class Walk:
         return value
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
-        """Return True if the only reader is a norm of single channels, which can absorb the mask."""
+        """Return True if a node's only reader is a batch or instance norm that can absorb the node's mask."""
         if len(node.users) != 1:
             return False
         others = [size for dim, size in enumerate(compact(value.ids).shape) if dim != 1]
@@ -388,7 +388,7 @@ _SHAPE_FIX = "write it with operations whose shapes do not depend on the data"
 
 
 def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
-    """Treat an operation on parameters without a rule: each entry of its result depends on all entries."""
+    """Return the result of an operation without a rule on parameters: each entry depends on all their entries."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
 
     def one(result: Any) -> Any:

@@ -15,7 +15,7 @@ A: Any = torch.ops.aten
 @derives(*elementwise.SAME_VALUES, *elementwise.KEEP_ZERO, *elementwise.LIFT, *elementwise.POLES, A.prelu)
 @derives(A.add, A.sub, A.rsub, A.mul, A.div, A.pow, A.addcmul, A.maximum, A.minimum, A.where, A.lerp)
 def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> ParameterValue:
-    """Let every entry depend on the operands' entries at the same position."""
+    """Return a result whose entries each depend on the operands' entries at the same position."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
     result = walk.result(node)
     return together(result.shape, result.dtype, operands)
@@ -23,7 +23,7 @@ def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Para
 
 @derives(A.matmul, A.mm, A.bmm)
 def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Treat ``AB``: an entry depends on a row of ``A`` and a column of ``B``."""
+    """Return the matrix product ``AB`` of parameters: an entry depends on a row of ``A`` and a column of ``B``."""
     operands = [(a, -1), (b, -2)]
     if any(isinstance(x, (ParameterValue, Constant)) and len(x.shape) < 2 for x, _ in operands):
         return all_of_all(walk, node, a, b)
@@ -33,7 +33,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 
 def over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
-    """Let every entry of the result depend on all entries along some dimensions."""
+    """Return a tensor whose entries each depend on all entries of ``x`` along the dimensions ``dims``."""
     dims = [dim % len(x.shape) for dim in dims]
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
@@ -43,7 +43,7 @@ def over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
 
 @derives(A.mean, A.sum, A.amax, A.amin, A.var, A.std, A.norm, A.linalg_vector_norm)
 def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any:
-    """Treat a mean, a norm or a similar reduction over some dimensions."""
+    """Return a mean, norm or similar reduction of a parameter: an entry depends on all entries that it reduces."""
     dims = walk_dims(node, len(x.shape)) if isinstance(x, ParameterValue) else None
     result = walk.result(node)
     if dims is None or not isinstance(result, Tensor):
@@ -52,7 +52,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
 
 
 def walk_dims(node: fx.Node, count: int) -> list[int] | None:
-    """Return the dimensions of a reduction, from its schema; None if it covers all of them."""
+    """Return the dimensions that a reduction covers, by its schema and arguments; None if it covers all."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     dim: Any = given.get("dim")
@@ -63,7 +63,7 @@ def walk_dims(node: fx.Node, count: int) -> list[int] | None:
 
 @derives(A.batch_norm)
 def standardised(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Treat a weight that is standardised by channel, as if it were a batch."""
+    """Return a weight standardised by ``batch_norm`` as if it were a batch: an entry depends on its whole channel."""
     if not isinstance(x, ParameterValue):
         return all_of_all(walk, node, x, *rest, **options)
     by_channel = over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)
@@ -75,7 +75,7 @@ def standardised(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) 
 
 @derives(A._weight_norm)
 def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
-    """Treat ``g · v / ‖v‖``, with the norm over all dimensions but one."""
+    """Return the weight ``g · v / ‖v‖``: an entry depends on its whole norm, over all dimensions but ``dim``."""
     if not isinstance(v, ParameterValue):
         return all_of_all(walk, node, v, g, dim)
     result = walk.result(node)
@@ -85,5 +85,5 @@ def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
 
 @derives(A.softmax, A.log_softmax)
 def normalised(walk: Walk, node: fx.Node, x: Any, dim: int, *rest: Any) -> Any:
-    """Treat numbers that are normalised to sum 1 along a dimension."""
+    """Return the softmax of a parameter: an entry depends on all entries along ``dim``."""
     return together(x.shape, walk.result(node).dtype, [over(x, [dim], keepdim=True)])

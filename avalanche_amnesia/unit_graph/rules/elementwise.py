@@ -32,12 +32,12 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 @rule(A.add, A.sub, A.rsub, A.subtract)
 def added(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
-    """Treat a sum or a difference: in use if either operand is."""
+    """Return the unit sets of a sum or difference: an entry depends on the units of both operands' entries."""
     return add(walk, a, b).like(dtype=walk.result(node).dtype)
 
 
 def add(walk: Walk, a: Any, b: Any) -> Value:
-    """Treat a sum with at least one value among its operands."""
+    """Return the unit sets of ``a + b``; at least one operand is computed from the input (a Value)."""
     if isinstance(a, Value) and isinstance(b, Value):
         return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
@@ -46,12 +46,12 @@ def add(walk: Walk, a: Any, b: Any) -> Value:
 
 @rule(A.mul, A.multiply)
 def multiplied(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
-    """Treat a product: zero if either factor is."""
+    """Return the unit sets of a product, which is zero where either factor is."""
     return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
 
 
 def multiply(walk: Walk, a: Any, b: Any) -> Value:
-    """Treat a product with at least one value among its operands."""
+    """Return the unit sets of ``a · b``; at least one factor is computed from the input (a Value)."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
@@ -65,7 +65,7 @@ def multiply(walk: Walk, a: Any, b: Any) -> Value:
 
 
 def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Value:
-    """Return an operand as a value: a parameter takes the units of the value it is combined with."""
+    """Return the unit sets of ``x`` combined with ``other``: a constant, or a parameter that gets the same units."""
     with_constant = x.masked if with_constant is None else with_constant  # a product leaves masked entries unchanged
     if isinstance(other, ParameterValue):
         shape = torch.broadcast_shapes(x.shape, other.shape)
@@ -78,7 +78,7 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
-    """Record that a parameter's entries are used by the units of the entries they are combined with."""
+    """Record that each entry of a parameter is combined with a value of the units ``ids`` and so is used by them."""
     if not parameter.owned:
         places = torch.arange(parameter.shape.numel()).reshape(parameter.shape)
         met = walk.draft.sets.merge(places, filled(ids), parameter.shape.numel()).reshape(parameter.shape)
@@ -88,20 +88,20 @@ def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
 
 @rule(A.div, A.true_divide, A.floor_divide, A.remainder, A.fmod)
 def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
-    """Treat a quotient: zero if the numerator is."""
+    """Return the unit sets of a quotient, which is zero where the numerator is."""
     if isinstance(b, Value):
         if b.masked is Masked.ZERO and not b.always:
             raise Unsupported(
                 "masked units are zero, and are divided by", "add a small number to the denominator first"
             )
-        if not isinstance(a, Value):  # masked entries hold a number divided by a constant: treat them like a sum
+        if not isinstance(a, Value):  # masked entries are a number divided by a constant, as after a sum
             return add(walk, a, b).like(dtype=walk.result(node).dtype)
     return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
 
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Treat ``x ** n``, which keeps zeros for a number ``n > 0``."""
+    """Return the unit sets of ``a ** b``, which is zero where ``a`` is, for a number ``b ≥ 1``."""
     dtype = walk.result(node).dtype
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
@@ -118,7 +118,7 @@ def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.addcmul)
 def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -> Any:
-    """Treat ``a + value · b · c``."""
+    """Return the unit sets of ``a + value · b · c``."""
     if not isinstance(b, Value) and not isinstance(c, Value):
         return walk.conservative(node)
     return add(walk, a, multiply(walk, b, c))
@@ -126,7 +126,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
 
 @rule(A.maximum, A.minimum)
 def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
-    """Treat the larger or smaller of two values: zero if both are."""
+    """Return the unit sets of the elementwise maximum or minimum of two values, which is zero where both are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
     return Value(walk.draft.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
@@ -134,7 +134,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Treat a choice between two operands: in use if either operand, or the condition, is."""
+    """Return the unit sets of ``torch.where``: an entry depends on the units of both operands and of the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
@@ -153,7 +153,7 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Treat a function with ``f(0) = 0``: a masked unit stays zero."""
+    """Return the unit sets of a function with ``f(0) = 0``, after which masked entries stay zero."""
     if not isinstance(x, Value) or _meets_others(x, rest, options):
         return walk.conservative(node)
     return x.like(dtype=walk.result(node).dtype)
@@ -161,7 +161,7 @@ def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) ->
 
 @rule(*LIFT)
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Treat a function with ``f(0) ≠ 0``: a masked unit becomes a constant."""
+    """Return the unit sets of a function with ``f(0) ≠ 0``, after which masked entries are a constant."""
     result = walk.result(node)
     if not isinstance(x, Value) or _meets_others(x, rest, options) or result.shape != x.shape:
         return walk.conservative(node)
@@ -170,7 +170,7 @@ def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
 
 @rule(A.prelu)
 def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
-    """Treat learned slopes, which multiply each entry."""
+    """Return the unit sets of PReLU, which multiplies each entry by a learned slope."""
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
@@ -179,7 +179,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
 
 @rule(*POLES)
 def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
-    """Refuse a function with infinite value or slope at 0 where a mask makes zeros, because gradients are lost."""
+    """Raise Unsupported for a function with infinite value or slope at 0 if a mask makes zeros: gradients are lost."""
     if x.masked is Masked.ZERO and not x.always:
         raise Unsupported(
             "masked units are zero, where this function or its slope is infinite", "add a small number first"
@@ -188,6 +188,6 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
 
 
 def _meets_others(value: Value, *arguments: Any) -> bool:
-    """Return True if bounds or masks are values or parameters themselves, or enlarge the result."""
+    """Return True if another argument (a bound, a mask) is a parameter or computed from the input."""
     others = [leaf for leaf in leaves(arguments) if isinstance(leaf, (Value, ParameterValue, Constant))]
     return any(not isinstance(leaf, Constant) for leaf in others)

@@ -31,7 +31,7 @@ def by_channel(
     eps: float,
     *rest: Any,
 ) -> Any:
-    """Treat batch or instance norm, with the mini-batch's statistics or running ones."""
+    """Replace a batch or instance norm (mini-batch or running statistics) by the task's copy, unless tasks share it."""
     kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
     if any(name not in walk.buffers for name in statistics):
@@ -67,7 +67,7 @@ def by_channel(
 def layer_norm(
     walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    """Treat layer norm."""
+    """Replace a layer norm by the task's own copy, unless all tasks may share the norm."""
     if _is_common(x, weight, bias):
         return walk.conservative(node)
     names = _names(walk, node, weight, bias)
@@ -76,7 +76,7 @@ def layer_norm(
 
 @rule(A.rms_norm, zeros=True)
 def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """Treat RMS norm."""
+    """Replace an RMS norm by the task's own copy, unless all tasks may share the norm."""
     if _is_common(x, weight):
         return walk.conservative(node)
     names = _names(walk, node, weight, None)
@@ -88,7 +88,7 @@ def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, 
 def group_norm(
     walk: Walk, node: fx.Node, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
 ) -> Any:
-    """Treat group norm."""
+    """Replace a group norm by the task's own copy, unless all tasks may share the norm."""
     if _is_common(x, weight, bias):
         return walk.conservative(node)
     names = _names(walk, node, weight, bias)
@@ -103,7 +103,7 @@ def _is_common(x: Any, *parameters: Any) -> bool:
 
 
 def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
-    """Replace the node by a call of the task's own copy."""
+    """Replace a norm's node by a call of the task's own copy, and return the value of its result."""
     if isinstance(x, ParameterValue):
         raise Unsupported("a parameter is normalised together with a value", "use it as it is")
     x = walk.value(x)
@@ -130,7 +130,7 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
 
 
 def _note(walk: Walk, spec: OwnedSpec) -> None:
-    """Record a norm; a norm with several calls has the units of all its calls."""
+    """Record a task-owned norm; a norm that is called several times gets the units of all its calls."""
     known = walk.draft.owned.get(spec.name)
     if known is None:
         walk.draft.owned[spec.name] = spec
@@ -166,7 +166,7 @@ def _named(walk: Walk, node: fx.Node, names: tuple[str | None, ...]) -> str:
 
 @rule(DECLARED)
 def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, number: int) -> Any:
-    """Treat one call of a declared module: its results count as always in use."""
+    """Replace one call of a module declared frozen or task-owned; its results are in use under every mask."""
     name, arguments = walk.exported.calls[number]
     walk.zero_inputs(node, dirty_only=True)
     given: Any = node.args

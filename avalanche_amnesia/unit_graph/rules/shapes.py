@@ -39,7 +39,7 @@ _LIKE_ANOTHER = (A.expand_as, A.view_as, A.reshape_as)
 @rule(*MOVES)
 @derives(*MOVES)
 def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
-    """Apply the operation to the sets of units."""
+    """Return the unit sets after an operation that only moves entries: the operation also moves their sets."""
     if node.target is A.view.dtype:
         raise Unsupported(f"view({args[1]}) reads the bits of numbers as another type", "convert them: x.to(dtype)")
     known = leaves((args, options))
@@ -52,7 +52,7 @@ def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
 @rule(*_LIKE_ANOTHER)
 @derives(*_LIKE_ANOTHER)
 def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
-    """Move entries into the shape of another tensor, whose values are not read."""
+    """Return ``x`` in the shape of ``other``, whose values are not read."""
     if isinstance(x, Constant):
         return always_in_use(other.shape, x.dtype)
     method = str(node.target).split(".")[1]
@@ -62,7 +62,7 @@ def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @rule(A.index)
 @derives(A.index)
 def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
-    """Treat indexing at constant positions."""
+    """Return the unit sets of ``x[indices]`` for constant indices; other indices count as an unknown operation."""
     fixed = all(index is None or isinstance(index, Constant) for index in indices)
     if isinstance(x, Constant) or not fixed:
         return _otherwise(walk, node, (x, indices), {})
@@ -76,14 +76,14 @@ def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 
 def _applied(node: fx.Node, args: Any, options: Any) -> Any:
-    """Apply the operation to numbers of sets or entries, whose memory layout may differ."""
+    """Apply a node's operation to numbers of sets or entries; ``view`` as ``reshape``: memory layout may differ."""
     args, options = map_leaves((args, options), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
     target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
     return target(*args, **options)
 
 
 def _again(operand: Any, move: Any) -> Any:
-    """Return a value or a parameter after its entries were moved."""
+    """Return a value or a parameter after ``move``, applied to its set numbers or entry numbers."""
     if isinstance(operand, Value):
         return map_leaves(move(operand.ids), lambda ids: operand.like(ids) if isinstance(ids, Tensor) else ids)
     first = move(operand.parts[0].place)
@@ -94,7 +94,7 @@ def _again(operand: Any, move: Any) -> Any:
 
 @rule(A.cat, A.concat, A.concatenate, A.stack, A.hstack, A.vstack)
 def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> Value:
-    """Concatenate values and their sets. A parameter takes the units of its neighbouring values."""
+    """Concatenate values and their sets of units. A parameter in ``tensors`` gets the units of the first value."""
     values = [part for part in tensors if isinstance(part, Value)]
     result = walk.result(node)
     along = dim % len(result.shape)
@@ -148,7 +148,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
 def padded(
     walk: Walk, node: fx.Node, x: Any, pad: Sequence[int], mode: str | float = "constant", value: float | None = None
 ) -> Any:
-    """Treat padding: zeros are in use under no mask; other modes pad with numbers or border entries."""
+    """Return the unit sets of padding: added zeros are in use under no mask, other added numbers under every mask."""
     filling = mode if isinstance(mode, (int, float)) else value
     if not isinstance(x, Value) or (isinstance(mode, str) and mode != "constant"):
         return walk.conservative(node)
@@ -159,7 +159,7 @@ def padded(
 
 @rule(A.slice_scatter, A.select_scatter)
 def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
-    """Write a part of one value into another, together with its sets."""
+    """Return the unit sets of ``x`` after ``source``, with its sets, is written into a part of ``x``."""
     parts = [_written(part) for part in (x, source)]
     if any(part is None for part in parts) or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
         return walk.conservative(node)
@@ -175,7 +175,7 @@ def _written(part: Any) -> Value | None:
 
 @rule(A.copy)
 def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
-    """Treat slice assignment."""
+    """Return the unit sets after a slice assignment: those of ``source``, expanded to the result's shape."""
     result = walk.result(node)
     if not isinstance(source, Value):
         return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.conservative(node)
@@ -184,7 +184,7 @@ def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
 
 @rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
 def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
-    """Treat an operation that fills a tensor with one number."""
+    """Return the unit sets of a tensor filled with one number: each entry is in use under every mask."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
         return walk.conservative(node)
     result = walk.result(node)

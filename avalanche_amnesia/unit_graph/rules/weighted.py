@@ -1,4 +1,4 @@
-"""Rules for layers with weights: every output is a unit, in use if its mask and its inputs are."""
+"""Rules for layers with weights: every output is a unit; a weight is in use if its unit and its input are."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +17,7 @@ A: Any = torch.ops.aten
 
 @rule(A.linear, zeros=True)
 def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> Any:
-    """Treat ``x Wᵀ + b``: units along the last axis."""
+    """Record a linear layer ``x Wᵀ + b``; return its result's unit sets, one unit per entry of the last axis."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=0)
@@ -25,19 +25,19 @@ def linear(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None) -> 
 
 @rule(A.addmm, zeros=True)
 def added_product(walk: Walk, node: fx.Node, bias: Any, x: Any, weight: Any, **options: Any) -> Any:
-    """Treat ``b + x W``: a layer with a transposed weight."""
+    """Record ``b + x W``, a linear layer with a transposed weight, and return its result's unit sets."""
     if not _moves(weight) or not isinstance(bias, ParameterValue) or len(bias.shape) != 1 or options:
         return _without_units(walk, node, weight, bias)
     return connect(walk, node, x, weight, bias, unit_axis=1)
 
 
 def _moves(weight: Any) -> bool:
-    """Return True if tasks train a parameter of the weight: only then a layer has its own units."""
+    """Return True if tasks train a parameter of the weight, because only then a layer gets units."""
     return isinstance(weight, ParameterValue) and not weight.fixed
 
 
 def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
-    """Treat a layer with an untrained weight: its outputs have no gate. Its bias may be trained."""
+    """Return the result of a layer with an untrained weight: its outputs have no gate. Its bias may be trained."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
         result = walk.result(node)
@@ -46,13 +46,13 @@ def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
 
 
 def _plain(bias: Any) -> str | None:
-    """Return the name of a parameter that is trained and used directly."""
+    """Return the name of the parameter that is the whole bias and is trained, or None."""
     parts = bias.parts if isinstance(bias, ParameterValue) and not bias.fixed else ()
     return parts[0].name if len(parts) == 1 and parts[0].whole else None
 
 
 def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any, unit_axis: int) -> Value:
-    """Connect the entries of the last axis to new units by a dense layer."""
+    """Record a dense layer from the last axis of ``x`` to new units, and return its result's unit sets."""
     x = walk.value(x)
     inputs = walk.draft.sets.over(x.ids, range(x.ids.dim() - 1))
     sets = _layer(walk, node, weight, "Linear", weight.shape[unit_axis], rows=unit_axis == 0)
@@ -72,7 +72,7 @@ def convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Any:
-    """Treat a convolution: units along axis 1."""
+    """Record a convolution, and return its result's unit sets, one unit per output channel (axis 1)."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -94,7 +94,7 @@ def convolution(
 def _depthwise(
     walk: Walk, node: fx.Node, inputs: Tensor, weight: ParameterValue, bias: Any, ones: Sequence[int]
 ) -> Value:
-    """Treat a depthwise convolution: each output shares its input's unit and has no mask."""
+    """Record a depthwise convolution: each output channel has the unit of its input channel, and no mask."""
     units = weight.shape[0]
     sets = inputs.repeat_interleave(units // len(inputs))
     walk.draft.use(weight, sets.reshape(units, 1, *ones))
@@ -115,7 +115,7 @@ def transposed(
     groups: int = 1,
     dilation: Any = 1,
 ) -> Any:
-    """Treat a transposed convolution, with a weight of shape ``(inputs, units/groups, …)``."""
+    """Record a transposed convolution, weight ``(inputs, units/groups, …)``, and return its result's unit sets."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
@@ -131,7 +131,7 @@ def transposed(
 
 @rule(A.embedding)
 def embedding(walk: Walk, node: fx.Node, weight: Any, x: Any, *rest: Any) -> Any:
-    """Treat an embedding table: one unit per embedding dimension, read from the network's input."""
+    """Record an embedding table, read by the network's input; return its unit sets, one unit per dimension."""
     if not _moves(weight) or len(weight.shape) != 2:
         return walk.conservative(node)
     sets = _layer(walk, node, weight, "Embedding", weight.shape[1])
@@ -153,7 +153,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:
-    """Return the sets of a layer's units: new ones, or those that the same weight got before.
+    """Return the set numbers of a layer's units: new ones, or those created at an earlier call with the weight.
 
     A layer is named after its weight. Rows of one parameter are a separate layer, and so is each third of the
     queries, keys and values that attention takes from one parameter. A computed weight is named after its module.
