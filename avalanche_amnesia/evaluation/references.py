@@ -138,7 +138,7 @@ class References:
         self.make_strategy = make_strategy
 
     def _other_values(self, make_strategy: Callable[..., Any]) -> list[str]:
-        """Return the names of tensors whose initial values in a model of ``make_strategy`` differ from the first model's."""
+        """Return the names of tensors that have other initial values in a ``make_strategy`` model than in the first."""
         first, now = self._initial, state_hashes(self.fresh_strategy("same", make_strategy).model.state_dict())
         return sorted(name for name in {*first, *now} if first.get(name) != now.get(name))
 
