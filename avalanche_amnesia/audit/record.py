@@ -66,13 +66,13 @@ class UnlearningPlan:
         compensated: affected tasks whose loss a prepared replacement compensates.
         repaired: affected tasks to be trained on their kept samples.
         shared: shared tensor → its entries that keep the updates of the unlearned tasks, because remaining tasks read
-        these entries (WSN); empty if the updates are removed.
+            these entries (WSN); empty if the updates are removed.
         claim: the claim about the state after the unlearning: ``exact``, ``conditional`` or ``approximate``.
         trajectory_bytes: bytes of trajectory to free.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
         shared_state: buffers and attributes of modules that the trainings of all tasks changed. Their values stay
-        (stock strategies; in masked models each task has its own buffers).
+            (stock strategies; in masked models each task has its own buffers).
         reasons: why the claim is ``approximate``, in words; else empty.
         rests_on: parts outside of torch, torchvision, Avalanche and this package that took part in a training; the
             claim is ``conditional`` then: exact if they depend on nothing but their inputs and the seeded random
@@ -115,7 +115,7 @@ class TensorChange:
     Attributes:
         name: in the model's ``state_dict``.
         before: :func:`~avalanche_amnesia.bits.tensor_hash` of its bits before, ``blake3:…``; None if it did not
-        exist.
+            exist.
         after: hash of its bits after the unlearning; None if the tensor was removed.
     """
 
@@ -143,7 +143,7 @@ class Provenance:
         options: class name of the strategy, its optimizer and its plugins → their plain settings.
         seed: seed of the strategy; None if it has none.
         data: task → SHA-256 of the labels of its training data in order, for every task trained until then: the owner
-        of the data can verify the labels. Inputs are not hashed.
+            of the data can verify the labels. Inputs are not hashed.
         versions: package → version, for the packages that the result depends on.
     """
 
@@ -177,7 +177,7 @@ class Proof:
         tasks: the tasks that were compared, in training order.
         hashes: compared tensor → its hash.
         apart: True if no process of this training had trained the unlearned data. Otherwise code outside of closed
-        packages may have stored some of the data.
+            packages may have stored some of the data.
         seconds: wall-clock time of the training.
         time: when the tensors were compared, UTC, ISO 8601.
         versions: package → version.
@@ -350,7 +350,7 @@ def verify(document: str, public_key: Any) -> UnlearningRecord:
     Args:
         document: what :meth:`UnlearningRecord.sign` returned.
         public_key: the signer's key, from a source that you trust: an ``Ed25519PublicKey``, its 32 raw bytes, or PEM.
-        The key inside the document proves nothing.
+            The key inside the document proves nothing.
 
     Raises:
         SigningError: if the document is not signed, or was changed, or was signed with another key.

@@ -64,7 +64,7 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
 
 
 def private(key: Any) -> Any:
-    """Return the private key object for a key object, 32 raw bytes, or PEM bytes; raise SigningError for others."""
+    """Return the private key object for a key object, 32 raw bytes, or PEM bytes; raise SigningError otherwise."""
     return _key(key, "private")
 
 

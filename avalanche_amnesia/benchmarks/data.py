@@ -53,7 +53,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return samples (all, or those at ``where``), computed at each call: x float32 or int64 (n, ...), y int64 (n,)."""
+        """Compute the samples (all, or those at ``where``): x float32 or int64 (n, ...), y int64 (n,); not cached."""
         index, targets = self.index, self.targets
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]

@@ -26,7 +26,7 @@ def SplitDigits(
         n_tasks: 1, 2, 5 or 10.
         seed: draws the train/test split (1,437 and 360 images, stratified) and the subsets.
         n_train: number of images kept of the whole training set before the split into tasks, stratified, 10 to 1,437;
-        None: all.
+            None: all.
         n_test: number of images kept of the test set, stratified, 10 to 360; None: all.
         class_order: the ten digits in the order of the tasks; None: 0 to 9.
 

@@ -38,7 +38,7 @@ class Images:
         return self.train[1].unique().tolist()
 
     def subset(self, n_train: int | None, n_test: int | None, seed: int) -> "Images":
-        """Return so many of the images, stratified by class and drawn by ``seed``; None: all."""
+        """Return ``n_train`` and ``n_test`` of the images, stratified by class and drawn by ``seed``; None: all."""
         return replace(
             self,
             train=_kept(self.train, n_train, seed, "n_train"),
@@ -46,7 +46,7 @@ class Images:
         )
 
     def around(self, change: BatchTransform | None) -> BatchTransform | None:
-        """Return the transforms ``before``, a task's own ``change`` and ``after`` as one transform; None without any."""
+        """Return ``before``, a task's own transform ``change``, and ``after`` as one transform; None without any."""
         steps = self.before + (() if change is None else (change,)) + self.after
         return Chain(steps) if steps else None
 

@@ -1,4 +1,4 @@
-"""Unlearning requests as attributes of experiences, checked when a benchmark is built; benchmarks without samples."""
+"""Unlearning requests as attributes of experiences, checked when a benchmark is built; streams without some samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy

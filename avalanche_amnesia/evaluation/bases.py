@@ -32,7 +32,7 @@ Scope = Literal["unlearned", "remaining", "all"]
 
 
 class CallbackMetric(PluginMetric):
-    """Base of metrics whose values are returned by their event methods (``after_eval`` and others)."""
+    """Base of metrics that return their values from event methods such as ``after_eval``."""
 
     axis = "event"
     """X axis on which a logger draws the values: ``event`` counts finished tasks and unlearnings."""

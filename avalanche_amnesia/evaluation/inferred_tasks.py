@@ -52,7 +52,7 @@ def task_inference_metrics(rule: InferenceRule = "entropy") -> list[TaskInferenc
     """Return metrics of accuracy without task labels and of correctly inferred tasks, per experience and per stream.
 
     Args:
-        rule: rule of :class:`TaskInference` by which the task is inferred.
+        rule: decision rule of :class:`TaskInference` for the task of a sample.
     """
     places: tuple[Literal["experience", "stream"], ...] = ("experience", "stream")
     return [TaskInferenceMetric(rule, place, task_only=only) for only in (False, True) for place in places]

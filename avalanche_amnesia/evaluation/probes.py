@@ -90,12 +90,12 @@ def features_of(
     Args:
         model: a MaskedModel, a SubnetModel, a MultiHeadModel, or any model whose classifier is an Avalanche
             ``MultiHeadClassifier`` (the classifier's input counts as the features).
-            x: inputs ``(n, …)``.
+        x: inputs ``(n, …)``.
         mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
             mask, as for models without masks.
         batch_size: samples at a time.
         parts: further modules of the task (``model.task_parts(task)``), such as norms; used only with a mask, or in a
-        TaskNormModel.
+            TaskNormModel.
         task: task whose network to use, if the model has one per task; None: as for a task that the model lacks.
 
     Returns:

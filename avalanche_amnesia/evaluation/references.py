@@ -72,7 +72,7 @@ class References:
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
-        or its strategy is not seeded by task; if ``benchmark`` has no streams; for workers without a store.
+            or its strategy is not seeded by task; if ``benchmark`` has no streams; for workers without a store.
     """
 
     def __init__(
@@ -228,7 +228,7 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Store a model that another process trained on ``tasks``, in this order.
+        """Store a model that was trained outside of this object on ``tasks``, in this order.
 
         The model is from a strategy that ``make_strategy`` made. It is stored without a copy, in evaluation mode.
         ``variant``: as of :meth:`reference`.

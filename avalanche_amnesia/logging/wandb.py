@@ -109,7 +109,7 @@ class WandBLogger(RunLogger):
         config: further settings, in addition to the strategy's.
         dir: folder for its files (W&B makes `wandb/` there); made if missing.
         mode: "online", "offline", "disabled", or None: WANDB_MODE if set, else online if an API key is
-        configured and offline otherwise, never a prompt.
+            configured and offline otherwise, never a prompt.
         tags: its tags.
 
     Attributes:
