@@ -108,7 +108,7 @@ def with_unlearning(
     permanent: Iterable[int] = (),
     deadline: int | None = None,
 ) -> CLScenario:
-    """Return a copy of a benchmark whose train experiences have unlearning requests.
+    """Return a copy of a benchmark with unlearning requests on its train experiences; the given one does not change.
 
     Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in firing order:
     before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). Requests of the given benchmark

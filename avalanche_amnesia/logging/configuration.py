@@ -11,7 +11,7 @@ from avalanche_amnesia.strategy import Strategy
 def configuration_of(strategy: Strategy) -> dict[str, Any]:
     """Return a run's method, seed, stream, network, optimizer, training and plugin options and versions, by name.
 
-    The stream is that of the current experience, with its requests. Switches that are off are left out.
+    The stream, with its requests, is that of the current experience, else empty. Options that are off are left out.
     """
     model, optimizer = strategy.model, strategy.optimizer
     backbone = getattr(model, "backbone", model)

@@ -160,7 +160,7 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
 
 @contextmanager
 def locked(path: Path, to_write: bool) -> Iterator[None]:
-    """Lock a directory during the block against other processes that use this function; ``to_write``: exclusively.
+    """Lock a directory during the block among processes that use this function; ``to_write``: True excludes readers.
 
     The lock belongs to the open directory: it needs no file, and ends with the process.
     """
