@@ -1,4 +1,4 @@
-"""Plan (changes that an unlearning would make) and record (changes that it made), as data."""
+"""Data classes: plan (changes that an unlearning would make) and record (changes that an unlearning made)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import replace_file, writing
 
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
-"""Reason in the plans of a control."""
+"""Reason in the plans of a control strategy (``obey=False``), which unlearns nothing."""
 Claim = Literal["exact", "conditional", "approximate"]
 
 
 class RecordError(ValueError):
-    """A file or text that is no unlearning record."""
+    """Error for a file or text that is no unlearning record."""
 
 
 class ProofError(ValueError):
-    """A model, trained again without the unlearned data, has other bits.
+    """Error of a failed proof: a model trained again without the unlearned data has other bits.
 
     Attributes:
         record: the record, ``approximate`` by now; its last reason names the first task and tensor that differ.
@@ -42,11 +42,11 @@ class ProofError(ValueError):
 
 @dataclass(frozen=True)
 class SharedEntries:
-    """Entries trained by the unlearned tasks and kept because remaining tasks read them.
+    """Entries of a tensor that the unlearned tasks trained and that stay, because remaining tasks read them.
 
     Attributes:
-        entries: how many, each counted once.
-        tasks: the remaining tasks that read some of them, in training order.
+        entries: number of these entries, each counted once.
+        tasks: the remaining tasks that read some of these entries, in training order.
     """
 
     entries: int
@@ -55,24 +55,24 @@ class SharedEntries:
 
 @dataclass(frozen=True)
 class UnlearningPlan:
-    """Changes that unlearning some tasks would make; computing a plan changes nothing.
+    """Plan of an unlearning: the changes that it would make. Computing a plan changes nothing.
 
     Attributes:
         tasks: the tasks to unlearn.
-        event: when it was asked for, e.g. ``"after task 3"``.
+        event: when the unlearning was requested, e.g. ``"after task 3"``.
         entries: shared tensor → number of entries that change.
         removed: tensors of the tasks to delete (heads, masks, embeddings).
         affected: remaining tasks that use entries which change, in training order.
         compensated: affected tasks whose loss a prepared replacement compensates.
         repaired: affected tasks to be trained on their kept samples.
         shared: shared tensor → its entries that keep the updates of the unlearned tasks, because remaining tasks read
-            them (WSN); empty if the updates are removed.
-        claim: the claim about the state afterwards.
+            these entries (WSN); empty if the updates are removed.
+        claim: the claim about the state after the unlearning: ``exact``, ``conditional`` or ``approximate``.
         trajectory_bytes: bytes of trajectory to free.
         purges: host plugins that would be cleaned, by class name.
         unpurged: plugins that hold learned state and have no purger, by class name.
-        shared_state: buffers and attributes of modules that the trainings of all tasks changed: they keep their values
-            (stock strategies; masked models give each task its own).
+        shared_state: buffers and attributes of modules that the trainings of all tasks changed. Their values stay
+            (stock strategies; in masked models each task has its own buffers).
         reasons: why the claim is ``approximate``, in words; else empty.
         rests_on: parts outside of torch, torchvision, Avalanche and this package that took part in a training; the
             claim is ``conditional`` then: exact if they depend on nothing but their inputs and the seeded random
@@ -110,13 +110,13 @@ class UnlearningPlan:
 
 @dataclass(frozen=True)
 class TensorChange:
-    """A changed, new or removed tensor.
+    """A changed, new or removed tensor of the model, with its hash before and after an unlearning.
 
     Attributes:
         name: in the model's ``state_dict``.
-        before: :func:`~avalanche_amnesia.bits.tensor_hash` of its bits before, ``blake3:…``; None where it did not
+        before: :func:`~avalanche_amnesia.bits.tensor_hash` of its bits before, ``blake3:…``; None if it did not
             exist.
-        after: the same afterwards.
+        after: hash of its bits after the unlearning; None if the tensor was removed.
     """
 
     name: str
@@ -126,7 +126,7 @@ class TensorChange:
 
 @cache
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
+    """Return package → version, for Python and the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("avalanche-amnesia", "avalanche-lib", "torch", "numpy"):
         with suppress(PackageNotFoundError):
@@ -136,14 +136,14 @@ def package_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Provenance:
-    """Origin of a model, as far as it can be written down.
+    """Origin of a model: method, settings, seed, hashes of its data, and versions of packages.
 
     Attributes:
         method: the strategy's class.
         options: class name of the strategy, its optimizer and its plugins → their plain settings.
-        seed: the strategy's; None where it has none.
-        data: task → SHA-256 of the labels of its training data in order, for every task trained until then: who has
-            the data can verify the labels. Inputs are not hashed.
+        seed: seed of the strategy; None if it has none.
+        data: task → SHA-256 of the labels of its training data in order, for every task trained until then: the owner
+            of the data can verify the labels. Inputs are not hashed.
         versions: package → version, for the packages that the result depends on.
     """
 
@@ -156,11 +156,11 @@ class Provenance:
 
 @dataclass(frozen=True)
 class RepairSummary:
-    """Samples, steps and changed entries of a repair.
+    """Numbers of samples, optimizer steps and changed entries of a repair of remaining tasks.
 
     Attributes:
-        samples: repaired task → samples of it that the steps saw, in training order.
-        steps: of the repair's own optimizers.
+        samples: repaired task → number of its samples that the steps used, in training order.
+        steps: number of steps of the repair's own optimizers.
         entries: parameter → number of entries that the repair moved.
     """
 
@@ -171,13 +171,13 @@ class RepairSummary:
 
 @dataclass(frozen=True)
 class Proof:
-    """A training without the unlearned data, whose tensors all had the bits of the model.
+    """Proof of a record: a training without the unlearned data gave tensors with the same bits as the model.
 
     Attributes:
         tasks: the tasks that were compared, in training order.
         hashes: compared tensor → its hash.
-        apart: True if no process of this training had trained the unlearned data. Code outside of closed packages may
-            remember them otherwise.
+        apart: True if no process of this training had trained the unlearned data. Otherwise code outside of closed
+            packages may have stored some of the data.
         seconds: wall-clock time of the training.
         time: when the tensors were compared, UTC, ISO 8601.
         versions: package → version.
@@ -201,11 +201,11 @@ class UnlearningRecord:
         unchanged: every other model tensor → its hash.
         purged: one line per cleaned host plugin or optimizer.
         remaining: remaining tasks afterwards, in training order.
-        n_trained: trainings finished when it happened.
-        iteration: training iterations finished when it happened.
-        seconds: wall-clock time it took.
-        time: when it happened, UTC, ISO 8601.
-        provenance: of the model.
+        n_trained: trainings finished before the unlearning.
+        iteration: training iterations finished before the unlearning.
+        seconds: wall-clock time of the unlearning.
+        time: when the unlearning happened, UTC, ISO 8601.
+        provenance: origin of the model.
         repair: summary of the repair; None without a repair.
         proof: added later by ``strategy.prove``. A signature covers the record as it was signed: sign it again to
             include its proof.
@@ -232,22 +232,22 @@ class UnlearningRecord:
 
     @property
     def tasks(self) -> tuple[int, ...]:
-        """The unlearned tasks."""
+        """Return the unlearned tasks."""
         return self.plan.tasks
 
     @property
     def task(self) -> int | None:
-        """The remaining task that was retrained without some samples, or None."""
+        """Return the remaining task that the request retrained without some samples, or None."""
         return self.plan.task
 
     @property
     def affected(self) -> tuple[int, ...]:
-        """Remaining tasks that use entries which changed."""
+        """Return the remaining tasks that use changed entries."""
         return self.plan.affected
 
     @property
     def proved(self) -> bool:
-        """True if :attr:`proof` covers all remaining tasks, and is :attr:`Proof.apart` for a ``conditional`` plan."""
+        """Return True if :attr:`proof` covers all remaining tasks, and is ``apart`` for a ``conditional`` claim."""
         proof = self.proof
         if proof is None or not set(self.remaining) <= set(proof.tasks):
             return False
@@ -255,40 +255,40 @@ class UnlearningRecord:
 
     @property
     def claim(self) -> Claim:
-        """``exact``: equal to the reference model by construction or proof; ``conditional``: exact if the parts in
-        :attr:`rests_on` are repeatable; ``approximate`` otherwise."""
+        """Return the claim. ``exact``: equal to the reference model by construction or proof; ``conditional``: exact if
+        the parts in :attr:`rests_on` are repeatable; ``approximate`` otherwise."""
         return "exact" if self.proved else self.plan.claim
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Reasons, in words, why the claim is ``approximate``; else empty."""
+        """Return the reasons, in words, why the claim is ``approximate``; else empty."""
         return self.plan.reasons
 
     @property
     def rests_on(self) -> tuple[str, ...]:
-        """Parts by name on which a ``conditional`` claim rests; else empty."""
+        """Return the names of the parts on which a ``conditional`` claim rests; else empty."""
         return () if self.proved else self.plan.rests_on
 
     @property
     def after(self) -> dict[str, str]:
-        """Every tensor of the model right after the unlearning → its hash."""
+        """Return tensor name → hash, for every tensor of the model right after the unlearning."""
         changed = {change.name: change.after for change in self.changes if change.after is not None}
         return dict(sorted({**self.unchanged, **changed}.items()))
 
     # As JSON --------------------------------------------------------------------------------------------------
 
     def to_json(self) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         return json.dumps(asdict(self), indent=2)
 
     def save(self, path: str | Path) -> None:
-        """Write the record to a JSON file, as a whole or not at all: an OSError says what to do."""
+        """Write the record to a JSON file, completely or not at all; an OSError names the remedy."""
         with writing(Path(path)):
             replace_file(Path(path), (self.to_json() + "\n").encode())
 
     @classmethod
     def from_json(cls, text: str) -> UnlearningRecord:
-        """Read what :meth:`to_json` wrote; a signed record too, unverified.
+        """Return the record from the JSON of :meth:`to_json` or :meth:`sign`; a signature is not verified.
 
         Raises:
             RecordError: if the text is no record.
@@ -306,15 +306,15 @@ class UnlearningRecord:
 
     @classmethod
     def load(cls, path: str | Path) -> UnlearningRecord:
-        """Read what :meth:`save` wrote.
+        """Return the record in a file that :meth:`save` wrote.
 
         Raises:
-            RecordError: if the file holds no record.
+            RecordError: if the file contains no record.
         """
         return cls.from_json(Path(path).read_text())
 
     def state(self, before: UnlearningRecord | None) -> dict[str, Any]:
-        """The record as a value of a saved state that has the one before it too: most hashes are there already."""
+        """Return the record as JSON values for a saved state, without the hashes that the record ``before`` has too."""
         known = {} if before is None else before.after
         further = {name: digest for name, digest in self.unchanged.items() if known.get(name) != digest}
         gone = [name for name in known if name not in self.unchanged or name in further]
@@ -322,7 +322,7 @@ class UnlearningRecord:
 
     @classmethod
     def from_state(cls, state: Any, before: UnlearningRecord | None) -> UnlearningRecord:
-        """A record from what :meth:`state` returned."""
+        """Return the record from the values of :meth:`state`, given the record ``before`` it."""
         try:
             further, gone = state["unchanged"]["further"], set(state["unchanged"]["gone"])
             known = {} if before is None else before.after
@@ -332,7 +332,7 @@ class UnlearningRecord:
         return cls.from_json(json.dumps({**state, "unchanged": unchanged}))
 
     def sign(self, private_key: Any) -> str:
-        """The record as JSON, signed; see :func:`~avalanche_amnesia.audit.verify`.
+        """Return the record with a signature, as JSON; see :func:`~avalanche_amnesia.audit.verify`.
 
         Args:
             private_key: an ``Ed25519PrivateKey`` of the package ``cryptography``, its 32 raw bytes, or its PEM file
@@ -345,12 +345,12 @@ class UnlearningRecord:
 
 
 def verify(document: str, public_key: Any) -> UnlearningRecord:
-    """The record inside a signed document, if its signature is that of a key.
+    """Return the record in a signed document; raise SigningError unless ``public_key`` verifies its signature.
 
     Args:
         document: what :meth:`UnlearningRecord.sign` returned.
-        public_key: of the signer, from a source that you trust: an ``Ed25519PublicKey``, its 32 raw bytes, or PEM.
-            The one inside the document proves nothing.
+        public_key: the signer's key, from a source that you trust: an ``Ed25519PublicKey``, its 32 raw bytes, or PEM.
+            The key inside the document proves nothing.
 
     Raises:
         SigningError: if the document is not signed, or was changed, or was signed with another key.
@@ -359,7 +359,7 @@ def verify(document: str, public_key: Any) -> UnlearningRecord:
 
 
 def _read(kind: Any, value: Any, place: str) -> Any:
-    """Build a value of a field's type from a JSON value; a ValueError names the field that does not fit."""
+    """Convert a JSON value to ``kind``, the type of a field; a ValueError names the field that does not fit."""
     origin, arguments = get_origin(kind), get_args(kind)
     if is_dataclass(kind) and isinstance(kind, type):
         return _read_fields(kind, _expect(value, dict, place), place)

@@ -11,16 +11,16 @@ _ALGORITHM = "Ed25519"
 
 
 class SigningError(ValueError):
-    """A record or state can't be signed, or its signature does not hold."""
+    """Error if a record or state can't be signed, or if its signature is not valid."""
 
 
 def signed(record: Mapping[str, Any], private_key: Any) -> str:
-    """A record and its signature, as JSON."""
+    """Return a record and its signature, as JSON."""
     return json.dumps({"record": record, **signature_of(record, private_key)}, indent=2) + "\n"
 
 
 def checked(document: str, public_key: Any) -> dict[str, Any]:
-    """The record inside a signed document, as plain values, if its signature is that of a key."""
+    """Return the record in a signed document as plain values; raise SigningError unless ``public_key`` verifies it."""
     check = signed_by(public_key)
     try:
         data = json_of(document)
@@ -34,7 +34,7 @@ def checked(document: str, public_key: Any) -> dict[str, Any]:
 
 
 def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
-    """Public key and signature of plain values: of their JSON, with sorted keys and no spaces, in UTF-8."""
+    """Return algorithm, public key and signature for plain values: their JSON with sorted keys, no spaces, in UTF-8."""
     key = private(private_key)
     _, serialization, _ = _cryptography()
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
@@ -43,7 +43,7 @@ def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
 
 
 def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
-    """Make the check that something is the signature of plain values by the holder of a key."""
+    """Return a function (values, signature) that raises SigningError unless ``public_key`` verifies the signature."""
     key = _key(public_key, "public")
     _, _, invalid_signature = _cryptography()
 
@@ -64,7 +64,7 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
 
 
 def private(key: Any) -> Any:
-    """Return the private key in a given object, raw bytes or PEM."""
+    """Return the private key object for a key object, 32 raw bytes, or PEM bytes; raise SigningError otherwise."""
     return _key(key, "private")
 
 
@@ -98,7 +98,7 @@ def _key(given: Any, side: str) -> Any:
 
 
 def _cryptography() -> tuple[Any, Any, type[Exception]]:
-    """Import the required parts of the optional package ``cryptography``."""
+    """Import and return the required parts of the optional package ``cryptography``; SigningError if it is missing."""
     try:
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives import serialization

@@ -30,12 +30,12 @@ def record_in_words(record: UnlearningRecord) -> str:
 
 
 def as_html(text: str) -> str:
-    """Return text as HTML for a notebook, with its line breaks."""
+    """Return a text as HTML for a notebook, with the text's line breaks."""
     return f"<pre>{html.escape(text)}</pre>"
 
 
 def tasks_in_words(tasks: Collection[int]) -> str:
-    """``task 2``, or ``tasks 0, 2``."""
+    """Return tasks as text: ``task 2``, or ``tasks 0, 2``."""
     return f"task {next(iter(tasks))}" if len(tasks) == 1 else f"tasks {_numbers(tasks)}"
 
 
@@ -51,7 +51,7 @@ def gone_in_words(plan: UnlearningPlan) -> str:
 def outcome_in_words(record: UnlearningRecord, state: object, before: object) -> list[str]:
     """Return sentences on the outcome of an unlearning in a saved state, for the person responsible.
 
-    ``state`` is the directory of the new state, ``before`` of the one that was read: the same where it was replaced.
+    ``state`` is the directory of the new state, ``before`` that of the old state; equal if the state was replaced.
     """
     plan, gone = record.plan, gone_in_words(record.plan)
     told = [f"{gone[0].upper()}{gone[1:]} went out of {state}."]
@@ -74,14 +74,14 @@ def outcome_in_words(record: UnlearningRecord, state: object, before: object) ->
 
 
 def seconds_in_words(seconds: float) -> str:
-    """A time with a unit that fits: ``24 ms``, ``3.2 s``, ``5.0 min``."""
+    """Return a time as text with a unit that fits: ``24 ms``, ``3.2 s``, ``5.0 min``."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def wrapped(text: str) -> list[str]:
-    """Lines of a text, of at most 60 columns; all but the first are indented, and a long path stays whole."""
+    """Return a text as lines of at most 60 columns; all but the first are indented, and a long path is not broken."""
     return textwrap.wrap(text, _WIDTH, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 

@@ -1,4 +1,4 @@
-"""One task: its data as a torch data set, a view of shared tensors or of a lazy data set; its label."""
+"""Data of one task as a torch data set (a view of shared tensors or of a lazy data set), and its task label."""
 
 import hashlib
 from collections import Counter
@@ -16,16 +16,16 @@ from avalanche_amnesia.seeding import preserved_rng, seed_all
 from avalanche_amnesia.unit_graph.backbones import NamedTensors
 
 BatchTransform = Callable[[Tensor], Tensor]
-"""A function of batches of any size: float32 ``(n, …)`` in, or int64 for tokens, the same shape out; no draws."""
+"""Deterministic function of batches of any size: float32 ``(n, …)``, or int64 for tokens, to the same shape."""
 _AT_A_TIME = 256
-"""Samples that are transformed together: between steps they stay in the caches of a CPU."""
+"""Number of samples that are transformed together: so many fit in the caches of a CPU."""
 _COMPARED = 8
-"""Number of samples that are compared: tasks that differ in their inputs (permuted, rotated) do so in nearly all."""
+"""Number of samples to compare: tasks with different inputs (permuted, rotated) differ in nearly all samples."""
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Several transforms, first to last."""
+    """Transform that applies several transforms, first to last."""
 
     steps: tuple[BatchTransform, ...]
 
@@ -36,7 +36,7 @@ class Chain:
 
 
 class TensorTask(Dataset[tuple[Tensor, int]]):
-    """A task's samples in a base tensor shared by many tasks; a pickle or copy contains only the task's samples."""
+    """Data set of a task: rows of a base tensor that many tasks share; a pickle or copy has only the task's samples."""
 
     def __init__(
         self, base: Tensor, index: Tensor, targets: Sequence[int], transform: BatchTransform | None = None
@@ -53,7 +53,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return self._prepared(self.base[self.index[item]].unsqueeze(0))[0], self.targets[item]
 
     def tensors(self, where: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The task's samples, made at each call: x float32 or int64 (n, ...), y int64 (n,)."""
+        """Compute the samples (all, or those at ``where``): x float32 or int64 (n, ...), y int64 (n,); not cached."""
         index, targets = self.index, self.targets
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]
@@ -61,12 +61,12 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return torch.cat([*parts]), torch.tensor(targets, dtype=torch.int64)
 
     def part(self, where: Sequence[int]) -> "TensorTask":
-        """Return a view of some samples of the task."""
+        """Return a view of the samples at positions ``where``."""
         index = self.index[torch.tensor(list(where), dtype=torch.int64)]
         return TensorTask(self.base, index, [self.targets[i] for i in where], self.transform)
 
     def alone(self, where: Sequence[int]) -> "TensorTask":
-        """Return some of the task's samples, with a base of only these samples."""
+        """Return the samples at positions ``where``, with a base tensor of only these samples."""
         rows = self.base[self.index[torch.tensor(list(where), dtype=torch.int64)]]
         return TensorTask(rows, torch.arange(len(rows)), [self.targets[i] for i in where], self.transform)
 
@@ -76,18 +76,18 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         return vars(self.alone(range(len(self))))
 
     def not_finite(self) -> Tensor:
-        """Positions of the samples that hold NaN or infinity before the transform, int64 (n,)."""
+        """Return the positions of samples with NaN or infinity before the transform, int64 (n,)."""
         if not self.base.is_floating_point():
             return torch.zeros(0, dtype=torch.int64)
-        # A copy of each part at a time: tasks may be large. A sum takes a fifth of the time of a look at each number.
+        # A copy of each part at a time: tasks may be large. A sum takes a fifth of the time of a check of each number.
         sums = [part[:, None].flatten(1).sum(1) for part in self._rows(self.index, 1024)]
         suspects = (~torch.cat(sums).isfinite()).nonzero()[:, 0]  # sums of large numbers overflow
         found = [part[:, None].flatten(1).isfinite().all(1) for part in self._rows(self.index[suspects], 1024)]
         return suspects[~torch.cat(found)]
 
     def _rows(self, index: Tensor, n: int) -> Iterable[Tensor]:
-        """Rows of the base, so many at a time."""
-        if len(index) and bool((index.diff() == 1).all()):  # a copy of these takes less time than of rows from anywhere
+        """Return the rows of the base tensor at ``index``, in batches of ``n``."""
+        if len(index) and bool((index.diff() == 1).all()):  # a slice takes less time than scattered rows
             return self.base[int(index[0]) : int(index[-1]) + 1].split(n)
         return (self.base.index_select(0, part) for part in index.split(n))
 
@@ -102,7 +102,7 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
 
 
 class LazyTask(Dataset[tuple[Any, int]]):
-    """One task's samples inside a data set that makes its items on demand."""
+    """Data set of one task's samples in a data set that makes its items on demand."""
 
     def __init__(self, base: Dataset[Any], index: Sequence[int], targets: Sequence[int]) -> None:
         self.base = base
@@ -120,7 +120,7 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return x, self.targets[item]
 
     def collated(self, items: list[Any]) -> list[Any]:
-        """Collate items into a mini-batch, with the values that the host appends to them."""
+        """Return items as a mini-batch [inputs, labels, …], with the values that Avalanche appends to each item."""
         own = getattr(self.base, "collate_fn", None)
         if own is None:
             return unpacked(default_collate(items))
@@ -134,12 +134,12 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return [x, torch.as_tensor(y), *default_collate([rest for _, _, *rest in items])]
 
     def part(self, where: Sequence[int]) -> "LazyTask":
-        """Return a view of some samples of the task."""
+        """Return a view of the samples at positions ``where``."""
         return LazyTask(self.base, [self.index[i] for i in where], [self.targets[i] for i in where])
 
 
 def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of an experience, as its evaluation sees them, without touching a global random stream."""
+    """Return inputs and labels of an experience with evaluation transforms; no global random stream changes."""
     found: tuple[Tensor, Tensor] | None = getattr(experience, "tensors_at", lambda index: None)(index)
     if found is not None:
         return found
@@ -153,7 +153,7 @@ def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Ten
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """Batches as one."""
+    """Return several batches of inputs as one batch."""
     if isinstance(parts[0], NamedTensors):
         return NamedTensors({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
     return torch.cat(list(parts))
@@ -166,7 +166,7 @@ _LABELS = ("label", "labels", "target", "targets", "y")
 
 
 def parted(item: Any) -> tuple[Any, Any]:
-    """Input and label of a data set's item, or of a mini-batch."""
+    """Return input and label of a data set's item or of a mini-batch; raise TaskError for an unknown format."""
     if isinstance(item, Mapping):
         name = label_name(item)
         inputs = {key: value for key, value in item.items() if key not in (name, _TASK)}
@@ -184,7 +184,7 @@ def parted(item: Any) -> tuple[Any, Any]:
 
 
 def label_name(item: Mapping[str, Any]) -> str | None:
-    """The name of the label in an item."""
+    """Return the key of the label in an item that is a mapping, or None."""
     return next((name for name in _LABELS if name in item), None)
 
 
@@ -197,14 +197,14 @@ def unpacked(batch: Any) -> list[Any]:
 
 
 def targets_of(experience: Any) -> Tensor:
-    """Labels of an experience's samples, in order, int64 ``(n,)``; no sample is made for them."""
-    held = getattr(experience, "targets", None)  # the host's own sequence looks each label up by itself
+    """Return the labels of an experience's samples, in order, int64 ``(n,)``, without loading a sample."""
+    held = getattr(experience, "targets", None)  # Avalanche's own sequence reads each label separately
     labels = experience.dataset.targets if held is None else held
     return torch.tensor([int(label) for label in labels], dtype=torch.int64)
 
 
 def labels_fingerprint(experience: Any) -> str:
-    """SHA-256 of an experience's labels, in order, and of how many there are; inputs may be many and are not hashed."""
+    """Return the SHA-256 of an experience's labels, in order, and of their number; inputs are not hashed: too many."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())
@@ -212,7 +212,7 @@ def labels_fingerprint(experience: Any) -> str:
 
 
 def difference_of_data(ours: Any, theirs: Any) -> str | None:
-    """Describe the difference between two experiences' training data, or return None if all compared values are equal.
+    """Return the difference of two experiences' training data as text, or None if all compared values are equal.
 
     All labels are compared, and a few samples, evenly spread, as an evaluation sees them. Transforms that draw are
     given the same random streams; the caller's random state does not change.
@@ -230,14 +230,14 @@ def difference_of_data(ours: Any, theirs: Any) -> str | None:
 
 
 def few_samples(experience: Any) -> Tensor:
-    """Inputs of a few samples, evenly spread, as an evaluation sees them."""
+    """Return the inputs of a few samples of an experience, evenly spread, with evaluation transforms."""
     with preserved_rng():
         seed_all(0)
         return some_task_data(experience, _COMPARED)[0]
 
 
 def some_task_data(experience: Any, samples: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of at most so many of an experience's samples, evenly spread, as its evaluation sees them."""
+    """Return inputs and labels of at most ``samples`` samples, evenly spread, with evaluation transforms."""
     n = len(experience.dataset)
     return task_data(experience, None if n <= samples else torch.linspace(0, n - 1, samples).long())
 
@@ -251,11 +251,11 @@ HOW_TO_LABEL = (
 
 
 class TaskError(ValueError):
-    """An experience can't be trained as a task of its own; nothing changed."""
+    """Error if an experience can't be trained as one task; nothing changed."""
 
 
 def single_task(experience: Any) -> int:
-    """The one task label of an experience; a TaskError where it has none, or several."""
+    """Return the one task label of an experience; raise TaskError if it has none, or several."""
     labels = labels_of(experience)
     if len(labels) != 1:
         raise TaskError(f"an experience must hold exactly one task, got task labels {labels}. {HOW_TO_LABEL}")
@@ -263,7 +263,7 @@ def single_task(experience: Any) -> int:
 
 
 def labels_of(experience: Any) -> list[int]:
-    """The task labels of an experience; a TaskError where it has none."""
+    """Return the task labels of an experience; raise TaskError if it has none."""
     labels = getattr(experience, "task_labels", ())
     if not len(labels):
         raise TaskError(f"an experience must have a task label, got task labels []. {HOW_TO_LABEL}")
@@ -271,15 +271,15 @@ def labels_of(experience: Any) -> list[int]:
 
 
 def stream_of(experience: Any) -> Any:
-    """The stream that holds an experience; None where none does."""
+    """Return the stream that contains an experience, or None."""
     try:
         return getattr(experience, "origin_stream", None)
-    except AssertionError:  # so the host says that none does
+    except AssertionError:  # raised by Avalanche for an experience without a stream
         return None
 
 
 def refuse_incremental(experience: Any) -> None:
-    """Check before a training that the stream has a task label for each experience."""
+    """Raise TaskError before a training if several experiences of the stream share each task label."""
     refuse_part(experience)
     task, stream = single_task(experience), stream_of(experience)
     if not hasattr(stream, "__len__"):
@@ -291,12 +291,12 @@ def refuse_incremental(experience: Any) -> None:
 
 
 def label_of_several(task: int, n: int) -> str:
-    """Refusal of a second one of several experiences with one task label, and the way out."""
+    """Return the error text, with the remedy, for training a second of ``n`` experiences with one task label."""
     return f"training of task {task}: it is already trained and still remains; {_of_several(n)}; or unlearn it first"
 
 
 def why_trained(experience: Any) -> str:
-    """Refusal of an experience whose task label is that of a task which remains, and the way out."""
+    """Return the error text, with the remedy, for training an experience whose task is trained and remains."""
     task = single_task(experience)
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     if n > 1:
@@ -315,7 +315,7 @@ def _of_several(n: int) -> str:
 
 
 def refuse_part(experience: Any) -> None:
-    """Raise for an experience that is a part of a task."""
+    """Raise TaskError if an experience is only a part of a task, made by Avalanche's ``split_online_stream``."""
     if isinstance(experience, OnlineCLExperience):
         n = len(experience.dataset)
         raise TaskError(

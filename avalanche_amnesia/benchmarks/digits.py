@@ -20,14 +20,14 @@ def SplitDigits(
     n_test: int | None = None,
     class_order: Sequence[int] | None = None,
 ) -> CLScenario:
-    """The ten digits in equal parts, one part per task; images float32 (1, 8, 8) in [0, 1].
+    """Return a benchmark with the ten digits in equal parts, one part per task; images float32 (1, 8, 8) in [0, 1].
 
     Args:
         n_tasks: 1, 2, 5 or 10.
         seed: draws the train/test split (1,437 and 360 images, stratified) and the subsets.
-        n_train: images kept of the whole training set before the split into tasks, stratified, 10 to 1,437;
+        n_train: number of images kept of the whole training set before the split into tasks, stratified, 10 to 1,437;
             None: all.
-        n_test: the same of the test set, 10 to 360.
+        n_test: number of images kept of the test set, stratified, 10 to 360; None: all.
         class_order: the ten digits in the order of the tasks; None: 0 to 9.
 
     Raises:
@@ -43,14 +43,14 @@ def PermutedDigits(
     n_train: int | None = None,
     n_test: int | None = None,
 ) -> CLScenario:
-    """All ten digits in every task; task 0 unchanged, each later task with its pixels in a fixed new order.
+    """Return a benchmark with all ten digits in every task; each task after task 0 has its pixels in a new fixed order.
 
     Args:
         n_tasks: at least 1.
         seed: draws the train/test split, the subsets, and each task's order of pixels, which depends on the
             seed and the task only.
         n_train: images per task (the same ones in every task), stratified, 10 to 1,437; None: all.
-        n_test: the same of the test set, 10 to 360.
+        n_test: test images per task, stratified, 10 to 360; None: all.
 
     Raises:
         ValueError: for an invalid value; the message names the allowed values.
@@ -60,7 +60,7 @@ def PermutedDigits(
 
 @cache
 def _all_digits() -> tuple[Tensor, Tensor]:
-    """Read the digits, which scikit-learn keeps as text, once; whoever takes some copies them."""
+    """Return images and labels of all digits, cached because scikit-learn parses text; callers must copy both."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -69,7 +69,7 @@ def _all_digits() -> tuple[Tensor, Tensor]:
 
 
 def digits(seed: int) -> Images:
-    """The digits with a train/test split drawn by seed."""
+    """Return the digits with a stratified train/test split drawn by ``seed``."""
     x, y = _all_digits()
     in_test = torch.zeros(len(y), dtype=torch.bool)
     in_test[stratified(y, N_TEST, seed, "test split")] = True

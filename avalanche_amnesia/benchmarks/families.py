@@ -1,4 +1,4 @@
-"""Split and permuted streams over any set of images."""
+"""Split and permuted streams from any set of images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from avalanche_amnesia.seeding import derive_seed
 
 @dataclass(frozen=True, eq=False)
 class PermutePixels:
-    """Reorder the flattened pixels: output pixel ``i`` is input pixel ``order[i]``."""
+    """Transform that reorders the flattened pixels: output pixel ``i`` is input pixel ``order[i]``."""
 
     order: Tensor
 
@@ -25,7 +25,7 @@ class PermutePixels:
 
 @dataclass(frozen=True)
 class Images:
-    """A labelled set of images, with its usual preparation around a task's own change."""
+    """Labelled train and test images, with the transforms to apply ``before`` and ``after`` a task's own transform."""
 
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
@@ -34,11 +34,11 @@ class Images:
 
     @property
     def classes(self) -> list[int]:
-        """The classes, ascending."""
+        """Return the classes, ascending."""
         return self.train[1].unique().tolist()
 
     def subset(self, n_train: int | None, n_test: int | None, seed: int) -> "Images":
-        """Fewer images, stratified by class and drawn by seed; None keeps all."""
+        """Return ``n_train`` and ``n_test`` of the images, stratified by class and drawn by ``seed``; None: all."""
         return replace(
             self,
             train=_kept(self.train, n_train, seed, "n_train"),
@@ -46,13 +46,13 @@ class Images:
         )
 
     def around(self, change: BatchTransform | None) -> BatchTransform | None:
-        """The whole preparation of a task with its own change in the middle."""
+        """Return ``before``, a task's own transform ``change``, and ``after`` as one transform; None without any."""
         steps = self.before + (() if change is None else (change,)) + self.after
         return Chain(steps) if steps else None
 
 
 def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CLScenario:
-    """The classes in equal parts, one part per task."""
+    """Return a benchmark with the classes in equal parts, one part per task."""
     classes = images.classes
     allowed = [parts for parts in range(1, len(classes) + 1) if len(classes) % parts == 0]
     if checks.integer(n_tasks) not in allowed:
@@ -69,7 +69,7 @@ def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CL
 
 
 def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
-    """All classes in every task; the pixels of each task but the first in an order of its own."""
+    """Return a benchmark with all classes in every task; each task except the first has its own order of pixels."""
     n_tasks = checks.whole_number("n_tasks", n_tasks)
     n_pixels = images.train[0][0].numel()
     changes: list[BatchTransform | None] = [None]
@@ -80,7 +80,7 @@ def permuted(images: Images, n_tasks: int, seed: int) -> CLScenario:
 
 
 def all_classes(images: Images, changes: Sequence[BatchTransform | None]) -> CLScenario:
-    """All classes in every task, with a change of each task's own."""
+    """Return a benchmark with all classes in every task, and one transform (or None) per task."""
     transforms = [images.around(change) for change in changes]
     return task_benchmark(images.train, images.test, [images.classes] * len(changes), transforms=transforms)
 
@@ -96,7 +96,7 @@ def _kept(data: tuple[Tensor, Tensor], n: int | None, seed: int, purpose: str) -
 
 
 def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
-    """The positions of ``n`` samples whose class shares are those of all samples, within one sample."""
+    """Return positions of ``n`` samples drawn by ``seed``, with the class shares of all samples (within one sample)."""
     classes, counts = labels.unique(return_counts=True)
     total = len(labels)
     number = checks.integer(n)
@@ -114,7 +114,7 @@ def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
 
 
 def _quotas(counts: list[int], n: int) -> list[int]:
-    """Largest remainders, in integers so that no rounding differs between machines."""
+    """Return numbers of samples per class with sum ``n`` by largest remainders, in integers: equal on all machines."""
     total = sum(counts)
     quotas = [count * n // total for count in counts]
     by_remainder = sorted(range(len(counts)), key=lambda i: -(counts[i] * n % total))

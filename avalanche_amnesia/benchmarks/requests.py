@@ -1,4 +1,4 @@
-"""Unlearning requests on ordinary experiences, checked when a benchmark is built; streams without the named samples."""
+"""Unlearning requests as attributes of experiences, checked when a benchmark is built; streams without some samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -19,7 +19,7 @@ _FIRING_ORDER = ("before", "iteration", "after")
 
 @dataclass(frozen=True)
 class UnlearningRequest:
-    """Unlearn these tasks, or samples or classes of one task, at this moment of the training stream.
+    """Request to unlearn tasks, or samples or classes of one task, at a moment of the training stream.
 
     Args:
         tasks: labels of the tasks to unlearn, at least one.
@@ -86,16 +86,16 @@ class UnlearningRequest:
 
     @property
     def is_partial(self) -> bool:
-        """True if the request names samples or classes of a task, which remains."""
+        """Return True if the request names samples or classes of a task, so that the task remains."""
         return bool(self.samples or self.classes)
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """Labels of the tasks to unlearn completely."""
+        """Return the labels of the tasks to unlearn completely."""
         return () if self.is_partial else self.tasks
 
     def event(self, task: int) -> str:
-        """The moment in words, by the task label of the experience that carries the request."""
+        """Return the moment of the request as text; ``task``: task label of the experience that has the request."""
         return f"iteration {self.iteration} of task {task}" if self.when == "iteration" else f"{self.when} task {task}"
 
 
@@ -108,12 +108,12 @@ def with_unlearning(
     permanent: Iterable[int] = (),
     deadline: int | None = None,
 ) -> CLScenario:
-    """Return a new benchmark whose train experiences carry unlearning requests; the given benchmark does not change.
+    """Return a copy of a benchmark with unlearning requests on its train experiences; the given one does not change.
 
     Each train experience gets ``requests`` (a tuple of :class:`UnlearningRequest` in firing order:
-    before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). A benchmark that carries
-    such already keeps them, and gets these in addition. Call it last: streams that the host derives from this one, such
-    as those of ``benchmark_with_validation_stream``, are without.
+    before, by iteration, after), ``permanent`` (bool) and ``deadline`` (int or None). Requests of the given benchmark
+    stay, and ``requests`` are added. Call this function last: streams that Avalanche derives from the result, such
+    as those of ``benchmark_with_validation_stream``, have no requests.
 
     Args:
         benchmark: each train experience has exactly one task label.
@@ -131,8 +131,8 @@ def with_unlearning(
         TypeError: for an object without streams.
         ValueError: a train experience without exactly one task label.
         RequestError: a request that names an unknown, not yet trained, already unlearned or permanent task,
-            or a value that is not allowed; the message names event, task and rule. Also where what the benchmark
-            carries already is at odds with it.
+            or a value that is not allowed; the message names event, task and rule. Also if the benchmark has requests
+            already that conflict with ``requests``.
     """
     benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
@@ -157,7 +157,7 @@ def with_unlearning(
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
-    """Raise RequestError for samples or classes that a task with n samples of these classes lacks."""
+    """Raise RequestError if a request names samples or classes missing in a task with ``n`` samples of ``classes``."""
     wrong = [at for at in request.samples if at >= n]
     if wrong:
         raise RequestError(f"{event}: task {task} has {n} samples, at positions 0 to {n - 1}, and none at {wrong}")
@@ -167,7 +167,7 @@ def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[
 
 
 def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningRequest, ...]]) -> None:
-    """Check the samples and classes that requests name against the task's data, as they lie before any request."""
+    """Raise RequestError if requests name samples or classes that their task's original data lacks."""
     for position, due in enumerate(schedule):
         for request in (one for one in due if one.is_partial):
             (task,) = request.tasks
@@ -177,7 +177,7 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """Return a new benchmark without requests and repeated tasks; permanent tasks and the deadline stay."""
+    """Return a copy of a benchmark without requests and repeated tasks; permanent tasks and the deadline stay."""
     benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
     declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
@@ -188,16 +188,16 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
 
 
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
-    """A new benchmark with the train experiences at these positions, in this order; its test stream stays."""
+    """Return a benchmark with only the train experiences at ``positions``, in this order; the test stream stays."""
     train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
 
 
 def experience_without(experience: Any, positions: Collection[int]) -> Any:
-    """A copy of an experience without the samples at some positions, and without requests; the labels stay.
+    """Return a copy of an experience without the samples at ``positions`` and without requests; labels stay.
 
-    Its ``closed_classes`` are those that lost all of their samples: the rows of the head stay, and are closed. Its
-    ``left_out`` are the positions.
+    Attribute ``closed_classes`` of the copy: classes that lost all of their samples; their rows of the head stay, but
+    are closed. Attribute ``left_out``: the positions.
     """
     gone, labels, twin = frozenset(positions), targets_of(experience).tolist(), own_copy(experience)
     kept = [position for position in range(len(labels)) if position not in gone]
@@ -206,7 +206,7 @@ def experience_without(experience: Any, positions: Collection[int]) -> Any:
         twin._dataset = experience.dataset.subset(kept)
     else:
         twin.take(samples.part(kept))
-    if getattr(twin, "classes_in_this_experience", None) is None:  # the head is as wide as with all of them
+    if getattr(twin, "classes_in_this_experience", None) is None:  # the head is as wide as with all samples
         twin.classes_in_this_experience = sorted(set(labels))
     twin.closed_classes = tuple(sorted(set(labels) - {labels[position] for position in kept}))
     twin.left_out, twin.requests = tuple(sorted(gone)), ()
@@ -214,7 +214,7 @@ def experience_without(experience: Any, positions: Collection[int]) -> Any:
 
 
 def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int]]) -> CLScenario:
-    """Return a new benchmark without some training samples; everything else stays.
+    """Return a copy of a benchmark without the training samples in ``left_out``; everything else stays.
 
     Args:
         benchmark: each train experience has exactly one task label.
@@ -239,7 +239,7 @@ def without_samples(benchmark: CLScenario, left_out: Mapping[int, Collection[int
 
 
 def tasks_after_each(stream: Iterable[Any]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Tasks trained so far, each where it came last, and those that remain, after each experience and its requests."""
+    """Yield (trained tasks, remaining tasks) after each experience and its requests, in order of last training."""
     trained: list[int] = []
     gone: set[int] = set()
     for experience in stream:
@@ -256,7 +256,7 @@ def _scheduled(
     declared: frozenset[int],
     deadline: int | None,
 ) -> CLScenario:
-    """Return a copy of the benchmark with exactly this schedule."""
+    """Return a copy of the benchmark with exactly these requests (per position), permanent tasks and deadline."""
     streams = [EagerCLStream(name, [own_copy(e) for e in stream]) for name, stream in benchmark.streams.items()]
     result = scenario_like(benchmark, streams)
     for stream in streams:
@@ -272,7 +272,7 @@ def _scheduled(
 
 
 def _carried(benchmark: CLScenario) -> list[tuple[UnlearningRequest, ...]]:
-    """The requests of each train experience, at the positions that they have by now: the stream may be a part."""
+    """Return the requests of each train experience, with its current position as ``at``: the stream may be a part."""
     return [
         tuple(replace(request, at=position) for request in getattr(experience, "requests", ()))
         for position, experience in enumerate(benchmark.train_stream)
@@ -285,7 +285,7 @@ def _permanent(benchmark: CLScenario) -> frozenset[int]:
 
 
 def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
-    """The deadline that the benchmark has, or is given; checked where it is both."""
+    """Return the benchmark's deadline or ``given``; raise RequestError if both exist and differ."""
     given = TaskLedger(given).deadline
     deadlines = {getattr(experience, "deadline", None) for experience in benchmark.train_stream} - {None}
     carried = deadlines.pop() if deadlines else None
@@ -323,7 +323,7 @@ def _tasks(benchmark: CLScenario) -> list[int]:
 
 
 def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
-    """The requests as one list, each checked for its position."""
+    """Return the requests as one list; raise RequestError for a wrong type or position."""
     if not isinstance(requests, Iterable):
         raise RequestError(f"{requests!r} are no requests; give a mapping {{position: tasks}}, such as {{2: [0]}}")
     given: list[Any] = (
@@ -373,7 +373,7 @@ def _rehearse(
     declared: frozenset[int],
     ledger: TaskLedger,
 ) -> None:
-    """Dry-run the stream's requests, so that a schedule fails when it is built and not hours into training."""
+    """Check all requests of a stream with a ledger, so that an error is raised before the training."""
     for task, due in zip(tasks, schedule, strict=True):
         rehearse(ledger, task, due, tasks, permanent=task in declared)
 
@@ -381,7 +381,7 @@ def _rehearse(
 def rehearse(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
-    """Enter one training and its requests, in firing order, into a copy of a ledger; those it refuses are errors."""
+    """Register one training and its requests, in firing order, in ``ledger``; RequestError for a request it refuses."""
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:

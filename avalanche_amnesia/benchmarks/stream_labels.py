@@ -1,4 +1,4 @@
-"""Labels for streams that have none: those of their samples, or the places of the experiences."""
+"""Task labels for streams without any: the task labels of their samples, or the positions of the experiences."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -12,17 +12,17 @@ from avalanche_amnesia.benchmarks.data import HOW_TO_LABEL, TaskError, refuse_pa
 
 
 def own_copy(experience: CLExperience) -> CLExperience:
-    """A copy that can be placed in another stream."""
+    """Return a copy of an experience that can be placed in another stream without a change of the original."""
     twin = copy(experience)
     for name, value in list(vars(twin).items()):
         if isinstance(value, ExperienceAttribute):
-            # A plain copy shares this box, and placing the twin in a stream would renumber the original.
+            # A plain copy shares this object: placing the copy in a stream would renumber the original.
             vars(twin)[name] = ExperienceAttribute(value.value, value.use_in_train, value.use_in_eval)
     return twin
 
 
 def scenario_like(benchmark: CLScenario, streams: Sequence[Any]) -> CLScenario:
-    """A scenario of other streams, with all attributes of a benchmark."""
+    """Return a scenario of ``streams`` with all public attributes of ``benchmark``."""
     result = CLScenario(list(streams))
     for name, value in vars(benchmark).items():
         if not name.startswith("_") and name not in vars(result):
@@ -31,14 +31,14 @@ def scenario_like(benchmark: CLScenario, streams: Sequence[Any]) -> CLScenario:
 
 
 def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
-    """A benchmark whose experiences have task labels: the given one, or a copy; see :func:`labelled_stream`."""
+    """Return a benchmark whose experiences have task labels: ``benchmark``, or a copy; see :func:`labelled_stream`."""
     given = list(benchmark.streams.values())
     streams = [labelled_stream(stream) for stream in given]
     return benchmark if streams == given else scenario_like(benchmark, streams)
 
 
 def labelled(experiences: Sequence[Any]) -> list[Any]:
-    """Return the experiences, with those without task labels replaced from a labelled copy of their stream."""
+    """Return the experiences; replace each without task label by its labelled copy, see :func:`labelled_stream`."""
     streams: dict[int, Any] = {}
     found = []
     for experience in experiences:
@@ -57,10 +57,10 @@ def labelled(experiences: Sequence[Any]) -> list[Any]:
 
 
 def labelled_stream(stream: Any) -> Any:
-    """A stream whose experiences have task labels: the given one, or a copy.
+    """Return a stream whose experiences have task labels: ``stream`` if it has labels, else a copy.
 
-    In the copy they are the labels of the samples, where all have some, else the places of the experiences, each of
-    which then has an attribute ``labelled_by_place``: how many they are.
+    In the copy an experience has the task labels of its samples, if all experiences have some; else its position in
+    the stream, and an attribute ``labelled_by_place``, the number of experiences.
     """
     experiences = list(stream)
     if all(hasattr(experience, "task_labels") for experience in experiences):
@@ -88,7 +88,7 @@ def labelled_stream(stream: Any) -> Any:
 
 
 def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
-    """Raise for a class-incremental stream, each class in one experience only, and a domain-incremental one."""
+    """Raise TaskError for a class-incremental (no class in two experiences) or domain-incremental stream."""
     classes = []
     for place, experience in enumerate(experiences):
         targets = getattr(experience.dataset, "targets", None)

@@ -1,4 +1,4 @@
-"""Task-incremental benchmarks from tensors or data sets, ready for multi-head models and stock metrics."""
+"""Task-incremental benchmarks from tensors or data sets, for multi-head models and Avalanche's metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Data = tuple[Tensor, Tensor] | Dataset[Any]
 
 
 class TaskExperience(DatasetExperience):
-    """One task: its data, its task label, and the classes timeline as lists.
+    """Experience of one task: its data, its task label, and the previous, current and future classes as lists.
 
     Args:
         samples: the task's samples with labels 0..k-1.
@@ -56,34 +56,34 @@ class TaskExperience(DatasetExperience):
 
     @property
     def benchmark(self) -> CLScenario:
-        """The benchmark of the stream that holds this experience."""
+        """Return the benchmark of the stream that contains this experience."""
         return self.origin_stream.benchmark
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
-        """The data, made at each call: x float32 or int64 (n, ...), y int64 (n,).
+        """Return all samples, computed at each call: x float32 or int64 (n, ...), y int64 (n,).
 
-        None for a lazy data set, and when the experience's data set is no longer the one it was built with.
+        None for a lazy data set, and if the experience's data set was replaced after it was built.
         """
         return self.tensors_at(None)
 
     def tensors_at(self, where: Tensor | None) -> tuple[Tensor, Tensor] | None:
-        """As :attr:`tensors`, of the samples at some positions, int64 (n,); None: all."""
+        """Return :attr:`tensors` of the samples at positions ``where``, int64 (n,); None: of all samples."""
         return self.samples.tensors(where) if isinstance(self.samples, TensorTask) else None
 
     @property
     def targets(self) -> list[int] | None:
-        """The labels; None when the experience's data set is no longer the one it was built with."""
+        """Return the labels 0..k-1; None if the experience's data set was replaced after it was built."""
         return None if self.samples is None else self.samples.targets
 
     def take(self, samples: TensorTask | LazyTask) -> None:
-        """Have other samples."""
+        """Replace the experience's samples and data set."""
         self._samples, self._dataset = samples, _dataset(samples, self.task_label)
         self._built_with = self._dataset
 
     @property
     def samples(self) -> TensorTask | LazyTask | None:
-        """The samples; None when the experience's data set is no longer the one it was built with."""
+        """Return the samples; None if the experience's data set was replaced after it was built."""
         return self._samples if self._dataset is self._built_with else None
 
     def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
@@ -100,14 +100,14 @@ class TaskExperience(DatasetExperience):
         return TaskExperience(samples, task, n_classes, self.original_classes)
 
     def not_finite(self) -> Tensor | None:
-        """Positions of the samples that hold NaN or infinity before any transform, int64 (n,); None: not in memory."""
+        """Return the positions of samples with NaN or infinity before transforms, int64 (n,); None if not in memory."""
         return self.samples.not_finite() if isinstance(self.samples, TensorTask) else None
 
 
 def _dataset(samples: TensorTask | LazyTask, task: int) -> Any:
     return TaskAwareSupervisedClassificationDataset(
         [samples],
-        # The host takes the last attribute of a mini-batch for the task label.
+        # Avalanche reads the task label from the last attribute of a mini-batch.
         data_attributes=[DataAttribute(samples.targets, "targets"), TaskLabels(ConstantSequence(task, len(samples)))],
         collate_fn=samples.collated if isinstance(samples, LazyTask) else None,
     )
@@ -121,7 +121,7 @@ def task_benchmark(
     transforms: Sequence[BatchTransform | None] | None = None,
     first_task: int = 0,
 ) -> CLScenario:
-    """A benchmark with one task per list of classes, labelled 0..k-1 inside each task.
+    """Return a benchmark with one task per list of classes; the labels are 0..k-1 inside each task.
 
     Args:
         train: ``(x, y)`` with x uint8, floating, or of other integers, of shape (N, ...) and y integer of shape (N,),
@@ -129,7 +129,7 @@ def task_benchmark(
             of several names reach the network as arguments of these names. A data set's own ``collate_fn`` gets its
             items, with the task's labels. uint8 reaches the model as float32 in 0..255
             unless a transform scales it; other integers (tokens, categories) reach it as int64, for an embedding.
-        test: the same for the test stream.
+        test: data of the test stream, in a format of ``train``.
         task_classes: the classes of each task; label i of a task is the i-th class of its list. Tasks may
             overlap and differ in size.
         transforms: for tensor pairs only, one deterministic batch transform (or None) per task; it gets float32, or
@@ -164,7 +164,7 @@ def task_benchmark(
 
 
 def scenario_of(streams: Sequence[EagerCLStream], n_classes: Sequence[int]) -> CLScenario:
-    """A scenario of streams of :class:`TaskExperience`."""
+    """Return a scenario of streams of :class:`TaskExperience`, with the numbers of classes per task."""
     benchmark = CLScenario(list(streams))
     benchmark.n_classes = max(n_classes)
     benchmark.n_classes_per_exp = list(n_classes)
@@ -251,7 +251,7 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
 
 
 def _labels_of(data: Data, name: str) -> Tensor:
-    """The labels of a tensor pair or data set, in its order."""
+    """Return the labels of a tensor pair or data set, in its order, int64 ``(n,)``."""
     if isinstance(data, tuple):
         length = len(data[0])
         labels = _as_int64(data[1], name)
@@ -259,7 +259,7 @@ def _labels_of(data: Data, name: str) -> Tensor:
         length = len(cast(Sized, data))
         targets = getattr(data, "targets", None)
         if targets is None:
-            # Items may come with random transforms, and building a benchmark must not move the user's random stream.
+            # Items may have random transforms, and building a benchmark must not change the user's random state.
             with torch.random.fork_rng(devices=[]):
                 targets = [parted(data[item])[1] for item in range(length)]
         labels = _as_int64(targets, name)
@@ -271,12 +271,12 @@ def _labels_of(data: Data, name: str) -> Tensor:
 
 
 def _check_some(data: Any, labels: Tensor, name: str) -> None:
-    """Compare the labels of a few items with a data set's targets, which are what counts."""
+    """Raise ValueError if the labels of a few items differ from ``labels``, the targets of their data set."""
     for item in sorted({0, len(labels) // 2, len(labels) - 1} if len(labels) == len(data) and len(data) else ()):
         try:
             with torch.random.fork_rng(devices=[]):
                 label = parted(data[item])[1]
-        except Exception:  # an item that can't be made is named where it is needed
+        except Exception:  # an item that can't be made raises an error later, when it is needed
             return
         if checks.integer(label) != int(labels[item]):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Metrics of forgetting on request, against retrained references."""
+"""Metrics of unlearning on request, which compare the model with retrained reference models."""
 
 import lazy_loader
 

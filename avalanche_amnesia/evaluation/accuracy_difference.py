@@ -30,20 +30,20 @@ _NAMES = {
 
 
 class AccuracyDifference(CallbackMetric):
-    """``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``, in [−1, 1], higher is better.
+    """Mean accuracy gain of the remaining tasks over the full model: ``AD_t = 1/|R(t)| Σ_{τ∈R(t)} (a_τ − a_τ^full)``.
 
     ``R(t)`` are the remaining tasks, ``a_τ`` is the accuracy on task τ, ``a_τ^full`` that of the full model, which
-    learned every task and unlearned none.
+    learned every task and unlearned none. In [−1, 1], higher is better.
     Positive: the freed capacity helped, or new heads did: an unlearning that fits heads again (counterfactual heads)
     gains as much as any fresh fit. The control ``heads`` separates the two effects: ``a_τ`` is then the full model's
     accuracy with the head of τ fitted again to its final features of the training data, nothing unlearned. The control
-    ``reference`` is the retrained model in the place of the main one: what never having seen the tasks gains.
+    ``reference`` uses the retrained model in place of the main one: the gain of never training the unlearned tasks.
     Emitted after every evaluation between tasks, per remaining task among those evaluated and as their mean, as
     ``AccuracyDifference``, ``AccuracyDifference_control`` (heads) and ``AccuracyDifference_reference``; with
     them the accuracies ``Accuracy_full`` and ``Accuracy_reference`` of the compared models.
 
     Args:
-        references: of the run.
+        references: reference models of the run.
         controls: which of ``heads`` (a head per remaining task is fitted at every evaluation) and ``reference`` (which
             costs a reference of the remaining tasks, unless another metric has it).
         samples: at most so many of a task's training samples are used to fit its head, evenly spread, at least 1.
@@ -54,7 +54,7 @@ class AccuracyDifference(CallbackMetric):
             of the full model.
 
     Raises:
-        TypeError: for references that are none.
+        TypeError: if ``references`` is not a :class:`References`.
         ValueError: for an unknown control, or fewer than one sample.
     """
 
@@ -78,24 +78,24 @@ class AccuracyDifference(CallbackMetric):
         self._heads: dict[int, tuple[Tensor, Tensor] | None] = {}
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: the last evaluation's numbers."""
+        """Return the state to save: accuracies and differences of the last evaluation."""
         return {"accuracies": self.accuracies, "differences": self.differences}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state."""
+        """Load a state that :meth:`state` returned."""
         self.accuracies, self.differences = checked(state, accuracies=dict, differences=dict)
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Check that the references are trained on the same data."""
+        """Before a task's training: check that the references are trained on the same data as the run."""
         self.references.check(strategy.experience)
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Reset the counts."""
+        """Before an evaluation: check that the run's labels are those of the references' data, and reset all counts."""
         self.references.check_labels(unlearning_of(strategy).data)
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
-        """Update the accuracy of the main model and of the reference models with this mini-batch."""
+        """After an evaluation mini-batch: count the right answers of the main model and of the reference models."""
         plugin = unlearning_of(strategy)
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
@@ -118,7 +118,7 @@ class AccuracyDifference(CallbackMetric):
         self._seen[task] = self._seen.get(task, 0) + len(strategy.mb_y)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """Return the differences per task and their means."""
+        """After an evaluation: return accuracies and differences per task, and their means; None without any."""
         self._heads = {}  # fitted to features of tasks that may be unlearned next
         if "reference" in self._right:
             prove_in_passing(strategy, self.references)
@@ -136,7 +136,7 @@ class AccuracyDifference(CallbackMetric):
         return values or None
 
     def _fitted(self, full: nn.Module, task: int) -> tuple[Tensor, Tensor] | None:
-        """Return a head of the task fitted again to the full model's features, or None if the fit fails."""
+        """Return weight and bias of a task's head fitted again to the full model's features; None if the fit fails."""
         x, y = some_task_data(self.references.train_experience(task), self.samples)
         try:
             return fit_head(task_features(full, x, task).double(), y, int(y.max()) + 1)
@@ -145,7 +145,7 @@ class AccuracyDifference(CallbackMetric):
             return None
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Clear the counts."""
+        """Delete all counts, fitted heads and results of the last evaluation."""
         self.accuracies, self.differences = {}, {}
         self._right, self._seen, self._heads = {}, {}, {}
 
@@ -162,5 +162,5 @@ def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
 def accuracy_difference_metrics(
     references: References, *, controls: Sequence[Control] = ("heads",)
 ) -> list[AccuracyDifference]:
-    """The accuracy difference of a run to its full models, and its controls; arguments of the class."""
+    """Return the metric :class:`AccuracyDifference` of a run, in a list; arguments as for the class."""
     return [AccuracyDifference(references, controls)]

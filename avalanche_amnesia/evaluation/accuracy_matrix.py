@@ -21,12 +21,12 @@ Row = Mapping[int, float]
 
 
 def average_accuracy(matrix: Sequence[Row]) -> float | None:
-    """Mean of the last row: accuracy on the remaining tasks, in [0, 1]; None where none was evaluated."""
+    """Return the mean accuracy on the remaining tasks (the last row), in [0, 1]; None if no task was evaluated."""
     return fmean(matrix[-1].values()) if matrix and matrix[-1] else None
 
 
 def forgetting(matrix: Sequence[Row]) -> float | None:
-    """Mean over the remaining tasks of their best earlier accuracy minus the last one, in [−1, 1].
+    """Return the mean over the remaining tasks of their best earlier accuracy minus their last accuracy, in [−1, 1].
 
     ``F = mean_i max_{l < T} (a_{l,i} − a_{T,i})`` over tasks with an earlier row (Chaudhry et al., Riemannian walk for
     incremental learning, ECCV 2018). The history of a relearned task begins with its last training.
@@ -42,7 +42,7 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
 
 
 def backward_transfer(matrix: Sequence[Row]) -> float | None:
-    """Mean over the remaining tasks of their last accuracy minus the first one, in [−1, 1].
+    """Return the mean over the remaining tasks of their last accuracy minus their first accuracy, in [−1, 1].
 
     ``BWT = mean_i (a_{T,i} − a_{i,i})`` over tasks with an earlier row (Lopez-Paz and Ranzato, Gradient episodic
     memory, NeurIPS 2017).
@@ -58,7 +58,7 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
 
 
 def forward_transfer(matrix: Sequence[Row], alone: Row) -> float | None:
-    """Mean over tasks of their first accuracy minus that of a model which learned each of them alone, in [−1, 1].
+    """Return the mean over tasks of their first accuracy minus that of a model trained on that task only, in [−1, 1].
 
     Args:
         matrix: rows in the order of the evaluations; a task's first row is the one after its training.
@@ -73,7 +73,7 @@ def forward_transfer(matrix: Sequence[Row], alone: Row) -> float | None:
 
 
 def _histories(matrix: Sequence[Row]) -> list[list[float]]:
-    """Accuracies of each task of the last row, from its (last) training on."""
+    """Return the accuracies of each task in the last row, in order, from that task's last training on."""
     result = []
     for task in matrix[-1] if matrix else ():
         history: list[float] = []
@@ -93,7 +93,7 @@ class AccuracyMatrix(CallbackMetric):
     column per task. Of several evaluations between two trainings or unlearnings the last one counts; those in the
     middle of a task, interrupted ones included until they are given up, and those of training data don't.
 
-    Earlier rows are history: they keep the accuracy that a task had before it was unlearned. Later rows have none.
+    Earlier rows contain the accuracy that a task had before it was unlearned. Later rows contain none of that task.
 
     Attributes:
         rows: one per evaluation, see :data:`Row`.
@@ -110,28 +110,28 @@ class AccuracyMatrix(CallbackMetric):
         self._seen: defaultdict[int, int] = defaultdict(int)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: the rows."""
+        """Return the state to save: the matrix rows, their names, and the number of events at each row."""
         return {"rows": self.rows, "names": self.names, "stands_at": self._stands_at}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state."""
+        """Load a state that :meth:`state` returned."""
         self.rows, self.names, self._stands_at = checked(state, rows=list, names=list, stands_at=list)
 
     def before_training(self, strategy: Strategy) -> None:
-        """Ignore evaluations during a training."""
+        """Before a call of ``strategy.train``: ignore evaluations until that call ends."""
         self._trains = True
 
     def after_training(self, strategy: Strategy) -> None:
-        """Use evaluations again."""
+        """After a call of ``strategy.train``: use evaluations again."""
         self._trains = False
 
     def before_eval(self, strategy: Strategy) -> None:
-        """Clear the counts for a new row."""
+        """Before an evaluation: delete the counts of the last evaluation."""
         self._right.clear()
         self._seen.clear()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:
-        """Count right answers of a mini-batch, by task."""
+        """After an evaluation mini-batch: count the right answers by task, except on the train stream."""
         stream = getattr(strategy.experience, "origin_stream", None)
         if getattr(stream, "name", None) == "train":
             return
@@ -142,7 +142,7 @@ class AccuracyMatrix(CallbackMetric):
             self._seen[task] += int(of_task.sum())
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """Add the row and return its values, or None if nothing was evaluated or a training is in progress."""
+        """After an evaluation: add a row and return its metrics; None without samples or if a task is in training."""
         if not self._seen or self._in_the_middle(strategy):
             return None
         at = _moment(strategy)
@@ -161,7 +161,7 @@ class AccuracyMatrix(CallbackMetric):
         return self.emit(strategy, values)
 
     def table(self) -> Table:
-        """Return the matrix: one row per evaluation, named after its last event, and one column per task."""
+        """Return the accuracy matrix: one row per evaluation, named after its last event, and one column per task."""
         tasks = sorted({task for row in self.rows for task in row})
         rows = [(name, *(row.get(t) for t in tasks)) for name, row in zip(self.names, self.rows, strict=True)]
         return Table(("after", *(f"task {task}" for task in tasks)), tuple(rows))
@@ -174,7 +174,7 @@ class AccuracyMatrix(CallbackMetric):
         return self._trains
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Delete all rows."""
+        """Delete all rows of the matrix."""
         self.rows, self.names, self._stands_at = [], [], []
 
     def __str__(self) -> str:
@@ -182,7 +182,7 @@ class AccuracyMatrix(CallbackMetric):
 
 
 def _moment(strategy: Strategy) -> tuple[int, int]:
-    """Trainings and unlearnings finished so far."""
+    """Return how many trainings and how many unlearnings are finished so far."""
     plugin = unlearning_of(strategy)
     if plugin is not None:
         return plugin.ledger.n_trained, len(plugin.records)
@@ -191,7 +191,7 @@ def _moment(strategy: Strategy) -> tuple[int, int]:
 
 
 def _name(strategy: Strategy, before: tuple[int, int]) -> str:
-    """Name of a row: the trainings and unlearnings since a moment."""
+    """Return a row's name: the task trained and the tasks unlearned since ``before``, a value of :func:`_moment`."""
     trainings, unlearnings = _moment(strategy)
     plugin = unlearning_of(strategy)
     if plugin is None:
@@ -215,5 +215,5 @@ def _matrix_figure(table: Table) -> Figure:
 
 
 def accuracy_matrix_metrics() -> list[AccuracyMatrix]:
-    """Metric helper: average accuracy, forgetting and backward transfer of the remaining tasks."""
+    """Return the metric for average accuracy, forgetting and backward transfer of the remaining tasks, in a list."""
     return [AccuracyMatrix()]

@@ -1,4 +1,4 @@
-"""Base classes of metrics: per event, per unlearned task, and per unlearned task with a retrained reference model."""
+"""Base classes of metrics: per event, per unlearned task, and per unlearned task compared with a retrained model."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -32,20 +32,20 @@ Scope = Literal["unlearned", "remaining", "all"]
 
 
 class CallbackMetric(PluginMetric):
-    """A metric that emits the values returned by its callbacks."""
+    """Base of metrics that return their values from event methods such as ``after_eval``."""
 
     axis = "event"
-    """Axis along which a logger draws it: it changes with tasks and unlearnings."""
+    """X axis on which a logger draws the values: ``event`` counts finished tasks and unlearnings."""
 
     def emit(self, strategy: Strategy, named: Mapping[str, Any]) -> list[MetricValue]:
-        """Return a metric value for each number that is not None."""
+        """Return one metric value per entry of ``named`` (name → value) that is not None."""
         x = strategy.clock.train_iterations
         return [MetricValue(self, name, value, x) for name, value in named.items() if value is not None]
 
     def emit_by_task(
         self, strategy: Strategy, name: str, by_task: Mapping[int, float], mean: float | None = None
     ) -> list[MetricValue]:
-        """One value per task and their mean, of an evaluation; ``mean``: in the place of that of the tasks' values."""
+        """Return a metric value per task and one for their mean; ``mean`` replaces the computed mean."""
         named = {get_metric_name(name, strategy, add_task=task): value for task, value in by_task.items()}
         if by_task:
             of_all = sum(by_task.values()) / len(by_task) if mean is None else mean
@@ -53,30 +53,30 @@ class CallbackMetric(PluginMetric):
         return self.emit(strategy, named)
 
     def result(self, strategy: Strategy | None = None) -> None:
-        """Only the callbacks emit values."""
+        """Return None, because only the event methods emit values."""
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Do nothing: no values are accumulated."""
+        """Do nothing, because no values are accumulated."""
 
 
 class EventMetric(CallbackMetric, ABC):
-    """A metric of the strategy itself, emitted after every training and every unlearning; it needs no evaluation."""
+    """Base of metrics that need no evaluation: emitted after every training and every unlearning."""
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the values after the training of a task."""
+        """After a task's training: return the metric's values."""
         return self.emit(strategy, self.named(strategy))
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the values after an unlearning."""
+        """After an unlearning: return the metric's values."""
         return self.emit(strategy, self.named(strategy))
 
     @abstractmethod
     def named(self, strategy: Strategy) -> Mapping[str, Any]:
-        """Return the current values by name; None for a missing value."""
+        """Return value name → current value, None for a missing value."""
 
 
 class ProbingMetric(CallbackMetric, ABC):
-    """A metric of unlearned tasks: collects their probes, and emits its values after each evaluation between tasks."""
+    """Base of metrics of unlearned tasks: copies their masks and heads (probes), emits values after each evaluation."""
 
     of_parts = False
     """True: the metric also has values if only samples of remaining tasks were unlearned."""
@@ -88,20 +88,20 @@ class ProbingMetric(CallbackMetric, ABC):
         self._loaded: dict[int, Any] = {}
 
     def state(self) -> dict[int, Any]:
-        """Return the state to save: the tensors of the probes."""
+        """Return the state to save: task → tensors of its probe."""
         return {task: probe.state() for task, probe in self.probes.items()}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state; :meth:`after_loading` builds the heads and norms."""
+        """Load a state that :meth:`state` returned; :meth:`after_loading` builds heads and norms from it."""
         self._loaded = dict(state)
 
     def after_loading(self, strategy: Strategy) -> None:
-        """Make heads and norms like those that the model's own tasks have."""
+        """After the strategy is loaded: build the heads and norms of the loaded probes, of the model's own kinds."""
         self.probes = {task: Probe.from_state(held, strategy.model) for task, held in self._loaded.items()}
         self._loaded = {}
 
     def before_unlearning(self, strategy: Strategy) -> None:
-        """Copy the masks and heads of the requested tasks, if the unlearning allows it."""
+        """Before an unlearning: copy masks and heads of the requested tasks if the plugin allows probes."""
         plugin = unlearning_of(strategy)
         assert plugin.current is not None
         for task in plugin.current.tasks:
@@ -109,16 +109,16 @@ class ProbingMetric(CallbackMetric, ABC):
         self._taken = {task: take_probe(strategy.model, task) for task in plugin.current.tasks if plugin.keeps_probes}
 
     def after_unlearning(self, strategy: Strategy) -> None:
-        """Keep the copies made before the unlearning."""
+        """After an unlearning: store the probes copied before it."""
         self.probes |= self._taken
         self._taken = {}
 
     def after_training_exp(self, strategy: Strategy) -> None:
-        """Drop the probe of a relearned task."""
+        """After a task's training: delete the probe that the task had from an earlier unlearning."""
         self.probes.pop(int(strategy.experience.task_label), None)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """Return the metric's values, or None during a task and before the first unlearning."""
+        """After an evaluation: return the metric's values, or None during a task and before the first unlearning."""
         plugin = unlearning_of(strategy)
         gone = plugin.ledger.unlearned or (self.of_parts and plugin.forgotten.hashes)
         if plugin.current_task is not None or not gone:
@@ -134,16 +134,16 @@ class ProbingMetric(CallbackMetric, ABC):
 
     @abstractmethod
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the values to emit, made by :meth:`emit`."""
+        """Return the metric values of the ``unlearned`` and ``remaining`` tasks, as :meth:`emit` makes them."""
 
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Features ``(n, features)`` of a task's inputs in a model, which may be ``main`` itself; None without a mask.
+        """Return features ``(n, features)`` of a task's inputs ``x`` in ``model`` (or ``main``); None without a mask.
 
-        They are on the CPU. For the kinds of probes see :class:`FeatureDistance`; ``none`` uses the normalisation from
-        before the first task. A remaining task's own mask and norms are the main model's; where a model has no masks,
-        norms that the task had of its own count for ``own``.
+        The features are on the CPU. Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from
+        before the first task. A remaining task's own mask and norms are the main model's. If a model has no masks,
+        ``own`` uses the task's norms, if it had some.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):
@@ -158,7 +158,7 @@ class ProbingMetric(CallbackMetric, ABC):
         return torch.stack(seen).mean(0) if seen else None
 
     def probed_logits(self, model: nn.Module, x: Tensor, task: int) -> Tensor | None:
-        """Return logits ``(n, classes)`` of an unlearned task's kept head, or None if no head was kept."""
+        """Return logits ``(n, classes)`` of ``x`` from an unlearned task's stored head; None if no head is stored."""
         probe = self.probes.get(task)
         if probe is None or probe.head is None:
             return None
@@ -168,12 +168,12 @@ class ProbingMetric(CallbackMetric, ABC):
         return logits
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Drop all probes."""
+        """Delete all probes."""
         self.probes.clear()
 
 
 class ReferenceMetric(ProbingMetric):
-    """A metric with one number per unlearned task and model: the main model, and references with a suffix."""
+    """Base of metrics with one number per unlearned task for the main model and for each reference model."""
 
     def __init__(self, references: References | None) -> None:
         super().__init__()
@@ -181,12 +181,12 @@ class ReferenceMetric(ProbingMetric):
         self._beside = references
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Check that the references are trained on the same data."""
+        """Before a task's training: check that the references are trained on the same data as the run."""
         if self.references is not None:
             self.references.check(strategy.experience)
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the numbers of the main model, then those of the reference models."""
+        """Return the metric values of the main model, then those of the reference models."""
         if self.references is not None:
             plugin = unlearning_of(strategy)
             self.references.check_labels(plugin.data)
@@ -201,31 +201,31 @@ class ReferenceMetric(ProbingMetric):
         return [*results, *self.emit(strategy, covered), *self.derived(strategy, read)]
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Return the tasks that have a number."""
+        """Return the tasks to measure: the unlearned tasks."""
         return unlearned
 
     @abstractmethod
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the suffix and model of each reading; first the main model, with an empty suffix."""
+        """Yield (name suffix, model) for each model to measure; first the main model, with an empty suffix."""
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the number of one task in one of :meth:`models`, or None if the task has no probe."""
+        """Return the metric of one task in one of :meth:`models`, or None if the task has no probe."""
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Further values, from all that was read: suffix → task → number."""
+        """Return further metric values computed from ``read``: name suffix of the model → task → number."""
         return []
 
 
 class ComparedMetric(ReferenceMetric):
-    """A number per unlearned task, of the main model and of the reference, under the same name with ``_reference``.
+    """Base of metrics with one number per unlearned task, also for the retrained model (suffix ``_reference``).
 
     Args:
-        benchmark: of the run; its streams hold the unlearned tasks' data.
-        references: of the run; None: no comparison.
+        benchmark: benchmark of the run; its streams contain the unlearned tasks' data.
+        references: reference models of the run; None: no comparison.
 
     Raises:
-        TypeError: for a benchmark or references that are none.
+        TypeError: if ``benchmark`` has no test stream, or ``references`` is not a :class:`References`.
     """
 
     helper: str
@@ -243,14 +243,14 @@ class ComparedMetric(ReferenceMetric):
         self.test_experiences = by_task_label(benchmark.test_stream)
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """The main model, and the reference if there is one."""
+        """Yield the main model, and the reference model of the remaining tasks if the metric has references."""
         yield "", main
         if self._beside is not None:
             yield "_reference", self._beside.reference(remaining)
 
 
 class FeatureDistance(ReferenceMetric):
-    """Distance between main and reference features of tasks' test data: base of one class per distance.
+    """Base of metrics for the distance between features of the main model and of the reference on tasks' test data.
 
     Lower is better; a value below its noise floor says no more than one at it. Emitted after every evaluation between
     tasks, from the first unlearning on, per task and as their mean, as ``<name>_<probe>`` and
@@ -261,7 +261,7 @@ class FeatureDistance(ReferenceMetric):
     the probe in all names.
 
     Args:
-        references: of the run.
+        references: reference models of the run.
         probe: ``own``: through the mask that the task had; ``remaining``: mean features over the masks of the
             remaining tasks; ``none``: the plain backbone with all units open. Models without masks use
             their plain backbone for all three.
@@ -271,7 +271,7 @@ class FeatureDistance(ReferenceMetric):
             task through the mask that it has in the main model.
 
     Raises:
-        TypeError: for references that are none.
+        TypeError: if ``references`` is not a :class:`References`.
         ValueError: for an unknown probe, floor or scope.
     """
 
@@ -306,27 +306,27 @@ class FeatureDistance(ReferenceMetric):
 
     @abstractmethod
     def distance(self, features_a: Tensor, features_b: Tensor) -> float:
-        """Distance over a whole test set, ``(n, features)`` twice."""
+        """Return the distance between two models' features of a whole test set, each ``(n, features)``."""
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Return the tasks of the scope."""
+        """Return the tasks that ``scope`` names."""
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """The main model, then a reference per floor."""
+        """Yield the main model, then one reference model per noise floor."""
         yield "", main
         for floor in self.noise_floor:
             yield f"_floor_{floor}", self._beside.reference(remaining, floor)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Distance of the features to the reference's; None where there is no mask to look through."""
+        """Return the distance of a task's features between ``model`` and the reference; None without a mask."""
         x, _ = task_data(self.references.test_experience(task))
         both = (model, self._beside.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return the distances in units of the order floor; the larger seed floor would flatter every method."""
+        """Return distances divided by the order floor, because the larger seed floor would flatter every method."""
         by_task, floors = read[""], read.get("_floor_order")
         if floors is None:
             return []
@@ -341,19 +341,19 @@ class FeatureDistance(ReferenceMetric):
 
 
 def by_task_label(stream: Iterable[Any]) -> dict[int, Any]:
-    """Task → its experience in a stream."""
+    """Return task label → experience for all experiences of a stream."""
     return {single_task(experience): experience for experience in labelled_stream(stream)}
 
 
 def prove_in_passing(strategy: Strategy, references: References) -> None:
-    """Prove the last record by a reference that a metric needs anyway, unless it was proved before."""
+    """Prove the last unlearning record by a reference model that a metric needs anyway, unless it has a proof."""
     plugin = unlearning_of(strategy)
     if not references.in_passing or not plugin.records or plugin.records[-1].proof is not None:
         return
     if plugin.records[-1].claim != "approximate":
         try:
             with suppress(RequestError):  # in the middle of a training
-                plugin.prove(strategy, references, quiet=True)  # the loggers of this evaluation look at the record
+                plugin.prove(strategy, references, quiet=True)  # the loggers of this evaluation read the record
         except ReferencesError:
             references.in_passing = False  # made for other settings, which a metric may compare
         except ProofError as error:
@@ -361,7 +361,7 @@ def prove_in_passing(strategy: Strategy, references: References) -> None:
 
 
 def unlearning_of(strategy: Strategy) -> UnlearningPlugin:
-    """Return the strategy's UnlearningPlugin."""
+    """Return the strategy's UnlearningPlugin; raise TypeError if it has none."""
     plugin = find_plugin(strategy, UnlearningPlugin)
     if plugin is None:
         raise TypeError(

@@ -14,11 +14,11 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 
 
 def network_capacity(strategy: Strategy) -> float | None:
-    """Mean adjustment rate over all backbone parameters that a next task would meet: 1 all free, 0 full.
+    """Return the mean adjustment rate of all backbone parameters for a next task: 1 all free, 0 all used.
 
     AdaHAT's network capacity (Wang et al., ECML-PKDD 2024): with AdaHAT's rule the rate of a parameter is
-    ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. Where the strategy has ``locked`` tasks, only their
-    masks count. Of weight pools it is the share of the weights that no task owns. None for other strategies.
+    ``r / (importance + r)``, with HAT's ``1 − min(a_i, a_j)``. If the strategy has ``locked`` tasks, only their
+    masks count. For weight pools: the share of the weights that no task owns. None for other strategies.
     """
     if isinstance(strategy.model, MultiHeadModel) and (free := strategy.model.free_share()) is not None:
         return free
@@ -29,13 +29,13 @@ def network_capacity(strategy: Strategy) -> float | None:
 
 
 def trajectory_bytes(strategy: Strategy) -> int | None:
-    """Bytes that the recorded trajectory takes; None where none is recorded."""
+    """Return the bytes of the recorded trajectory (tasks' updates); None if the strategy records none."""
     recorder = find_plugin(strategy, TrajectoryPlugin)
     return None if recorder is None else recorder.trajectory.nbytes()
 
 
 class Capacity(EventMetric):
-    """Network capacity, units or weights in use, bytes of trajectory, at every event.
+    """Metric of network capacity, units or weights in use, and bytes of trajectory, at every event.
 
     Emits, after trainings and unlearnings, ``Capacity`` in [0, 1] (1: all free), ``MaskUse/<layer>`` (share of the
     layer's units, or of the tensor's weights, that remaining tasks use), ``TrajectoryBytes`` and ``MaskBits`` (of a
@@ -48,19 +48,19 @@ class Capacity(EventMetric):
         self._before: float | None = None
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the capacity before the unlearning."""
+        """Before an unlearning: store and return the capacity."""
         self._before = network_capacity(strategy)
         return self.emit(strategy, {"CapacityBefore": self._before})
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the values after an unlearning, with the freed capacity."""
+        """After an unlearning: return all values and the freed capacity."""
         named = self.named(strategy)
         if self._before is not None:
             named["CapacityReturned"] = named["Capacity"] - self._before
         return self.emit(strategy, named)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Return the current values by name."""
+        """Return value name → current value: capacity, bytes of trajectory, mask use per layer, and mask bits."""
         named: dict[str, Any] = {"Capacity": network_capacity(strategy), "TrajectoryBytes": trajectory_bytes(strategy)}
         model = strategy.model
         if isinstance(model, TaskMaskedModel):
@@ -74,5 +74,5 @@ class Capacity(EventMetric):
 
 
 def capacity_metrics() -> list[Capacity]:
-    """Capacity, mask use, and bytes of trajectory."""
+    """Return the metric :class:`Capacity`, in a list."""
     return [Capacity()]

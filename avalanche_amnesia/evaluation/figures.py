@@ -1,4 +1,4 @@
-"""Figures in one style, without pyplot's global state."""
+"""Matplotlib figures in one style, without pyplot's global state."""
 
 import io
 import math
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 WIDTH = 360
-"""Points; about the pixels of a phone, so that text keeps its size there."""
+"""Width of a figure in points: about the pixels of a phone, so that text has its full size on a phone."""
 COLOURS = {
     "page": "#fefefe",  # not quite white: numbers on dark cells stay white where the page is dark
     "ink": "#1b1f24",
@@ -27,7 +27,7 @@ COLOURS = {
     "order": "#006b54",
     "seed": "#7d5a00",
 }
-"""Name → colour; the report has another one of each name for dark pages."""
+"""Name → colour; the report has a second colour of each name for dark pages."""
 ROLES: dict[str, dict[str, Any]] = {
     "here": {"color": COLOURS["here"], "marker": "o", "linestyle": "-"},
     "retrained": {"color": COLOURS["retrained"], "marker": "s", "linestyle": (0, (3.5, 1.5))},
@@ -36,14 +36,14 @@ ROLES: dict[str, dict[str, Any]] = {
     "order": {"color": COLOURS["order"], "marker": "D", "linestyle": ":"},
     "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
 }
-"""Role → how its lines and marks look, in every figure."""
+"""Role of a model in a figure → style of its lines and marks, in every figure."""
 REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3)), "zorder": 1}
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
 _FRAME: Sequence[dict[str, Any]] = (
     {"edgecolor": "#ffffff", "linewidth": 4},
     {"edgecolor": "#c01c28", "linewidth": 2, "linestyle": (0, (2.5, 1))},
 )
-WHITE_FROM = 0.685  # white and black are equally easy to read there
+WHITE_FROM = 0.685  # white and black text are equally easy to read on this share's colour
 SMALL = 9.5
 _MAX_CELLS_WITH_NUMBERS = 400
 
@@ -71,12 +71,12 @@ house_style = matplotlib.rc_context(
         "ytick.major.size": 0,
     }
 )
-"""Decorator of every function that draws; also of those that write a figure, as ticks are made late."""
+"""Decorator of every function that draws or writes a figure: ticks are made only when the figure is written."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of plain values (text, numbers, None), for loggers that have a place for tables."""
+    """Table of plain values (text, numbers, None), for loggers that can write tables."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -84,7 +84,7 @@ class Table:
 
 @house_style
 def as_png(figure: Figure) -> bytes:
-    """A figure as a file; the same figure gives the same bytes."""
+    """Return a figure as the bytes of a PNG file; equal figures give equal bytes."""
     picture = io.BytesIO()
     dots_per_inch = min(130, 2600 / figure.get_figheight())  # a figure of many panels stays a file for a page
     figure.savefig(picture, format="png", dpi=dots_per_inch, metadata={"Software": None})
@@ -92,18 +92,18 @@ def as_png(figure: Figure) -> bytes:
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure of so many points."""
+    """Return an empty figure of ``width`` × ``height`` points."""
     return Figure(figsize=(width / 72, height / 72))
 
 
 def name_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int = 15, **style: Any) -> None:
-    """Set tick names at ``first``, ``first + 1`` …, at most ``most`` of them."""
+    """Set tick names of an axis at ``first``, ``first + 1`` …; of more than ``most`` names, only every k-th."""
     step = math.ceil(len(names) / most)
     axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
 
 
 class Cell(NamedTuple):
-    """A share in [0, 1] in a matrix, small words below it, and whether it is framed."""
+    """Cell of a matrix figure: a share in [0, 1], small words ``below`` it, and ``framed`` (True: with a frame)."""
 
     value: float
     below: Sequence[str] = ()
@@ -170,5 +170,5 @@ def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
                     color="#ffffff" if cell.value > WHITE_FROM else "#000000",
                     fontsize=SMALL if n else 11,
                     fontweight="normal" if n else "bold",
-                ).set_in_layout(False)  # within its cell it takes no room, and measuring takes time
+                ).set_in_layout(False)  # text inside a cell needs no layout, which takes time
     return drawn

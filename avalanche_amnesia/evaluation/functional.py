@@ -1,4 +1,4 @@
-"""JSD of two models' features and accuracy of logits: pure functions."""
+"""Pure functions: Jensen–Shannon divergence (JSD) of two models' features, and accuracy of logits."""
 
 import math
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Jensen–Shannon divergence of the softmax of two feature vectors per sample, in bits.
+    """Return the Jensen–Shannon divergence of the softmax of two feature vectors, per sample, in bits.
 
     ``JS(p ‖ q) = ½ KL(p ‖ m) + ½ KL(q ‖ m)``, ``m = (p + q)/2``, logarithm to base 2; equal to
     ``scipy.spatial.distance.jensenshannon(p, q, base=2) ** 2``.
 
     Args:
         features_a: ``(n, features)``, before the softmax.
-        features_b: of the same shape.
+        features_b: of the shape of ``features_a``.
 
     Returns:
         ``(n,)`` in float64, each in [0, 1]; 0 for equal vectors, lower is closer.
@@ -32,7 +32,7 @@ def js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 _BLOCK = 2**15
-"""Entries that are looked at together: what is made of so many stays in a processor's cache, a third of the time."""
+"""Entries computed together: so many intermediate results fit in a CPU cache, which takes a third of the time."""
 
 
 def _js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
@@ -47,14 +47,14 @@ def _js_divergence(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of samples whose largest logit is their label: ``(n, classes)``, ``(n,)`` → in [0, 1]."""
+    """Return the share of samples whose largest logit is their label, in [0, 1]; ``(n, classes)``, ``(n,)``."""
     if len(logits) != len(labels) or len(labels) == 0:
         raise ValueError(f"need as many logits as labels, and some: got {len(logits)} and {len(labels)}")
     return int((logits.argmax(1) == labels).sum()) / len(labels)
 
 
 def check_pair(features_a: Tensor, features_b: Tensor) -> None:
-    """Check that features are those of the same samples."""
+    """Raise ValueError unless both feature tensors have one shape ``(n, features)``."""
     if features_a.shape != features_b.shape or features_a.dim() != 2:
         raise ValueError(
             f"expected two feature tensors of one shape (n, features), got {tuple(features_a.shape)} and "

@@ -1,4 +1,4 @@
-"""Accuracy without task labels, where the task of every sample is inferred."""
+"""Metrics of accuracy without task labels: the model infers the task of every sample."""
 
 from typing import Any, Literal
 
@@ -11,10 +11,10 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
-    """Share of samples predicted correctly without a task label, in [0, 1].
+    """Metric: share of samples predicted correctly without a task label, in [0, 1].
 
-    ``TaskInference_Acc``: task and class are right; the class only, where all tasks share one head. Compare it with
-    the accuracy of Avalanche's ``accuracy_metrics``, which know the label. ``TaskInference_Task``: the task is right.
+    ``TaskInference_Acc``: task and class are right; only the class, if all tasks share one head. Compare it with
+    Avalanche's ``accuracy_metrics``, which use the task label. ``TaskInference_Task``: the task is right.
     """
 
     axis = "event"
@@ -25,16 +25,16 @@ class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
         self.rule, self.emit_at, self.task_only = rule, emit_at, task_only
 
     def reset(self) -> None:
-        """Begin again, before an experience or a stream."""
+        """Reset the mean before an experience or a stream."""
         self._metric.reset()
 
     def result(self) -> float:
-        """The share so far."""
+        """Return the share of right samples so far."""
         share: float = self._metric.result()
         return share
 
     def update(self, strategy: Strategy) -> None:
-        """Predict a mini-batch."""
+        """Predict a mini-batch without task labels, and add its share of right samples to the mean."""
         model: Any = strategy.model
         predicted = TaskInference(model, self.rule)(strategy.mb_x)
         right = predicted.tasks == strategy.mb_task_id
@@ -49,10 +49,10 @@ class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
 
 
 def task_inference_metrics(rule: InferenceRule = "entropy") -> list[TaskInferenceMetric]:
-    """Accuracy without task labels, and how often the task was inferred, per experience and stream of an evaluation.
+    """Return metrics of accuracy without task labels and of correctly inferred tasks, per experience and per stream.
 
     Args:
-        rule: of :class:`TaskInference`.
+        rule: decision rule of :class:`TaskInference` for the task of a sample.
     """
     places: tuple[Literal["experience", "stream"], ...] = ("experience", "stream")
     return [TaskInferenceMetric(rule, place, task_only=only) for only in (False, True) for place in places]

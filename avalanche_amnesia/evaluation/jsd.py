@@ -1,4 +1,4 @@
-"""JSD between two models' features of tasks' data: the main model, and one that never saw the unlearned tasks."""
+"""JSD between features of the main model and of a model that never saw the unlearned tasks."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -26,7 +26,7 @@ class JSDivergence(FeatureDistance):
     name, upper_bound = "JSD", 1.0
 
     def distance(self, features_a: Tensor, features_b: Tensor) -> float:
-        """Mean over samples, ``(n, features)`` twice."""
+        """Return the mean JSD over samples of two models' features, each ``(n, features)``."""
         return float(js_divergence(features_a, features_b).mean())
 
 
@@ -40,7 +40,7 @@ def jsd_metrics(
     """Return the JSD metrics of a run, one per probe.
 
     Args:
-        references: of the run.
+        references: reference models of the run.
         probes: which of ``own``, ``remaining`` and ``none``.
         noise_floor: floors to emit for each probe, ``order`` or ``seed``; each one costs another reference.
         scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
@@ -49,12 +49,12 @@ def jsd_metrics(
 
 
 def jsd(model: nn.Module, reference: nn.Module, x: Tensor, probe: Probe | None = None) -> float:
-    """Return the mean JSD of two models' features of the same inputs, in bits.
+    """Return the mean JSD of two models' features of the inputs ``x``, in bits.
 
     Args:
-        model: any that :func:`features_of` takes.
-        reference: the same.
-        x: ``(n, …)``.
+        model: any model that :func:`features_of` takes.
+        reference: any such model, to compare with.
+        x: inputs ``(n, …)``.
         probe: a task's mask and norms, used in both models (:func:`take_probe`); None: the plain backbones.
     """
     mask, parts = (None, None) if probe is None else (probe.mask, probe.parts)

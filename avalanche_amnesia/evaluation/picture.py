@@ -1,4 +1,4 @@
-"""Figures as values of metrics, drawn where a logger asks for them."""
+"""Figures as values of metrics, drawn only when a logger needs the pixels."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -17,7 +17,7 @@ _DPI = 100
 
 
 class Picture(TensorImage):
-    """A figure as a metric's value: drawn when a logger asks for pixels, skipped by loggers of text."""
+    """Figure as a metric's value: drawn when a logger reads ``image``, skipped by loggers of text."""
 
     def __init__(self, draw: Callable[..., Figure], *arguments: Any, table: Table | None = None) -> None:
         self._draw, self._arguments, self.table = draw, arguments, table
@@ -25,7 +25,7 @@ class Picture(TensorImage):
     @cached_property
     @house_style
     def image(self) -> Tensor:
-        """Pixels, uint8 of shape ``(3, height, width)``."""
+        """Draw the figure and return its pixels, uint8 of shape ``(3, height, width)``."""
         figure = self._draw(*self._arguments)
         canvas = FigureCanvasAgg(figure)
         figure.set_dpi(_DPI)

@@ -1,7 +1,7 @@
-"""Probes: mask, head and norms of a forgotten task, kept by an evaluation to measure how well it was forgotten.
+"""Probes: copies of an unlearned task's mask, head and norms, to measure how much of the task a model still has.
 
-They are residue of the task. They live only in the metrics, never in the model, and are dropped unless the
-unlearning allows them (``keep_probes``). Features of any multi-head model are read through them.
+Probes are residue of the task. Only metrics store them, never the model, and only if the unlearning allows it
+(``keep_probes``). Features of any multi-head model can be computed with a probe.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 ProbeKind = Literal["own", "remaining", "none"]
-"""Masks through which a task's data is seen: that of the task, those of the remaining tasks, or none at all."""
+"""Masks used to compute a task's features: the task's own mask, those of the remaining tasks, or none at all."""
 
 
 _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
-"""Models whose heads contain norms; in a head of another model may be a whole network, which no probe needs."""
+"""Models whose heads contain norms. A head of another model may contain a whole network, which no probe needs."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A forgotten task's own mask (None for models without), and its head (None if it had none) with its norms."""
+    """Copy of an unlearned task's mask (None for models without masks) and of its head with its norms (or None)."""
 
     mask: Tensor | None
     head: nn.Module | None
 
     @property
     def parts(self) -> nn.Module | None:
-        """The norms in the head, or None if there are none."""
+        """Return the norms in the head, or None if it has none."""
         return getattr(self.head, "own", None)
 
     def state(self) -> dict[str, Any]:
-        """The probe's tensors."""
+        """Return the probe as tensors: its mask, and the state dict of its head."""
         return {"mask": self.mask, "head": None if self.head is None else dict(self.head.state_dict())}
 
     @classmethod
     def from_state(cls, state: Any, model: Any) -> Probe:
-        """A probe from what :meth:`state` returned, with modules like a model's."""
+        """Build a probe from the tensors that :meth:`state` returned, with a head of the kind that ``model`` makes."""
         mask, tensors = checked(state, mask=Tensor | None, head=dict | None)
         if tensors is None:
             return cls(mask, None)
@@ -61,14 +61,14 @@ class Probe:
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Copy a task's own parts: mask, head, norms.
+    """Return a probe with copies of a task's mask, head and norms.
 
     Args:
-        model: any model; of one without masks or heads there is less to copy.
-        task: one that it has learned.
+        model: any model; without masks or heads the probe has None for them.
+        task: a task that the model has learned.
 
     Raises:
-        UnknownTaskError: for a task without a head.
+        UnknownTaskError: if the task has no head.
     """
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     if not isinstance(model, MultiHeadModel):
@@ -85,18 +85,18 @@ def features_of(
     parts: nn.Module | None = None,
     task: int | None = None,
 ) -> Tensor:
-    """Backbone features of inputs.
+    """Return the backbone's features of inputs ``x``, with a task's mask and norms if given.
 
     Args:
         model: a MaskedModel, a SubnetModel, a MultiHeadModel, or any model whose classifier is an Avalanche
-            ``MultiHeadClassifier`` (its input is taken for the features).
-        x: ``(n, …)``.
+            ``MultiHeadClassifier`` (the classifier's input counts as the features).
+        x: inputs ``(n, …)``.
         mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
             mask, as for models without masks.
         batch_size: samples at a time.
-        parts: what else a task's features depend on (``model.task_parts(task)``, used only with a mask; a
-            TaskNormModel's too).
-        task: whose features, where a model has a network per task; None: those of a task that it does not have.
+        parts: further modules of the task (``model.task_parts(task)``), such as norms; used only with a mask, or in a
+            TaskNormModel.
+        task: task whose network to use, if the model has one per task; None: as for a task that the model lacks.
 
     Returns:
         ``(n, features)`` on the CPU.
@@ -131,7 +131,7 @@ def _batch_features(
     caught: list[Tensor] = []
     hook = classifier.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
     try:
-        some_task = int(next(iter(classifier.classifiers)))  # without masks the features depend on no task
+        some_task = int(next(iter(classifier.classifiers)))  # any one: without masks the features depend on no task
         avalanche_forward(model, x, torch.full((len(x),), some_task, device=x.device))
     finally:
         hook.remove()
@@ -139,7 +139,7 @@ def _batch_features(
 
 
 def task_features(model: nn.Module, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
-    """As :func:`features_of`, as a task that the model has sees the inputs."""
+    """Return the features ``(n, features)`` of inputs for a task of the model, with its mask and norms, on the CPU."""
     if not isinstance(model, MultiHeadModel):
         return features_of(model, x, batch_size=batch_size, task=task)
     device = next(model.parameters()).device

@@ -1,4 +1,4 @@
-"""Proofs of records: the tensors of a retrained model are compared bit by bit with those of the model."""
+"""Proofs of unlearning records: compare the tensors of a retrained model bit by bit with those of the model."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from avalanche_amnesia.ledger import RequestError
 
 
 def refuse_approximate(record: UnlearningRecord) -> None:
-    """Raise RequestError for a record that claims no equal bits."""
+    """Raise RequestError if a record's claim is ``approximate``, because such a record claims no equal bits."""
     if record.claim == "approximate":
         raise RequestError(
             f"this record is approximate ({record.reasons[0]}): only exact and conditional records can be proved; "
@@ -22,9 +22,9 @@ def refuse_approximate(record: UnlearningRecord) -> None:
 
 
 def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn.Module) -> tuple[int, ...]:
-    """Return the given remaining tasks in training order, all without any; RequestError if they can't be proved alone.
+    """Return ``tasks`` in training order (if empty: all of ``remaining``); RequestError if they can't be proved alone.
 
-    ``model`` is a new one of the strategy's.
+    ``model`` is a new model of the strategy.
     """
     unknown = [task for task in tasks if task not in remaining]
     if unknown:
@@ -46,18 +46,18 @@ def proved(
     apart: bool,
     seconds: float,
 ) -> UnlearningRecord:
-    """Return the record with its proof.
+    """Return a record with its proof, if the retrained model has the same bits as the model.
 
     Args:
-        record: of the unlearning.
-        hashes: of all tensors of the model.
-        retrained: the model trained again.
-        tasks: whose tensors are compared, and all tensors that belong to no task.
-        apart: as in :class:`Proof`.
-        seconds: that the training took.
+        record: record of the unlearning.
+        hashes: tensor name → hash, for all tensors of the model.
+        retrained: the model trained again without the unlearned data.
+        tasks: tasks to compare: their tensors, and all tensors that belong to no task.
+        apart: as in :class:`Proof`: True if no process of the retraining had trained the unlearned data.
+        seconds: time of the retraining.
 
     Raises:
-        ProofError: if a tensor is missing, or has other bits.
+        ProofError: if a tensor of the retrained model is missing, or has other bits.
     """
 
     def owner(name: str) -> int | None:

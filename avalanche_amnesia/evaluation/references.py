@@ -1,4 +1,4 @@
-"""Reference models, retrained without the forgotten tasks, and full models, which never forgot any."""
+"""Reference models, retrained without the unlearned tasks, and full models, which unlearned none."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ from avalanche_amnesia.unlearning.claims import data_known
 Expected = Literal["full", "same", "order", "seed"]
 _OF_REMAINING: tuple[Expected, ...] = ("same", "order", "seed")
 _QUIET = (MaskWarning, CapacityWarning)
-"""Warnings that the run itself has given."""
+"""Warnings that the measured run has given already; ignored while references are trained."""
 
 
 class ReferencesError(ValueError):
-    """``make_strategy`` can't serve as the maker of references; the message says why."""
+    """Error if ``make_strategy``, the benchmark or the run does not fit the references; the message has the reason."""
 
 
 class References:
-    """Trains and keeps the reference model of every set of remaining tasks, and the full models.
+    """Trainer and store of reference models, one per sequence of remaining tasks, and of full models.
 
     A reference is trained by a fresh strategy on the benchmark's experiences without their requests. As every draw
     of a task derives from (seed, task), two runs that begin with the same tasks share those bits. The shared tasks are
     trained once.
 
     A pickled object keeps its benchmark and its models, but not ``make_strategy``, because another program can't load
-    the function: call :meth:`attach` before it needs another model. A copy is the object itself: its models are the
-    same for every run.
+    the function: call :meth:`attach` before it needs another model. A copy is the object itself, because its models
+    are the same for every run.
 
     Args:
         make_strategy: called as ``make_strategy(evaluator=…)``; must return a new strategy with the same initial bits
@@ -68,11 +68,11 @@ class References:
     Attributes:
         trainings: number of single-task trainings so far, without those found in the store.
         keys: variant and tasks of each requested model → key of its state in the store.
-        in_passing: whether metrics prove records by the references that they need anyway.
+        in_passing: True: metrics prove records by the references that they need anyway.
 
     Raises:
         ReferencesError: if ``make_strategy`` can't be called so, or returns no strategy; if two calls of it differ,
-            or its strategy is not seeded by task; for a benchmark that is none; for workers without a store.
+            or its strategy is not seeded by task; if ``benchmark`` has no streams; for workers without a store.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class References:
         self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
         self._without: dict[Any, References] = {}
-        with preserved_rng():  # around both calls: one that does not seed draws other values the second time
+        with preserved_rng():  # around both calls: an unseeded function draws other values in the second
             made = self.fresh_strategy("same")
             self._initial = state_hashes(made.model.state_dict())
             differing = self._other_values(make_strategy)
@@ -123,7 +123,7 @@ class References:
             )
 
     def attach(self, make_strategy: Callable[..., Any]) -> None:
-        """Restore ``make_strategy`` after loading.
+        """Set ``make_strategy`` after these references were loaded, because a pickle does not contain it.
 
         ReferencesError: if it can't be called, returns no strategy, or one with other initial values than before.
         """
@@ -138,7 +138,7 @@ class References:
         self.make_strategy = make_strategy
 
     def _other_values(self, make_strategy: Callable[..., Any]) -> list[str]:
-        """Return the names of tensors whose initial values differ from the first model's."""
+        """Return the names of tensors that have other initial values in a ``make_strategy`` model than in the first."""
         first, now = self._initial, state_hashes(self.fresh_strategy("same", make_strategy).model.state_dict())
         return sorted(name for name in {*first, *now} if first.get(name) != now.get(name))
 
@@ -149,12 +149,12 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Check that an experience is one of this benchmark's train stream: same data, permanence and deadline.
+        """Check that an experience equals this benchmark's for its task: same data, permanence and deadline.
 
         Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
         workers, if there are any and a metric has announced models; later calls warn if a worker failed.
 
-        ReferencesError: if it is not.
+        ReferencesError: if the experience differs.
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
@@ -169,9 +169,9 @@ class References:
             self._train_ahead(self.workers)
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
-        """Check the trained tasks of a run, whose data may no longer exist, by task → fingerprint of labels.
+        """Compare a run's labels with those of this benchmark; ``trained``: trained task → fingerprint of its labels.
 
-        ReferencesError: for a task with other labels than in this benchmark, or that it does not have.
+        The run's data may no longer exist. ReferencesError: for a task with other labels, or missing in this benchmark.
         """
         for task, digest in trained.items():
             if task not in self._labels:
@@ -180,7 +180,7 @@ class References:
                 self._refuse(f"task {task}: its training data have other labels, or another number of samples")
 
     def train_experience(self, task: int) -> Any:
-        """The benchmark's training experience of a task, without requests."""
+        """Return the benchmark's training experience of a task, without requests."""
         if task not in self._experiences:
             self._refuse(f"task {task} is none of theirs, {sorted(self._experiences)}")
         return self._experiences[task]
@@ -194,7 +194,7 @@ class References:
         )
 
     def reference(self, remaining_tasks: Sequence[int], variant: Expected = "same") -> nn.Module:
-        """The model that learned only these tasks, in this order.
+        """Return the model that learned only ``remaining_tasks``, in this order; train it if necessary.
 
         Args:
             remaining_tasks: task labels of the benchmark, each once; may be empty (the initial model).
@@ -202,7 +202,7 @@ class References:
                 initialisation as well); ``full``: with a slot for each task, see :meth:`full`.
 
         Returns:
-            A model in evaluation mode, kept and returned again: do not change it.
+            A model in evaluation mode. It is stored and returned again: do not change it.
 
         Raises:
             ReferencesError: for an unknown task, or a task named twice.
@@ -218,9 +218,9 @@ class References:
                 f"remaining_tasks={list(path)} must be distinct tasks of the benchmark: {sorted(self._experiences)}"
             )
         if (variant, path) not in self._models:
-            with preserved_rng(), torch.enable_grad():  # a metric asks from inside an evaluation
+            with preserved_rng(), torch.enable_grad():  # a metric may call this inside an evaluation
                 run = self.train_along(path, variant)
-                self.put(path, deepcopy(run.strategy.model), variant)  # the run trains on
+                self.put(path, deepcopy(run.strategy.model), variant)  # a copy, because the run trains further tasks
                 if variant == "same" and (plugin := unlearning_of(run.strategy)) is not None:
                     self._company[path] = plugin.claims.company
                 if self.store is not None:
@@ -228,15 +228,15 @@ class References:
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
-        """Keep a model that was trained elsewhere on these tasks, in this order.
+        """Store a model that was trained outside of this object on ``tasks``, in this order.
 
-        It is one of a strategy that ``make_strategy`` made, and is kept itself, in evaluation mode. ``variant``: as of
-        :meth:`reference`.
+        The model is from a strategy that ``make_strategy`` made. It is stored without a copy, in evaluation mode.
+        ``variant``: as of :meth:`reference`.
         """
         self._models[variant, tuple(tasks)] = model.eval()
 
     def full(self, tasks: int | Sequence[int]) -> nn.Module:
-        """The model that learned tasks of the benchmark, the first so many or those named, and ignored every request.
+        """Return the model that learned ``tasks`` and unlearned none; a number n means the benchmark's first n tasks.
 
         If slots are planned by the requests (``Pools.planned``), this model has one slot per task of the stream.
 
@@ -250,9 +250,9 @@ class References:
         return self.reference(tasks, self._full_variant)
 
     def seconds(self, remaining_tasks: Sequence[int]) -> float:
-        """Wall-clock seconds that training the reference of these tasks takes from the beginning.
+        """Return the wall-clock seconds of training the reference of ``remaining_tasks`` from the beginning.
 
-        Parts that several references share were trained once, and count in each.
+        Trainings that several references share were computed once, and count in each reference.
         """
         self.reference(remaining_tasks)
         path = tuple(map(int, remaining_tasks))
@@ -261,22 +261,22 @@ class References:
     def prove(
         self, record: UnlearningRecord, *, tasks: Iterable[int] = (), strategy: Strategy | None = None
     ) -> UnlearningRecord:
-        """Train the remaining tasks of a record again, and compare all tensors bit by bit.
+        """Train the remaining tasks of a record again, compare all tensors bit by bit, and return the proved record.
 
-        ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and keep the
+        ``TaskStrategy.prove`` and ``UnlearningPlugin.prove`` do so with the last record of a strategy, and store the
         result.
 
         Args:
             record: ``exact`` or ``conditional``. After a request for samples use the references :meth:`without` them.
             tasks: only these remaining tasks, if no task's weights depend on another task; by default all.
-            strategy: compare its present model; None: compare the hashes in the record.
+            strategy: strategy whose current model is compared; None: compare the hashes in the record.
 
         Returns:
             A copy of the record with its proof.
 
         Raises:
             ProofError: if a tensor has other bits.
-            ReferencesError: if the strategy has other settings or data; for a record of samples that are there.
+            ReferencesError: if the strategy has other settings or data; if these references have the unlearned samples.
             RequestError: for a record that is ``approximate``, and for tasks that can't be proved.
         """
         refuse_approximate(record)
@@ -301,7 +301,7 @@ class References:
         return proved(record, hashes, model, wanted, apart=apart, seconds=self.seconds(path))
 
     def _check_settings(self, made: Strategy, strategy: Strategy) -> None:
-        """Check that a strategy is one of ``make_strategy``: it has the settings of a new one."""
+        """Raise ReferencesError unless ``strategy`` has the settings of ``made``, a new one of ``make_strategy``."""
         new, old = (
             learning_settings(each, [p for p in each.plugins if not getattr(p, "answers_requests", False)])
             for each in (made, strategy)
@@ -314,16 +314,16 @@ class References:
             )
 
     def _may_be_read(self, task: int, made: Strategy) -> bool:
-        """Return True if the training of another task may read the weights of this one."""
+        """Return True if the training of another task may read the weights of ``task``."""
         experience, plugin = self.train_experience(task), unlearning_of(made)
         deadlines = getattr(experience, "deadline", None), getattr(plugin, "deadline", None)
         return getattr(experience, "permanent", False) or any(deadlines)
 
     def without(self, left_out: Mapping[int, Collection[int]]) -> References:
-        """References over data without some samples, which are kept and returned again.
+        """Return references to the benchmark without the samples in ``left_out``; a later call returns the same object.
 
         Args:
-            left_out: task → positions in its training data, from 0; with none these references themselves are returned.
+            left_out: task → positions in its training data, from 0; without any position this object is returned.
 
         Raises:
             ReferencesError: for a task that the benchmark does not have.
@@ -347,20 +347,20 @@ class References:
         return self._without[key] if key else self
 
     def of(self, plugin: Any) -> References:
-        """Return references over a run's data without the samples that its plugin has forgotten."""
+        """Return references to the benchmark without the samples that ``plugin`` (UnlearningPlugin) has unlearned."""
         sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
         return self.without(plugin.forgotten.left_out(sizes))
 
     def test_experience(self, task: int) -> Any:
-        """The benchmark's test experience of a task."""
+        """Return the benchmark's test experience of a task."""
         return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
 
     def expect(self, *kinds: Expected) -> None:
-        """Announce the variants that a metric needs after every evaluation, so that workers can train them early."""
+        """Register model variants that a metric needs after every evaluation, so that workers can train them early."""
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Return variant and tasks of the models that metrics need after the benchmark's requests, each once."""
+        """Return (variant, tasks) of each model that metrics need after the benchmark's requests, each once."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare
@@ -369,7 +369,7 @@ class References:
         return list(dict.fromkeys(paths))
 
     def _train_ahead(self, workers: Workers) -> None:
-        """Start the workers once; later, warn if one failed."""
+        """Start the workers at the first call; at later calls, warn if a worker failed."""
         if self._ahead:
             error = workers.failure()
             if error is not None:
@@ -379,14 +379,14 @@ class References:
             run = self._begin("same")
             run.keys_of(self._experiences.values(), **self.train_options)
             if not run.stored:
-                self.workers = None  # nothing that another process computes could be taken from there
+                self.workers = None  # without stored states no result of another process can be loaded
                 return
         workers.begin(self, self.expected())
         self._ahead = True
 
     def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:
-        """Train tasks one after another and return the run."""
-        run = self._runs.pop(variant, None)  # taken out while it trains: an interrupted one is not continued
+        """Train the tasks of ``path`` one after another, and return the run, whose strategy has that state."""
+        run = self._runs.pop(variant, None)  # removed while it trains: an interrupted run is not continued
         if run is None or not (run.stored or run.trained == path[: len(run.trained)]):
             run = self._begin(variant)
         if run.trained != path[: len(run.trained)]:  # the common beginning of two paths is not trained again
@@ -407,7 +407,7 @@ class References:
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
     def fresh_strategy(self, variant: Expected = "same", make_strategy: Callable[..., Any] | None = None) -> Any:
-        """Return a new strategy for training a reference; raise ReferencesError for an unsuitable one."""
+        """Return a new strategy from ``make_strategy`` for a reference; raise ReferencesError if it is unsuitable."""
         make = make_strategy or self.make_strategy
         if make is None:
             raise ReferencesError(
@@ -415,7 +415,7 @@ class References:
                 "before they were saved: references.attach(make_strategy) gives it again; the strategy's metrics hold "
                 "them, metric.references"
             )
-        # No metrics: those of the run would ask for references. The logger writes nothing; without any the host warns.
+        # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
         strategy = make(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
             raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")
@@ -436,7 +436,7 @@ class References:
 
 
 def _check_maker(make_strategy: object) -> None:
-    """Check that it can be called as references call it, before anything is made."""
+    """Raise ReferencesError unless ``make_strategy`` can be called with ``evaluator=…``; it is not called."""
     wanted = "give a function, def make_strategy(**kwargs), that makes a new strategy with these keyword arguments"
     if isinstance(make_strategy, BaseTemplate):
         raise ReferencesError(f"the first argument is a {type(make_strategy).__name__}, not what makes one: {wanted}")
@@ -453,12 +453,12 @@ def _check_maker(make_strategy: object) -> None:
 
 
 def _pooled(strategy: Strategy) -> Any:
-    """Return the plugin that assigns weight pools, or None."""
+    """Return the strategy's plugin that assigns weight pools to tasks, or None."""
     return next((p for p in strategy.plugins if isinstance(getattr(p, "isolation", None), Pools)), None)
 
 
 def _reseed(strategy: Strategy, seeding: SeedingPlugin, seed: int) -> None:
-    """Draw everything of a fresh strategy again from another seed."""
+    """Draw all parameters of a new strategy again from ``seed``, and set this seed in its plugins."""
     torch.manual_seed(seed)
     for module in strategy.model.modules():
         if hasattr(module, "reset_parameters"):

@@ -1,19 +1,19 @@
-"""Distances in units of their noise floor and as text, with a limit below which they are rounding."""
+"""Distances divided by their noise floor, and distances as text; tiny distances count as rounding errors."""
 
 RESOLUTION = 1e-9
-"""Distances below this are rounding errors and have no ratio. In bits for the JSD."""
+"""Smallest distance that counts (for the JSD in bits): smaller ones are rounding errors and have no ratio."""
 
 
 def floor_ratio(distance: float, floor: float) -> float | None:
-    """Return a distance in units of its noise floor, which is the distance between two retrained models.
+    """Return a distance divided by its noise floor, which is the distance between two retrained models.
 
     Args:
         distance: between the model and the retrained one, at least 0.
         floor: the same distance between two retrained models, at least 0.
 
     Returns:
-        ``distance / floor``; None where either is below :data:`RESOLUTION` (two models with the same bits, or with
-        sums in another order): rounding is no unit, and no multiple of one.
+        ``distance / floor``; None if either is below :data:`RESOLUTION` (two models with the same bits, or with
+        sums in another order), because a rounding error is neither a unit nor a multiple of one.
 
     Raises:
         ValueError: for a negative distance or floor.
@@ -27,7 +27,7 @@ def floor_ratio(distance: float, floor: float) -> float | None:
 
 
 def distance_in_words(distance: float) -> str:
-    """A distance with two significant digits; ``below detection`` under :data:`RESOLUTION`.
+    """Return a distance as text with two significant digits; ``below detection`` under :data:`RESOLUTION`.
 
     >>> distance_in_words(0.0108), distance_in_words(5e-5), distance_in_words(3e-17)
     ('0.011', '5.0e-5', 'below detection')
@@ -36,7 +36,7 @@ def distance_in_words(distance: float) -> str:
 
 
 def two_digits(value: float) -> str:
-    """A number from 0 on with two significant digits.
+    """Return a number of at least 0 as text with two significant digits.
 
     >>> two_digits(0.5), two_digits(1.04), two_digits(149.448), two_digits(0)
     ('0.50', '1.0', '150', '0')

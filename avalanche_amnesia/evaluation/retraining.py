@@ -1,4 +1,4 @@
-"""Training of a strategy along paths of tasks: the common beginning of two paths is trained once."""
+"""Training of one strategy on several sequences of tasks (paths): a common beginning of two paths is trained once."""
 
 import tempfile
 import warnings
@@ -15,29 +15,29 @@ from avalanche_amnesia.training.host.saving import encoded_state, give_state
 
 
 class Store(Protocol):
-    """Place where runs keep their states: :class:`avalanche_amnesia.lab.runs.RunStore`."""
+    """Protocol of a store of training states, shared by runs: :class:`avalanche_amnesia.lab.runs.RunStore`."""
 
     def run(self, strategy: Strategy) -> Any:
         """Return a run of a new strategy with the methods of :class:`Retraining`."""
 
 
 class Workers(Protocol):
-    """Processes that train references ahead: :class:`avalanche_amnesia.lab.runs.ReferenceWorkers`."""
+    """Protocol of processes that train references in advance: :class:`avalanche_amnesia.lab.runs.ReferenceWorkers`."""
 
     def begin(self, references: Any, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Train the models of these paths into the store of the references."""
+        """Start training the models of ``paths``, pairs of (variant, tasks), into the store of the references."""
 
     def failure(self) -> BaseException | None:
-        """The first error that a worker met."""
+        """Return the first error of a worker, or None."""
 
 
 class Retraining:
-    """A run without a store: its states are files in a temporary folder."""
+    """Run of a strategy without a shared store: the state after each task is a file in a temporary folder."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
         self._folder = tempfile.TemporaryDirectory(prefix="amnesia-references-", ignore_cleanup_errors=True)
-        self._tensors = Path(self._folder.name) / "tensors"  # which states share
+        self._tensors = Path(self._folder.name) / "tensors"  # folder of tensor files, shared by all states
         self._tensors.mkdir()
         self._seconds: dict[tuple[int, ...], float] = {}
         self._held: tuple[int, ...] | None = ()
@@ -48,20 +48,20 @@ class Retraining:
 
     @property
     def strategy(self) -> Any:
-        """The strategy, in the current state of the run."""
+        """Return the strategy with the state after the tasks in ``trained``; load that state if necessary."""
         if self._held != self.trained:
-            self._held = None  # interrupted, the strategy is in no state
+            self._held = None  # if the loading is interrupted, the strategy has no valid state
             place = self._place(self.trained)
             give_state(self._strategy, partial(read_state, place, self._tensors), place)
             self._held = self.trained
         return self._strategy
 
     def train(self, experience: Any, **options: Any) -> None:
-        """Train a task, unless this path was trained before."""
+        """Train the task of an experience after the tasks in ``trained``, unless this sequence was trained before."""
         path = (*self.trained, int(experience.task_label))
         if path not in self._seconds:
             strategy, started = self.strategy, perf_counter()
-            self._held = None  # interrupted, the strategy is in no state of a path
+            self._held = None  # if the training is interrupted, the strategy has no valid state
             strategy.train(experience, **options)
             self._held, self._seconds[path] = path, perf_counter() - started
             self.computed += 1
@@ -69,15 +69,15 @@ class Retraining:
         self.trained = path
 
     def restart(self) -> None:
-        """Restore the strategy's initial state."""
+        """Restore the strategy's initial state: no task is trained."""
         self.trained = ()
 
     def seconds(self) -> float:
-        """Seconds that the last training took."""
+        """Return the seconds of training the last task in ``trained``."""
         return self._seconds[self.trained]
 
     def _keep(self, path: tuple[int, ...]) -> None:
-        if not self.stored:  # said once
+        if not self.stored:  # the warning is given once
             return
         try:
             write_state(self._place(path), *encoded_state(self._strategy), self._tensors)

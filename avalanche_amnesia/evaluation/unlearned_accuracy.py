@@ -1,4 +1,4 @@
-"""Accuracy on unlearned tasks through the kept heads and masks: an attacker with copies of them."""
+"""Accuracy on unlearned tasks with copies of their old heads and masks, as an attacker may have them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from avalanche_amnesia.strategy import Strategy
 
 
 class UnlearnedAccuracy(ComparedMetric):
-    """Accuracy of the kept head on the model's features through the kept mask, on unlearned tasks' test data.
+    """Metric: accuracy on unlearned tasks' test data, with the task's stored mask and head on the model's features.
 
     In [0, 1]; good values are near chance or near the same head's accuracy on the retrained reference. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``; the reference's as
-    ``UnlearnedAccuracy_reference``; ``UnlearnedAccuracy_chance`` is what guessing among the task's classes reaches.
+    ``UnlearnedAccuracy_reference``; ``UnlearnedAccuracy_chance`` is the accuracy of guessing among the task's classes.
     ``UnlearnedAccuracy_tasks`` is the number of tasks in these means: tasks without a probe
     (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
@@ -30,13 +30,13 @@ class UnlearnedAccuracy(ComparedMetric):
     helper = "unlearned_accuracy_metrics"
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Accuracy through the task's probe; None where it has no head."""
+        """Return a task's accuracy in ``model`` with the task's stored mask and head; None if no head is stored."""
         x, y = task_data(self.test_experiences[task])
         logits = self.probed_logits(model, x, task)
         return None if logits is None else accuracy(logits, y)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Chance on the tasks that were read."""
+        """Return the chance accuracy of each measured task, and their mean."""
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
         return self.emit_by_task(strategy, f"{self}_chance", chances)
 
@@ -45,5 +45,5 @@ class UnlearnedAccuracy(ComparedMetric):
 
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:
-    """Return the metric of accuracy on unlearned tasks through their kept probes; arguments as for the class."""
+    """Return the metric :class:`UnlearnedAccuracy` of a run, in a list; arguments as for the class."""
     return [UnlearnedAccuracy(benchmark, references)]

@@ -1,4 +1,4 @@
-"""Loggers and dashboards: Weights & Biases."""
+"""Loggers of runs, and the dashboard Weights & Biases."""
 
 import lazy_loader
 

@@ -13,7 +13,7 @@ UNLEARNING_CALLBACKS = ("before_unlearning", "after_unlearning")
 
 
 def axis_of(name: str, callback: str | None, origin: object = None) -> str:
-    """The axis of a value's plot: the metric's own, else by the event at which it comes."""
+    """Return the x axis of a value's plot: the metric's attribute ``axis``, else an axis that fits the callback."""
     own = getattr(origin, "axis", None)
     if own is not None:
         if own not in AXES:
@@ -29,12 +29,12 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
 
 
 class Position:
-    """Position of a run on the axes, kept by listening to a strategy's callbacks.
+    """Position of a run on the x axes, updated at every callback of the strategy.
 
-    `task` is the label of the task trained last: by a request in the middle of a task still the one before it. An
-    experience without a label of its own (none, several, or one that its whole stream shares) goes by its number in the
-    stream, else by the number of trainings before it. A position that first hears of a strategy which was trained
-    before (loaded, resumed) goes on from there.
+    `task` is the label of the task trained last; during a task it is the label of the task before. An experience
+    without a label of its own (none, several, or one that its whole stream shares) counts by its number in the
+    stream, else by the number of trainings before it. If the strategy was trained before its first callback (loaded,
+    resumed), the position continues from its counters.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Position:
         self._coming = NO_TASK
 
     def hear(self, callback: str, strategy: Strategy) -> None:
-        """Move on at a callback; Avalanche's own counter of trainings moves after its loggers are called."""
+        """Update the position at a callback, because Avalanche's own counter of trainings changes only after it."""
         self.iteration = strategy.clock.train_iterations
         if not self._started or callback in ("before_training_exp", "before_eval", "before_unlearning"):
             self._follow(strategy)
@@ -81,7 +81,7 @@ class Position:
 
 
 def _label_of(experience: Any, number: int) -> int:
-    """Label of an experience's task, see :class:`Position`."""
+    """Return the label of an experience's task, or its number in the stream; see :class:`Position`."""
     labels = getattr(experience, "task_labels", None)
     stream: Any = getattr(experience, "origin_stream", None)
     in_stream = int(getattr(experience, "current_experience", number))

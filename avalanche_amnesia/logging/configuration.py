@@ -1,4 +1,4 @@
-"""Configuration of a run for dashboards: the settings chosen by its author and the values derived from them."""
+"""Configuration of a run for dashboards: the chosen settings and the values derived from these settings."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from avalanche_amnesia.strategy import Strategy
 
 
 def configuration_of(strategy: Strategy) -> dict[str, Any]:
-    """Method, seed, stream, network, optimizer, training, options of the plugins and versions; no switch that is off.
+    """Return a run's method, seed, stream, network, optimizer, training and plugin options and versions, by name.
 
-    The stream is that of the experience at hand, with its requests: none where there is no experience yet.
+    The stream, with its requests, is that of the current experience, else empty. Options that are off are left out.
     """
     model, optimizer = strategy.model, strategy.optimizer
     backbone = getattr(model, "backbone", model)
@@ -57,7 +57,7 @@ def _stream(strategy: Strategy) -> dict[str, Any]:
 
 
 def _in_words(request: Any, task: int) -> str:
-    """Describe a request; samples only by their number, because their positions are private."""
+    """Return a request as text; samples only by their number, because their positions are private."""
     tasks = ", ".join(map(str, request.tasks))
     parts = [f"{len(request.samples)} samples"] if request.samples else []
     parts += [f"classes {', '.join(map(str, request.classes))}"] if request.classes else []
@@ -66,6 +66,6 @@ def _in_words(request: Any, task: int) -> str:
 
 
 def _given(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those that are None, and without groups that hold nothing."""
+    """Return the settings without those that are None and without empty groups."""
     found = {name: _given(value) if isinstance(value, Mapping) else value for name, value in settings.items()}
     return {name: value for name, value in found.items() if value is not None and value != {}}

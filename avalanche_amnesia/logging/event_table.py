@@ -1,4 +1,4 @@
-"""Event table of a run: one row per finished task and per unlearning, with the metrics measured afterwards."""
+"""Event table of a run: one row per finished task and per unlearning, with the metrics measured after that event."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ _OF_STREAM = re.compile(r"([^/]+)(/eval_phase/(?!train_)\w+)?")
 
 
 class EventTable:
-    """Rows of events, each with the values that its run logs before the next event.
+    """Table with one row per event (finished task or unlearning) and the metrics logged until the next event.
 
     Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned (tasks, or samples of one in
     words), remaining, affected, claim, accuracy (mean over the remaining tasks, of Avalanche's accuracy per
@@ -42,11 +42,11 @@ class EventTable:
         self.changed = False
 
     def trained(self, event: int, task: int, remaining: Sequence[int] | None) -> None:
-        """Begin the row of a finished task; `remaining`: None if the strategy has no ledger."""
+        """Add a row for a finished task; `remaining`: remaining tasks, or None if the strategy has no ledger."""
         self._begin({"event": event, "what": "trained", "task": task, "remaining": _listed(remaining)}, remaining)
 
     def unlearned(self, event: int, task: int, record: UnlearningRecord | None) -> None:
-        """Begin the row of an unlearning; `record`: None where another plugin than ours unlearns."""
+        """Add a row for an unlearning; `record`: its record, or None if a plugin of another package unlearns."""
         row: dict[str, Any] = {"event": event, "what": "unlearned", "task": task}
         if record is not None:
             gone = _listed(record.tasks) if record.task is None else gone_in_words(record.plan)
@@ -55,7 +55,7 @@ class EventTable:
         self._begin(row, None if record is None else record.remaining)
 
     def proved(self, record: UnlearningRecord) -> None:
-        """Renew the claim of the last unlearning, which was proved or disproved."""
+        """Update the claim in the row of the last unlearning after its proof succeeded or failed."""
         row = next(row for row in reversed(self._rows) if row["what"] == "unlearned")
         row["claim"], self.changed = claim_in_words(record), True
 
@@ -73,7 +73,7 @@ class EventTable:
             row[found[1]], self.changed = value, True
 
     def table(self) -> Table:
-        """All rows so far."""
+        """Return the table with all rows so far."""
         self.changed = False
         measured = dict.fromkeys(column for row in self._rows for column in row if column not in _OWN)
         columns = (*_OWN, *dict.fromkeys((*(column for column in _FORGOTTEN if column in measured), *measured)))

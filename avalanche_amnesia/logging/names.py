@@ -1,10 +1,10 @@
-"""Names that a run's log has besides those of its metrics."""
+"""Names in a run's log for the x axes and for the table of events."""
 
 ITERATION = "iteration"
 """Training iterations so far (the strategy's clock)."""
 TASK = "task"
 """Label of the task trained last; -1 before the first one."""
 EVENT = "event"
-"""Task ends and unlearnings so far: the axis that only grows, on which an unlearning has a before and an after."""
+"""Number of finished tasks and unlearnings so far: before and after an unlearning are different points of this axis."""
 EVENTS = "Events"
-"""The table of events."""
+"""Name of the table of events."""

@@ -25,13 +25,13 @@ class Histogram(NamedTuple):
 
 @runtime_checkable
 class Image(Protocol):
-    """An image of PIL, which the host's libraries bring and no code here imports: what loggers need of it."""
+    """Protocol of a PIL image with the two methods that loggers need, because this package does not import PIL."""
 
     def getbands(self) -> tuple[str, ...]:
-        """Names of its channels."""
+        """Return the names of the image's channels."""
 
     def save(self, fp: Any) -> None:
-        """Write it to a file."""
+        """Write the image to a file."""
 
 
 Payload = float | str | Image | Histogram | Table
@@ -44,7 +44,7 @@ SUPPORTED = (
 
 
 def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of all that is in a value: dicts as ``name/key``, a picture's table as ``name/table`` too."""
+    """Yield name and value of each part of a value: ``name/key`` for a dict, ``name/table`` for a picture's table."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from flattened(f"{name}/{key}", inner)
@@ -55,7 +55,7 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def payload_of(value: Any) -> Payload | None:
-    """Convert a value to a type that loggers write, or return None if it has none."""
+    """Return a metric's value converted to a type that loggers write, or None if no such type fits."""
     if isinstance(value, AlternativeValues):
         converted = (payload_of(alternative) for alternative in value.alternatives)
         return next((v for v in converted if v is not None), None)
@@ -94,7 +94,7 @@ def _as_array(value: Tensor | np.ndarray) -> np.ndarray:
 
 
 def _image_of(pixels: Tensor) -> Image | None:
-    """An image of bytes, or shares in [0, 1], CxHxW with 1 or 3 channels or HxW; None if it is not one."""
+    """Return an image of bytes, or of shares in [0, 1], CxHxW with 1 or 3 channels or HxW; None for other tensors."""
     pixels = pixels.detach().cpu()
     if pixels.is_floating_point():
         pixels = (pixels.double() * 255).round()

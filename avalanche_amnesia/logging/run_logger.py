@@ -1,4 +1,4 @@
-"""Base class of the loggers for W&B and for JSON lines, which differ only in their destination."""
+"""Base class of the loggers that write a run to W&B or to JSON lines."""
 
 import warnings
 from abc import ABC, abstractmethod
@@ -26,11 +26,11 @@ DEFAULT_PROJECT = "avalanche-amnesia"
 
 
 class RunWriter(ABC):
-    """Place where a run is written."""
+    """Base of writers: the destination of a run's settings, values and records."""
 
     @abstractmethod
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add settings to the existing ones, and a name unless it is None."""
+        """Add settings to the run's settings, and set the run's name unless it is None."""
 
     @abstractmethod
     def define(self, metric: str, axis: str) -> None:
@@ -38,7 +38,7 @@ class RunWriter(ABC):
 
     @abstractmethod
     def log(self, row: Mapping[str, Payload]) -> None:
-        """Write a row: values by name, those of the axes among them."""
+        """Write a row: name → value, including the values of the axes."""
 
     @abstractmethod
     def note(self, texts: Mapping[str, str]) -> None:
@@ -46,7 +46,7 @@ class RunWriter(ABC):
 
     @abstractmethod
     def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Keep the record of an unlearning; ``again``: in the place of the last one, of the same unlearning."""
+        """Store the record of an unlearning; ``again``: True replaces the last record, of the same unlearning."""
 
     @abstractmethod
     def forget(self, tasks: tuple[int, ...]) -> None:
@@ -54,23 +54,23 @@ class RunWriter(ABC):
 
     @abstractmethod
     def finish(self, exit_code: int) -> None:
-        """End the run, and return when all of it is stored."""
+        """End the run, and return when all of its data is stored."""
 
 
 def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
-    """Return True if a value's name belongs to one of these tasks."""
+    """Return True if the name of a value contains the number of one of ``tasks``."""
     return any(f"/Task{task:03d}" in name for task in tasks)
 
 
 class RunLogger(BaseLogger, ABC):
-    """Logs every metric over `iteration`, `task` or `event` (see `axes.py`), and the table ``Events``.
+    """Base of loggers: write every metric over `iteration`, `task` or `event` (see `axes.py`), and a table ``Events``.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
     strategy) is the logger itself. The run's configuration (see `configuration.py`) has method, seed, stream, network,
     optimizer, options and versions; a run without a name is named after method and seed.
 
     The run's summary has the values at its end, without values of a task from before its unlearning. Rows, and rows of
-    tables, are history: they keep the values of a task from before its unlearning.
+    tables, are not deleted: they contain the values of a task from before its unlearning.
     """
 
     def __init__(self, writer: RunWriter, *, named: bool, pictures: bool = True) -> None:
@@ -89,7 +89,7 @@ class RunLogger(BaseLogger, ABC):
 
     @abstractmethod
     def _missing(self) -> str:
-        """Return an error text: why there is no run to write to, and the remedy."""
+        """Return an error text: the reason why the logger has no run to write to, and the remedy."""
 
     def _open(self) -> RunWriter:
         if self._writer is None or self._finished:
@@ -97,36 +97,36 @@ class RunLogger(BaseLogger, ABC):
         return self._writer
 
     def _continue_in(self, writer: RunWriter) -> None:
-        """Write to another run from now on, counting on; it is described again, and has a name."""
+        """Write to another run from now on; the axes continue, settings are written again, and the run's name stays."""
         self._writer, self._finished, self._described, self._named = writer, False, False, True
         self._defined.clear()
 
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
-        """Keep values until the callback that Avalanche sends next, which writes them."""
+        """Store metric values until the next callback of Avalanche, which writes these values."""
         if not metric_values and not self._pending:
             return
         if self._finished:  # no error: an unlearning must not fail for a dashboard
             self._warn_once("", self._missing())
             return
         self._open()  # no value is taken that can't be written
-        self._write_pending()  # values handed over by hand, or in an iteration: no callback followed
+        self._write_pending()  # values logged by the user, or in an iteration: no callback followed
         self._pending = list(metric_values)
 
     def log_single_metric(self, name: str, value: Any, x_plot: int) -> None:
-        """Write one value at once; `x_plot` is its iteration."""
+        """Write one value immediately; `x_plot` is its iteration."""
         self._open()
         self.log_metrics([MetricValue(None, name, value, x_plot)])
         self._write_pending()
 
     def log_values(self, values: Mapping[str, Any]) -> None:
-        """Write values that no metric emits, as a row at the run's position, drawn over `event`."""
+        """Write values that no metric emits (name → value), as a row at the run's position, drawn over `event`."""
         self._open()
         origin, at = SimpleNamespace(axis=EVENT), self._position.iteration
         self.log_metrics([MetricValue(origin, name, value, at) for name, value in values.items()])
         self._write_pending()
 
     def log_events(self) -> None:
-        """Write the table of events if it has changed, as is done after each evaluation between tasks."""
+        """Write the table of events, if it has changed, as after each evaluation between tasks; not during a task."""
         if self._events.changed and not self._position.in_training:
             at = self._position
             self._log_rows(
@@ -135,7 +135,7 @@ class RunLogger(BaseLogger, ABC):
             )
 
     def finish(self, exit_code: int = 0) -> None:
-        """End the run, passed in or our own, and return when all of it is stored; again does nothing."""
+        """End the run, also one that the caller made; return when all of it is stored. A second call does nothing."""
         if self._finished or self._writer is None:
             return
         self._write_pending()
@@ -161,7 +161,7 @@ class RunLogger(BaseLogger, ABC):
         return {**self.__dict__, "_writer": None, "_pending": []}
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        # Avalanche forwards any before_* and after_* event, those of plugins included: hear them all.
+        # Avalanche forwards every before_* and after_* event, also those of plugins: each calls _on_callback.
         if name.startswith(("before_", "after_")):
             return partial(self._on_callback, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -182,8 +182,8 @@ class RunLogger(BaseLogger, ABC):
             self.log_events()
 
     def _describe(self, callback: str, strategy: Strategy) -> None:
-        """Give the run the strategy's settings and, where it has none, its name."""
-        if self._described or not hasattr(strategy, "optimizer"):  # some other host: nothing is known of it
+        """Write the strategy's settings to the run, once, and a name if the run has none."""
+        if self._described or not hasattr(strategy, "optimizer"):  # not a strategy with settings
             return
         if getattr(strategy, "experience", None) is None and callback != "after_unlearning":
             return  # the stream is known with the first experience, which a loaded strategy may lack
@@ -194,7 +194,7 @@ class RunLogger(BaseLogger, ABC):
         writer.describe(settings, None if self._named else name)
 
     def _begin_event(self, callback: str, strategy: Strategy) -> None:
-        """Begin the row of an event; a task's end is heard before the ledger knows it."""
+        """Add the event's row to the table; at a task's end the ledger does not contain the task yet."""
         at, plugin = self._position, unlearning_of(strategy)
         if callback == "after_unlearning":
             self._events.unlearned(at.event, at.task, plugin.records[-1] if plugin and plugin.records else None)
@@ -215,7 +215,7 @@ class RunLogger(BaseLogger, ABC):
             writer.note({self._kept[0]: str(record)})
 
     def _proved(self, strategy: Strategy) -> None:
-        """Replace the last record by the same one with its proof, or without its claim to be exact."""
+        """Replace the last stored record if a proof changed it: it has the proof now, or the claim ``approximate``."""
         if self._kept is not None and (plugin := unlearning_of(strategy)).records[-1] != self._kept[1]:
             name, record = self._kept[0], plugin.records[-1]
             self._kept = name, record
@@ -254,7 +254,7 @@ class RunLogger(BaseLogger, ABC):
         self._log_rows(rows, axes)
 
     def _place(self, rows: list[dict[str, Payload]], name: str, payload: Payload) -> None:
-        """Put a value into the first row of its iteration that has none of its name."""
+        """Add a value to the first row of its iteration without a value of this name, or to a new row."""
         at = self._position
         for row in rows:
             if row[ITERATION] == at.iteration and name not in row:
@@ -279,13 +279,13 @@ class RunLogger(BaseLogger, ABC):
             warnings.warn(text, stacklevel=3)
 
 
-# Nothing happens at these but values, which are written when the next ones come: a strategy that asks who listens does
-# not call the loggers at each of the eight events of an iteration.
+# The logger does nothing at these events: their values are written with the next values. A strategy that checks which
+# events are overridden then does not call the loggers at each of the eight events of an iteration.
 for _event in EVENTS_OF_ITERATIONS:
     setattr(RunLogger, _event, getattr(SupervisedPlugin, _event))
 
 
 def refuse_one_string(tags: object) -> None:
-    """Raise `TypeError` where tags are one string, which would be a tag per letter."""
+    """Raise TypeError if `tags` is one string, because W&B would make a tag of each letter."""
     if isinstance(tags, str):
         raise TypeError(f"tags={tags!r} is one string: pass a sequence of tags, e.g. tags=[{tags!r}]")

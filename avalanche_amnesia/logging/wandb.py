@@ -1,4 +1,4 @@
-"""Avalanche logger for Weights & Biases that works with today's wandb and knows about unlearning events."""
+"""Avalanche logger for Weights & Biases that supports current versions of wandb and unlearning events."""
 
 import hashlib
 import netrc
@@ -27,7 +27,7 @@ _RECORD_TYPE = "unlearning-record"
 
 
 class WandBWriter(RunWriter):
-    """Writes to a W&B run."""
+    """Writer of settings, values and records to a W&B run."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -35,35 +35,35 @@ class WandBWriter(RunWriter):
             run.define_metric(axis, hidden=True)  # an axis is no plot of its own
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add missing settings to the run's configuration, and a name."""
+        """Add the settings that the run's configuration lacks, and set the run's name unless it is None."""
         self.run.config.update({key: value for key, value in settings.items() if key not in self.run.config})
         if name is not None:
             self.run.name = name
 
     def define(self, metric: str, axis: str) -> None:
-        """Have smallest, largest and last value in the summary, too."""
+        """Set the x axis of a metric, and store its smallest, largest and last value in the summary."""
         name = metric.replace(".", r"\.")  # to W&B a bare dot separates the parts of a path
         self.run.define_metric(name, step_metric=axis, summary="min,max,last")
 
     def log(self, row: Mapping[str, Payload]) -> None:
-        """Write a row; W&B's own step is only its number."""
+        """Write a row of values; W&B's own step is only the number of the row."""
         self.run.log({name: _to_wandb(value) for name, value in row.items()})
 
     def note(self, texts: Mapping[str, str]) -> None:
-        """Write texts into the summary."""
+        """Write texts by name into the run's summary."""
         self.run.summary.update(texts)
 
     def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Keep a record as an artefact of the run; one with a proof is a further artefact."""
+        """Store a record as an artefact of the run; a record with a proof is a further artefact."""
         self.run.log_artifact(_artefact(record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
-        """Remove the values of the tasks from the run's summary."""
+        """Remove the values of ``tasks`` from the run's summary."""
         for name in [name for name in self.run.summary.keys() if tells_of(name, tasks)]:  # noqa: SIM118
             del self.run.summary[name]
 
     def finish(self, exit_code: int) -> None:
-        """End the run."""
+        """End the W&B run, and wait until an offline run's file is written."""
         self.run.finish(exit_code=exit_code)
         if self.run.offline and not self.run.disabled:
             _wait_until_written(Path(self.run.settings.sync_file))
@@ -95,25 +95,25 @@ def _to_wandb(value: Payload) -> Any:
 
 
 class WandBLogger(RunLogger):
-    """Logs a run to W&B: what :class:`RunLogger` says, and each unlearning's record as an artefact.
+    """Avalanche logger to W&B: all that :class:`RunLogger` writes, and each unlearning's record as an artefact.
 
     W&B's own step is only the number of the row. A pickled logger does not keep its run; give the loaded logger a run
     with `attach`. Of every number the smallest and largest value are in the summary, too.
 
     Args:
-        run: a W&B run to log to, which stays the caller's to finish; None: make a run of our own.
-        project: project of our own run.
+        run: a W&B run to log to, which the caller must finish; None: make a new run.
+        project: project of the new run.
         name: its name; None: method and seed of the strategy.
         group: its group, e.g. one experiment with several seeds.
         job_type: its part in the group: "main", "reference", "full", "audit", or another word.
         config: further settings, in addition to the strategy's.
         dir: folder for its files (W&B makes `wandb/` there); made if missing.
-        mode: "online", "offline", "disabled", or None: WANDB_MODE if set, else online where an API key is
-            configured and offline elsewhere, never a prompt.
+        mode: "online", "offline", "disabled", or None: WANDB_MODE if set, else online if an API key is
+            configured and offline otherwise, never a prompt.
         tags: its tags.
 
     Attributes:
-        run_id: identifier of the run, known also after `finish` and after loading.
+        run_id: identifier of the run, also after `finish` and after loading.
 
     Raises:
         ValueError: unknown `mode` or WANDB_MODE, or arguments of a new run together with `run`.
@@ -159,15 +159,15 @@ class WandBLogger(RunLogger):
 
     @property
     def run(self) -> Any:
-        """The W&B run; RuntimeError if it is finished or was lost by pickling."""
+        """Return the W&B run; raise RuntimeError if it is finished or if the logger was loaded without it."""
         writer = self._open()
         assert isinstance(writer, WandBWriter)
         return writer.run
 
     def attach(self, run: Any) -> None:
-        """Log to `run` from now on and continue the axes; for a logger loaded without its run.
+        """Log to `run` from now on and continue the axes; only for a logger loaded without its run.
 
-        The run gets the settings of the next logged strategy, and keeps its name.
+        The settings of the next logged strategy are written to `run`; its name stays.
 
         Args:
             run: a W&B run, as `wandb.init` returns it.
@@ -203,7 +203,7 @@ def _check_run(run: Any) -> None:
 
 
 def resolve_mode(mode: str | None) -> Mode:
-    """The mode for `wandb.init`, found without network and without a prompt."""
+    """Return the mode for `wandb.init`; use no network and show no prompt."""
     # Read here because wandb keeps the environment of its first use in the process.
     variable = os.environ.get("WANDB_MODE", "")
     for name, given in (("mode", mode), ("WANDB_MODE", _OLD_NAMES.get(variable, variable) or None)):

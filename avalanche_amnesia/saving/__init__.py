@@ -1,4 +1,4 @@
-"""Saved states: values as JSON and tensors, in files whose loading runs no code."""
+"""Saved states of strategies: values as JSON and tensors, in files whose loading runs no code."""
 
 import lazy_loader
 

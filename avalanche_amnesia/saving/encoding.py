@@ -18,7 +18,7 @@ from avalanche_amnesia.saving.values import StateError
 
 @dataclass(frozen=True)
 class Apart:
-    """A value in a file of its own, which several states share while it does not change."""
+    """Mark for a value of a state: store it in a separate file, which states share while the value does not change."""
 
     value: Any  # the value, which contains no further ``Apart``, or a function that returns it
     of: Sequence[object] = ()  # its immutable sources: the value is encoded once for the same objects
@@ -26,16 +26,16 @@ class Apart:
 
 @dataclass(frozen=True)
 class Joined:
-    """Several dicts, some in files of their own, that are decoded as one dict."""
+    """Mark for several dicts, some stored in separate files: decode them as one dict."""
 
     dicts: Sequence[Any]
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
-    """Return the JSON of a state, and its tensors (not copies).
+    """Return a state as JSON values and parts with its tensors (not copies).
 
-    A value that JSON lacks is an object with one key that begins with ``$``: ``{"$tuple": […]}``. Arbitrary objects are
-    not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.
+    A value that JSON lacks becomes an object with one key that begins with ``$``: ``{"$tuple": […]}``. Other objects
+    are not encoded, and decoding calls no function that a state names. An error lists the paths of unsupported values.
     """
     encoder = _Encoder()
     code = encoder.encode(value, path)
@@ -105,7 +105,7 @@ _PARTS: dict[tuple[int, ...], tuple[Part, list[weakref.ref[Any]]]] = {}
 
 
 def decode(code: Any, parts: Mapping[str, Part], device: torch.device | str = "cpu") -> Any:
-    """Return the state encoded by :func:`encode`; an error names the path of an invalid value."""
+    """Return the state that :func:`encode` encoded; raise StateError with the path of an invalid value."""
     return _Decoder(parts.get("state", {}), parts, device).decode(code, "")
 
 

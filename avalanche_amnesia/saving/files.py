@@ -1,4 +1,4 @@
-"""Atomic replacement of files with checksums, and the directory of a saved state.
+"""Atomic replacement of files, checksums, and reading and writing of the directory of a saved state.
 
 A state is one JSON file and the parts that it names by their content hash. Each part is a safetensors file whose header
 holds the JSON of its value. An unchanged part is not written again.
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 STATE = "state.json"
 HEAD = {"format": "avalanche-amnesia state", "version": 3}
 Check = Callable[[Mapping[str, Any], Any], None]
-"""Function that raises an error unless a signature fits a content."""
+"""Function (content, signature) that raises an error unless the signature fits the content."""
 Sign = Callable[[Mapping[str, Any]], Mapping[str, str]]
-"""Function that signs a content."""
+"""Function that returns the signature of a content."""
 _CODE = "code"
 _MOST = 2**16
-"""Number of checked files to remember, at a few hundred bytes each."""
+"""Number of checked files in the cache, at a few hundred bytes each."""
 BLOB = re.compile(r"[0-9a-f]{32}\.safetensors(\.part)?")
 
 
 class Part(dict[str, "Tensor"]):
-    """Tensors of a part of a state by path, and the JSON of its value."""
+    """Part of a state in one file: its tensors by path, and the JSON of its value."""
 
     def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
         super().__init__(tensors)
@@ -49,7 +49,7 @@ class Part(dict[str, "Tensor"]):
 
     @property
     def digest(self) -> str:
-        """Return a hash of code, names and tensors, which is faster than writing the file."""
+        """Return a hash of the part's JSON, names and tensors, because hashing is faster than writing the file."""
         from avalanche_amnesia.bits import state_hashes
 
         if self._digest is None or not self.lasts:
@@ -59,12 +59,12 @@ class Part(dict[str, "Tensor"]):
 
 
 Parts = dict[str, Part]
-"""Path in the state → its part; "state" → all values outside of parts."""
+"""Path in the state → the part at this path; "state" → the tensors outside of all other parts."""
 
 
 @contextmanager
 def as_state_error(path: Path, fault: str) -> Iterator[None]:
-    """Convert every error during the reading or loading of a state to a StateError with its path."""
+    """Convert every error in the block, which reads or loads a state, to a StateError with the text ``fault``."""
     # Damaged or foreign files cause errors in JSON, safetensors, torch and every plugin.
     try:
         yield
@@ -77,7 +77,7 @@ def as_state_error(path: Path, fault: str) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Add a remedy to an error of the disk; safetensors wraps these in its own class."""
+    """Convert an error of writing ``path`` in the block to an OSError that names the remedy."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -101,7 +101,7 @@ def replacing(file: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """Like :func:`replacing` for several files; they are moved one after the other once all are on disk."""
+    """Like :func:`replacing` for several files, which are replaced one after another once all new files are on disk."""
     parts = [file.with_name(f"{file.name}.part") for file in files]
     for part in parts:
         part.unlink(missing_ok=True)
@@ -131,13 +131,13 @@ def replace_file(file: Path, content: bytes) -> None:
 
 
 def sealed(content: Mapping[str, Any], **head: Any) -> str:
-    """Return the JSON of a content with a head and a checksum against damage (not against attacks)."""
+    """Return a content as JSON with a head and a checksum, which detects damage but not attacks."""
     checksum = hashlib.sha256(json.dumps(content, allow_nan=False).encode()).hexdigest()
     return json.dumps({**head, "checksum": checksum, "content": content}, allow_nan=False)
 
 
 def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, Any]:
-    """Return the content of a text made by :func:`sealed`; raise an error if head or checksum differ.
+    """Return the content in a text of :func:`sealed`; raise ValueError if head or checksum differ.
 
     The head may also contain a signature; ``check`` gets the content and the signature, or None.
     """
@@ -160,7 +160,7 @@ def unsealed(text: str, check: Check | None = None, **head: Any) -> dict[str, An
 
 @contextmanager
 def locked(path: Path, to_write: bool) -> Iterator[None]:
-    """Lock a directory for reading or writing among processes that use this function.
+    """Lock a directory during the block among processes that use this function; ``to_write``: True excludes readers.
 
     The lock belongs to the open directory: it needs no file, and ends with the process.
     """
@@ -187,7 +187,7 @@ def write_state(
     blobs: Path | None = None,
     sign: Sign | None = None,
 ) -> None:
-    """Write a state completely or not at all; after a kill the directory holds the old or the new state.
+    """Write a state to a directory, completely or not at all; after a kill the old or the new state is there.
 
     If several processes write at once, the last state remains. Each part is a file named by its content hash: an
     existing file is not written again, and files that the new state does not name are deleted. A signature covers
@@ -229,7 +229,7 @@ def _sync(folder: Path) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise an error unless the directory is missing, empty or holds a state."""
+    """Raise StateError unless the directory is missing, is empty, or contains a state."""
     if not path.exists():
         return
     if not path.is_dir():
@@ -241,14 +241,14 @@ def refuse_foreign(path: Path) -> None:
 
 
 def read_state(path: Path, blobs: Path | None = None, check: Check | None = None) -> tuple[dict[str, Any], Parts]:
-    """Return body and parts of a state; run no code from its files."""
+    """Return body and parts of the state in a directory; run no code from its files."""
     with locked(path, to_write=False):
         body, files = read_body(path, check)
         return body, {place: read_part((blobs or path) / name) for place, name in files.items()}
 
 
 def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the body of a state, and the file names of its parts."""
+    """Return the body of the state in a directory, and path in the state → file name of its part."""
     file = path / STATE
     if not file.is_file():
         raise StateError(
@@ -267,7 +267,7 @@ _FILES: dict[str, str] = {}
 
 
 def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
-    """Return a part's file name; add its content to ``new`` if the file is missing or damaged."""
+    """Return a part's file name; add the file's content to ``new`` if the file is missing or damaged."""
     digest = part.digest
     name = _FILES.get(digest)
     if name is None or not _is_whole(folder / name):
@@ -290,7 +290,7 @@ def part_content(part: Part) -> bytes:
 
 
 def _is_whole(file: Path) -> bool:
-    """Return True if a regular file exists and its content has the hash in its name."""
+    """Return True if a regular file exists and its content has the hash in the file's name."""
     try:
         found = os.lstat(file)
     except FileNotFoundError:
@@ -301,12 +301,12 @@ def _is_whole(file: Path) -> bool:
 
 @lru_cache(_MOST)
 def _fits_name(file: Path, place_and_time: tuple[int, ...]) -> bool:
-    """Compare a file's content with its name; cached until the file changes."""
+    """Return True if the hash of a file's content is its name; cached until ``place_and_time`` changes."""
     return part_name(file.read_bytes()) == file.name
 
 
 def read_part(file: Path) -> Part:
-    """Read a part from its file; raise an error if the file is damaged."""
+    """Return the part in a file; raise StateError if the file is damaged."""
     from safetensors.torch import load
 
     with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):

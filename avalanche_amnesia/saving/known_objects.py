@@ -1,4 +1,4 @@
-"""Attributes and containers of known objects: those of this package and of Avalanche. No other object is entered."""
+"""Search for values in known objects (of this package and of Avalanche) and containers, never in other objects."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -19,9 +19,9 @@ _LEAVES = (str, bytes, int, float, type(None), type, ModuleType)
 
 
 def is_known(thing: object) -> bool:
-    """Return True if an object's class is a known class.
+    """Return True if an object's attributes may be searched: its class is of this package or of Avalanche.
 
-    Strategies, networks and data are not known, nor are objects that cannot change or that have their own ``restorer``.
+    False for strategies, networks and data, for objects that cannot change, and for those with their own ``restorer``.
     """
     kind: Any = type(thing)
     return _is_known(kind)
@@ -43,7 +43,7 @@ def is_known_class(kind: type) -> bool:
 
 
 def known_parts(roots: Iterable[object], skip: Iterable[object] = ()) -> Iterator[Any]:
-    """Yield the roots, and everything in containers and attributes of known objects, each object once."""
+    """Yield ``roots`` and all objects in containers and in attributes of known objects, each once, without ``skip``."""
     seen = {id(each): each for each in skip}  # keeps the objects alive, so that no id is used twice
     todo = deque(roots)
     while todo:
@@ -58,5 +58,5 @@ def known_parts(roots: Iterable[object], skip: Iterable[object] = ()) -> Iterato
 
 
 def entries_of(part: Any) -> list[Any]:
-    """Return the entries of a container; of a dict its keys, then its values."""
+    """Return the entries of a container as a list; for a dict its keys, then its values."""
     return [*part, *part.values()] if isinstance(part, dict) else list(part)

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia.strategy import Strategy
 
 OF_THE_HOST = (EvaluationPlugin, PeriodicEval, Clock)
-"""Avalanche's plugins that only count and report."""
+"""Plugins of Avalanche that only count and report, so that their settings do not change the learning."""
 
 _PLAIN = (bool, int, float, str, type(None))
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
@@ -33,14 +33,14 @@ _OF_EVALUATION = frozenset({"eval_mb_size", "eval_every", "peval_mode"})
 
 
 def origin_of(strategy: Strategy) -> dict[str, Any]:
-    """Return method, settings and seed of a strategy as fields of a record's provenance."""
+    """Return a strategy's method, settings and seed, as fields of a record's :class:`Provenance`."""
     seeding = next((plugin for plugin in strategy.plugins if getattr(plugin, "seeds_tasks", False)), None)
     seed = None if seeding is None else seeding.seed
     return {"method": type(strategy).__name__, "options": settings_of(strategy), "seed": seed}
 
 
 def learning_settings(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
-    """Return :func:`settings_of` without the evaluation settings, which may change during a run."""
+    """Return :func:`settings_of` without the settings of evaluation, because these may change during a run."""
     learning = [p for p in (strategy.plugins if plugins is None else plugins) if not isinstance(p, OF_THE_HOST)]
     found = settings_of(strategy, learning)
     return {of: {n: value for n, value in own.items() if n not in _OF_EVALUATION} for of, own in found.items()}
@@ -49,8 +49,8 @@ def learning_settings(strategy: Strategy, plugins: Iterable[Any] | None = None) 
 def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return class name → settings for a strategy, its optimizer and its plugins (or the given ones).
 
-    A setting is an attribute named like a constructor argument, or a frozen data class of options. A function is
-    represented by its name, an object of this package by its class and settings.
+    A setting is an attribute named like a constructor argument, or a frozen data class of options. A function becomes
+    its name, an object of this package becomes its class and settings.
     """
     optimizer, criterion = strategy.optimizer, strategy._criterion
     loss = {"class": type(criterion).__name__} | own_settings(criterion)
@@ -66,7 +66,7 @@ def settings_of(strategy: Strategy, plugins: Iterable[Any] | None = None) -> dic
 
 
 def own_settings(thing: Any) -> dict[str, Any]:
-    """Return the settings of one object."""
+    """Return setting name → JSON value for one object."""
     kind: Any = type(thing)
     arguments = _arguments(kind)
     found = {}

@@ -13,7 +13,7 @@ class StateError(ValueError):
 
 
 def checked(state: Any, /, **kinds: Any) -> list[Any]:
-    """Return the values of a state in the order of ``kinds``; raise an error for missing names or wrong types."""
+    """Return the values of a state dict in the order of ``kinds`` (name → type); StateError if one does not fit."""
     if not isinstance(state, dict) or state.keys() != kinds.keys():
         held = list(state) if isinstance(state, dict) else state
         raise StateError(f"invalid value in state: {held!r:.200} where {list(kinds)} should be")
@@ -24,7 +24,7 @@ def checked(state: Any, /, **kinds: Any) -> list[Any]:
 
 
 def made(kind: type[Made], state: Any) -> Made:
-    """Make a data class from its attributes (``vars(value)``), checked against its annotations."""
+    """Return an object of a data class from its attributes (``vars(value)``), checked against its annotations."""
     hints = get_type_hints(kind)  # those of class variables among them
     names = [attribute.name for attribute in fields(kind)]  # type: ignore[arg-type]
     return kind(*checked(state, **{name: hints[name] for name in names}))
