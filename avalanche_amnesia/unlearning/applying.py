@@ -227,7 +227,7 @@ def _hold_own(context: UnlearningContext, change: Transaction) -> None:
 
 
 class BrokenPluginError(RuntimeError):
-    """Error raised if a plugin, metric, logger or purger fails; nothing was changed. The cause is the original error."""
+    """Error raised if a plugin, metric, logger or purger fails. Nothing was changed; ``__cause__`` is its error."""
 
 
 # Not a RequestError, because a stream's request counts as answered after a RequestError, but stays open after this.
@@ -247,7 +247,7 @@ def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Itera
         called = [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in frames]
         thing = purged or next((one for one in reversed(called) if id(one) in place_of), None)
         if thing is None or (purged is None and type(thing).__module__.startswith("avalanche_amnesia.")):
-            raise  # errors of this package already say where they come from
+            raise  # errors of this package already name their source
         kind, place = type(thing).__name__, place_of.get(id(thing))
         code, mend = f"{kind}.{event}", "Mend it"
         if purged is not None:

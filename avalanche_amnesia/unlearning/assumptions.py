@@ -99,7 +99,7 @@ def _replaces(thing: Any, name: str, value: Any) -> bool:
 
 
 def _of_plugins(strategy: Strategy) -> Iterator[str]:
-    """Yield the names of user plugins, metrics and loggers, Avalanche's plugins, and functions in this package's plugins."""
+    """Yield names of user plugins, metrics, loggers, Avalanche's plugins, and functions in this package's plugins."""
     evaluator = strategy.evaluator
     for plugin in (*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())):
         yield from () if is_closed(type(plugin)) else (_name(plugin),)

@@ -1,4 +1,4 @@
-"""Claims: whether the state after an unlearning is exactly that of a model that never saw the tasks.
+"""Claims: whether the model after an unlearning is exactly equal to a model never trained on the unlearned tasks.
 
 ``exact`` means: equal, bit for bit, to the same run without the unlearned tasks. This follows by construction if
 
@@ -108,7 +108,7 @@ class Claims:
         self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
-        """Record at the start of a training which remaining tasks can influence it."""
+        """Record at the start of a training which remaining tasks can influence the training."""
         self.influences = _seen_by_training(strategy, ledger)
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
@@ -184,7 +184,7 @@ class Claims:
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
     def reasons(self, context: UnlearningContext, tampered: Collection[str]) -> tuple[str, ...]:
-        """Return the reasons why the model may differ from a run without the unlearned tasks; empty if it is equal."""
+        """Return the reasons why the model may differ from a run without the unlearned tasks; empty: both are equal."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
         found, trained = self.faults(strategy), self._involved(context)
@@ -226,7 +226,7 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
-        """Return the reasons why a task retrained without some samples may differ from a task that never had them.
+        """Return the reasons why a task retrained without some samples may differ from a task never trained on them.
 
         The plan's own reasons are included. ``first`` are the settings of the task's first training.
         """
@@ -316,7 +316,7 @@ def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
 
 
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
-    """Return the current settings of strategy, plugins and optimizer groups (these may differ from its defaults)."""
+    """Return the current settings of strategy, plugins and parameter groups (which may differ from the defaults)."""
     groups = strategy.optimizer.param_groups
     now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]

@@ -89,7 +89,7 @@ def largest(errors: Tensor, above: float, least: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Constants of one regression. A head is a tensor ``(classes, whitened features)``, with a last column for a bias."""
+    """Constants of one regression. A head is a tensor ``(classes, whitened features)``, plus a column for a bias."""
 
     n_classes: int
     whitening: Tensor

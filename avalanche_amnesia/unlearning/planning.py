@@ -85,14 +85,14 @@ def own_modules_only(context: UnlearningContext) -> None:
     """Change the plan to remove only the tasks' heads and norms, and no shared entry (a control condition)."""
     gone = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
-    # The removal is empty: the weights stay, and so do the old states that plugins keep (anchors).
+    # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
     context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     reasons = ("obey='head': every entry that tasks share stays as it is",)
     context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NOTHING_SHARED)
 
 
 def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return name → parameter for the model's trainable parameters, and for those in ``further`` (of finished tasks)."""
+    """Return name → parameter for the trainable parameters, and for the names in ``further`` (of finished tasks)."""
     learning = dict(model.named_parameters())
     with whole(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
@@ -100,7 +100,7 @@ def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parame
 
 def _readers(context: UnlearningContext) -> Readers:
     """Return task → name → bool tensor of its entries, for remaining tasks that use an unlearned task's entries."""
-    # Only WSN keeps entries that remaining tasks read; for other methods the result is empty.
+    # Only in WSN an unlearning does not change entries that remaining tasks read; otherwise the result is empty.
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}

@@ -102,7 +102,7 @@ def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> i
     if len(buffer) == 0:
         return 0
     kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
-    # Even if no sample is removed: the underlying data set may contain those of every task.
+    # Also if no sample is removed, because the underlying data set may contain samples of every task.
     change.set(policy, buffer=subset_alone(buffer, kept))
     weights = getattr(policy, "_buffer_weights", None)
     if weights is not None:
@@ -154,7 +154,7 @@ def _endless(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Recompute logits that depend on an unlearned task, as they were stored after its training; return their number."""
+    """Recompute logits that depend on an unlearned task (stored after its training); return the number of logits."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0
@@ -211,7 +211,7 @@ def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(AGEMPlugin)
 def purge_agem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks' samples from A-GEM, and zero the reference gradient, because it depends on them."""
+    """Remove the unlearned tasks' samples from A-GEM, and zero the reference gradient, which depends on the samples."""
     change.keep(plugin, "buffers", "buffer_dataloader", "buffer_dliter", "reference_gradients")
     options = {} if plugin.buffer_dataloader is None else dict(plugin.buffer_dataloader.loader_kwargs)
     before = sum(map(len, plugin.buffers))

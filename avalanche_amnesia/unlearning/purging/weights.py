@@ -91,7 +91,7 @@ def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, T
 
 @register_purger(MASPlugin)
 def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Set MAS's anchor to the weights without the unlearned tasks, and importances to 0, because they mix all tasks."""
+    """Set MAS's anchor to the weights without the unlearned tasks, and importances (which mix all tasks) to 0."""
     if plugin.params is None:
         return "MAS: no anchor yet"
     change.keep(plugin, "params", "importance")
@@ -173,7 +173,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the unlearned tasks from LFL's teacher; if no task remains, delete it and unfreeze the last layer."""
+    """Remove the unlearned tasks from LFL's teacher; if none remains, delete the teacher, unfreeze the last layer."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
     change.keep(plugin, "prev_model")
@@ -188,6 +188,6 @@ def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(EarlyStoppingPlugin)
 def purge_best_state(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Delete EarlyStopping's copy of the best weights, so that a current training starts its search for them again."""
+    """Delete EarlyStopping's copy of the best weights, so that a current training starts its search again."""
     change.set(plugin, best_state=None, best_val=None, best_step=None)
     return "EarlyStopping: its copy of the best weights was dropped"
