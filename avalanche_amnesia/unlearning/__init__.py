@@ -1,4 +1,4 @@
-"""Unlearning of tasks, as a plan that is applied as a whole: compensations, purging of hosts."""
+"""Unlearning of tasks: context, plan, claim and application of an unlearning; compensation, repair and purgers."""
 
 import lazy_loader
 

@@ -43,7 +43,7 @@ def apply(
     provenance: Provenance,
     train_again: TrainAgain | None = None,
 ) -> UnlearningRecord:
-    """Apply an unlearning completely; any exception restores the state before.
+    """Apply a planned unlearning and return its record; any exception restores the state before the unlearning.
 
     ``train_again`` retrains the task without some samples, so that it remains; it returns the final plan.
     """
@@ -91,7 +91,7 @@ def apply(
 
 
 def ledger_only(context: UnlearningContext, announce: Announce, provenance: Provenance) -> UnlearningRecord:
-    """Control condition: enter the request into the ledger and announce it, and change nothing else."""
+    """Mark the tasks as unlearned in the ledger, announce this, and change nothing else (a control condition)."""
     nothing = {**NOTHING_SHARED, "removed": (), "trajectory_bytes": 0}
     context.plan = replace(context.plan, claim="approximate", reasons=(NOT_OBEYED,), **nothing)
     with Transaction() as change:
@@ -135,7 +135,7 @@ def _record(
 
 
 def _purge_optimizer(context: UnlearningContext, claims: Claims, change: Transaction) -> str:
-    """Drop gradients, the tasks' parameters and the optimizer state, because moments mix all tasks."""
+    """Remove gradients, the unlearned tasks' parameters and optimizer state, because its moments mix all tasks."""
     # Moments of the current task stay if it could not see an unlearned task, except those of changed entries.
     own, removal = context.own_parameters, context.removal
     parameters, optimizer = context.parameters, context.strategy.optimizer
@@ -185,7 +185,7 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
 
 
 def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:
-    """Drop the repair's samples of the unlearned tasks, and let it train the affected tasks."""
+    """Delete the repair plugin's samples of the unlearned tasks, and run its repair of the affected tasks."""
     repair, plan = context.repair, context.plan
     if repair is None:
         return None
@@ -205,7 +205,7 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
 
 
 def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the entries that the removal changes, or that a removed repair could move, per tensor."""
+    """Return tensor name → bool tensor, True for entries that the removal changes or a removed repair could change."""
     # The entries that the repair did move depend on data of unlearned tasks, so nothing may be derived from them.
     changed = {name: moved.where for name, moved in removal.moved.items()}
     repairs = [updates for writer, updates in removal.updates.items() if writer < 0]
@@ -213,8 +213,8 @@ def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:
-    """Copy the unfinished tasks' own parameters into the values before the current task."""
-    # The current task restores these at its end; otherwise the work of compensations and repairs would be lost.
+    """Copy heads and norms of unfinished tasks into the stored values before the task in training."""
+    # The task in training restores these values at its end: without the copy, compensations and repairs would be lost.
     model, before = context.model, context.before
     if before is None or not isinstance(model, TaskMaskedModel):
         return
@@ -227,13 +227,13 @@ def _hold_own(context: UnlearningContext, change: Transaction) -> None:
 
 
 class BrokenPluginError(RuntimeError):
-    """A plugin, metric, logger or purger failed. Nothing was changed; the cause is the original error."""
+    """Error raised if a plugin, metric, logger or purger fails. Nothing was changed; ``__cause__`` is its error."""
 
 
-# Not a RequestError: after a RequestError a request of the stream counts as answered, this one stays open.
+# Not a RequestError, because a stream's request counts as answered after a RequestError, but stays open after this.
 @contextmanager
 def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Iterator[None]:
-    """Name the plugin, metric, logger or purger in which an error was raised."""
+    """Convert an error raised in a plugin, metric, logger or purger to a BrokenPluginError that names the object."""
     try:
         yield
     except (RequestError, MemoryError):
@@ -247,7 +247,7 @@ def naming_whose(strategy: Strategy, event: str, purged: object = None) -> Itera
         called = [frame.f_locals.get(frame.f_code.co_varnames[0]) for frame in frames]
         thing = purged or next((one for one in reversed(called) if id(one) in place_of), None)
         if thing is None or (purged is None and type(thing).__module__.startswith("avalanche_amnesia.")):
-            raise  # errors of this package already say where they come from
+            raise  # errors of this package already name their source
         kind, place = type(thing).__name__, place_of.get(id(thing))
         code, mend = f"{kind}.{event}", "Mend it"
         if purged is not None:

@@ -1,8 +1,8 @@
 """Parts of a training that a claim rests on: code outside of torch, torchvision, Avalanche and this package.
 
-Such an open part may remember anything, which is not visible from outside. So it is named, and never run, walked or
-changed: only objects of closed classes are entered. A network's modules count as closed, because their tensors and
-plain attributes are compared between trainings (:func:`attributes_of`).
+Such an open part may remember anything, which is not visible from outside. So it is only named, never run, searched
+or changed: only objects of closed classes (of these packages) are searched. A network's modules count as closed,
+because their tensors and plain attributes are compared between trainings (:func:`attributes_of`).
 """
 
 import inspect
@@ -31,7 +31,7 @@ _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _DRAWING = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, GeneratorType)
-"""Objects of closed classes that remember: no seed of a task sets them."""
+"""Closed classes whose objects have a state that no task's seed sets: random generators, Python generators."""
 _LONG = 1000  # longer containers hold samples
 _LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -42,12 +42,12 @@ _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def is_closed(thing: Any) -> bool:
-    """Return True if a class or function is defined in a closed package."""
+    """Return True if a class or function is defined in a closed package: torch, Avalanche, numpy, Python's library …"""
     return str(getattr(thing, "__module__", None) or "builtins").partition(".")[0] in _CLOSED
 
 
 def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of all open parts of the strategy's current training; ``options`` are those of ``train``."""
+    """Return the names of all open parts (user code) of the current training; ``options``: arguments of ``train``."""
     found = [*_of_strategy(strategy), *_of_plugins(strategy), *_of_modules(strategy.model)]
     found += [] if is_closed(type(strategy.optimizer)) else [f"the optimizer {_name(strategy.optimizer)}"]
     found += (f"the loss {name}" for name in _inside([strategy._criterion]))
@@ -68,7 +68,7 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
 
 
 def _of_strategy(strategy: Strategy) -> Iterator[str]:
-    """Yield the methods and attributes that the user's classes define, and functions in place of methods."""
+    """Yield the names of a strategy's members defined by user classes, and of functions that replace its methods."""
     for base in type(strategy).__mro__:
         if not is_closed(base):
             yield from (f"{name} of {base.__name__}" for name in vars(base) if name not in _OF_EVERY_CLASS)
@@ -76,7 +76,7 @@ def _of_strategy(strategy: Strategy) -> Iterator[str]:
 
 
 def _patches(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield name and function of each method of a closed class that other code has replaced."""
+    """Yield the name of each method of a closed class that open code has replaced, and the name of the new function."""
     # A method that was only added (by transformers to nn.Module) has no effect on closed code.
     for name, value in vars(kind).items():
         if isinstance(value, FunctionType) and not is_closed(value):
@@ -88,7 +88,7 @@ def _patches(kind: type) -> Iterator[tuple[str, str]]:
 
 
 def _replaced(thing: Any) -> Iterator[str]:
-    """Yield the functions that replace methods of one object."""
+    """Yield the names of open functions that replace methods of one object."""
     for name, value in vars(thing).items():
         if _replaces(thing, name, value):
             yield from (f"{name} of {type(thing).__name__} ({part})" for part in _inside([value], [thing]))
@@ -99,7 +99,7 @@ def _replaces(thing: Any, name: str, value: Any) -> bool:
 
 
 def _of_plugins(strategy: Strategy) -> Iterator[str]:
-    """Yield the user's plugins, metrics and loggers, Avalanche's plugins, and functions in this package's plugins."""
+    """Yield names of user plugins, metrics, loggers, Avalanche's plugins, and functions in this package's plugins."""
     evaluator = strategy.evaluator
     for plugin in (*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())):
         yield from () if is_closed(type(plugin)) else (_name(plugin),)
@@ -115,7 +115,7 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
 
 
 def _of_modules(model: nn.Module) -> Iterator[str]:
-    """Yield the user's subclasses of this package's models, and attributes without a comparable value."""
+    """Yield the names of user subclasses of this package's models, and of attributes without a comparable value."""
     for module in model.modules():
         if is_closed(type(module)):
             continue
@@ -130,7 +130,7 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
 
 
 def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
-    """Yield the names of open functions and objects, and of generators, that closed objects contain."""
+    """Yield the names of open functions and objects, and of generators, in ``roots`` and closed objects inside them."""
     seen, todo = {id(each) for each in skip}, deque(roots)
     while todo:
         each = todo.popleft()
@@ -163,7 +163,7 @@ def _name(thing: Any) -> str:
 
 
 def hooks_of(strategy: Strategy) -> Iterator[tuple[str, list[Any]]]:
-    """Yield place and hooks of model, parameters, optimizer and loss, and functions that replace their methods."""
+    """Yield path and hooks of model, parameters, optimizer and loss, and path and function of each replaced method."""
     model = strategy.model
     parts = [("optimizer", strategy.optimizer), ("criterion", strategy._criterion)]
     for path, part in (*parts, *model.named_modules(prefix="model"), *model.named_parameters(prefix="model")):
@@ -182,7 +182,7 @@ Attributes = dict[str, dict[str, str]]
 
 
 def attributes_of(strategy: Strategy) -> Attributes:
-    """Return all attributes of the network's modules and of the loss."""
+    """Return path → attribute → value as text, for the network's modules and the loss."""
     criterion: Any = strategy._criterion
     modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
     found: Attributes = {}
@@ -194,7 +194,7 @@ def attributes_of(strategy: Strategy) -> Attributes:
 
 
 def changed_attributes(before: Attributes, now: Attributes) -> str:
-    """Return the names of up to three attributes that differ, are new or are lost, in modules of both; or nothing."""
+    """Return, as text, up to three names of changed, new or lost attributes of modules in both arguments; or ``""``."""
     names = [
         f"{path}.{name}"
         for path in before.keys() & now.keys()
@@ -211,7 +211,7 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
 
 
 def _tensors(thing: Any) -> list[tuple[str, Tensor]]:
-    """Return the registered tensors of a module itself."""
+    """Return names and tensors of a module's direct parameters and buffers, without submodules."""
     if not isinstance(thing, nn.Module):
         return []
     return [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]

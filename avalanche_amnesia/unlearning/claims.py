@@ -1,4 +1,4 @@
-"""Claims: whether the state after an unlearning is exactly that of a model that never saw the tasks.
+"""Claims: whether the model after an unlearning is exactly equal to a model never trained on the unlearned tasks.
 
 ``exact`` means: equal, bit for bit, to the same run without the unlearned tasks. This follows by construction if
 
@@ -9,8 +9,8 @@
 4. only trainings and unlearnings of this strategy wrote into the model.
 
 Each violated condition is a reason, in words. An unlearning with a reason is ``approximate``. Without a reason it is
-``exact``, or ``conditional`` if code outside of closed packages took part (``assumptions.py``): exact, if these parts
-depend on nothing but their inputs and the seeded random streams. Nothing else decides.
+``exact``, or ``conditional`` if code outside of torch, Avalanche etc. took part (open parts, see ``assumptions.py``):
+exact, if these parts depend on nothing but their inputs and the seeded random streams.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -41,13 +41,13 @@ from avalanche_amnesia.unlearning.purging.purgers import purger_of
 
 _PLAIN = (bool, int, float, str, type(None))
 _OF_EVALUATION = ("eval_streams",)
-"""Arguments of ``train`` that no training depends on."""
+"""Names of arguments of ``train`` that the result of a training does not depend on."""
 TRAINED_HERE: set[str] = set()
-"""Tasks and their numbers of samples that this process, or one that started it, has trained so far."""
+"""Task and number of samples (as text) of each training in this process, or in a process that started it."""
 
 
 class TamperedError(RequestError):
-    """Tensors of the model were changed outside of trainings and unlearnings. Nothing was unlearned."""
+    """Error raised if tensors of the model were changed outside of trainings and unlearnings. Nothing was unlearned."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Circumstances:
     """Settings and plugins of one training, which must be equal in a retrained model.
 
     Attributes:
-        settings: of the strategy, its optimizer and plugins.
-        plugins: names of their classes.
-        attributes: of the network's modules and the loss at the first step.
-        faults: reasons why the training is no function of these values.
+        settings: settings of the strategy, its optimizer and plugins.
+        plugins: class names of the strategy's plugins.
+        attributes: attributes of the network's modules and of the loss at the first step.
+        faults: reasons why the training is no function of seed, task and visible tasks.
         options: keyword arguments of ``strategy.train``; a tuple replaces a value that cannot be saved.
         place: text that identifies the weights of the task; empty if all tasks share them.
         rests_on: names of the parts outside of closed packages that took part.
@@ -75,9 +75,9 @@ class Circumstances:
 
 @dataclass
 class Claims:
-    """Log of the visible tasks and the settings of each training, from which claims are derived.
+    """Log of each training's settings and visible tasks, used to derive the claim of an unlearning.
 
-    ``company`` is :data:`TRAINED_HERE` of all processes that trained the tasks: what code of the user's may remember.
+    ``company`` unites :data:`TRAINED_HERE` of all processes that trained the tasks: data that user code may remember.
     """
 
     influences: frozenset[int] = frozenset()
@@ -89,13 +89,13 @@ class Claims:
     company: frozenset[str] = frozenset()
 
     def state(self) -> dict[str, Any]:
-        """Return the whole log for a saved state."""
+        """Return the state to save: the whole log."""
         trainings = {task: Apart(dict(vars(training)), (training,)) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
         return {**vars(self), "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
-        """Restore a state that :meth:`state` returned."""
+        """Restore the log from a state that :meth:`state` returned."""
         new = Claims(*checked(state, **get_type_hints(Claims) | {"_trainings": dict[int, dict], "_first": dict | None}))
         new._trainings = {task: made(Circumstances, held) for task, held in new._trainings.items()}
         new._first = None if new._first is None else made(Circumstances, new._first)
@@ -104,17 +104,17 @@ class Claims:
     # A training -----------------------------------------------------------------------------------------------
 
     def look_before_training(self, model: nn.Module) -> None:
-        """Find tensors that were changed since the last training. Call it before any plugin prepares a training."""
+        """Store the names of tensors changed since the last training. Called before any plugin prepares a training."""
         self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
-        """Record which tasks a new training can see."""
+        """Record at the start of a training which remaining tasks can influence the training."""
         self.influences = _seen_by_training(strategy, ledger)
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
 
     def first_step(self, strategy: Strategy, task: int, options: dict[str, Any]) -> None:
-        """Record settings, attributes and open parts of a training at its first step."""
+        """Record settings, plugins, attributes and open parts (user code) of a task's training at its first step."""
         faults = tuple(self.faults(strategy))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
@@ -124,7 +124,7 @@ class Claims:
         self._first = self._trainings[task] if self._first is None else self._first
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
-        """Drop the entries of an aborted task."""
+        """Remove the log entries of an aborted training; ``first``: True if no task was trained before."""
         self.influences = frozenset()
         if task is not None:
             self._trainings.pop(task, None)
@@ -133,7 +133,7 @@ class Claims:
             self._hashes = state_hashes(model.state_dict(keep_vars=True))
 
     def end(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
-        """Record a finished task, attributes that changed during its training, and the hashes of the model after it."""
+        """Record the end of a task's training: attributes that changed during the training, and the model's hashes."""
         training = self._trainings.get(task)
         if training is not None:
             changed = changed_attributes(training.attributes, attributes_of(strategy))
@@ -146,16 +146,16 @@ class Claims:
         self._hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
-        """Record an unlearning and the hashes of the model after it."""
+        """Record an unlearning: the remaining tasks that could see an unlearned task, and the model's new hashes."""
         left = dict(hashes) if context.in_training is None else None
         change.set(self, tainted=self.tainted_without(context.tasks, context.ledger), _hashes=left)
 
     def training(self, task: int) -> Circumstances:
-        """Return the settings of a task's last training."""
+        """Return the :class:`Circumstances` (settings, plugins, …) of a task's last training."""
         return self._trainings[task]
 
     def train_options(self) -> dict[str, Any]:
-        """Return the arguments of ``train`` that the first training depended on; RequestError if one was not kept."""
+        """Return the arguments of ``train`` that the first training depended on; RequestError if one was not stored."""
         options = {} if self._first is None else _learning_options(self._first)
         if lost := [name for name, value in options.items() if isinstance(value, tuple)]:
             raise RequestError(
@@ -165,12 +165,12 @@ class Claims:
         return options
 
     def disprove(self, tasks: Collection[int], reason: str) -> None:
-        """Record that some tasks, trained again, have other bits: a fault as long as they remain."""
+        """Add ``reason`` as a fault of ``tasks`` while they remain, because training them again produced other bits."""
         faults = {t: (*of.faults, reason) for t, of in self._trainings.items() if t in tasks}
         new = {task: replace(self._trainings[task], faults=found) for task, found in faults.items()}
         self._trainings = {**self._trainings, **new}
 
-    # The answer -----------------------------------------------------------------------------------------------
+    # Reasons and claim ----------------------------------------------------------------------------------------
 
     def tampered(self, hashes: Mapping[str, str], *, in_training: bool = False) -> frozenset[str]:
         """Return the names of tensors that changed, or appeared, since the last training or unlearning."""
@@ -179,12 +179,12 @@ class Claims:
         return self.changed | {name for name in names if hashes.get(name) != left.get(name)}
 
     def tainted_without(self, tasks: Collection[int], ledger: TaskLedger) -> frozenset[int]:
-        """Return the remaining tasks that could see one of these tasks, or a task unlearned earlier."""
+        """Return the remaining tasks whose training could see a task in ``tasks``, or a task unlearned earlier."""
         remaining = (task for task in ledger.remaining if task not in tasks)
         return frozenset(task for task in remaining if task in self.tainted or ledger.saw(task) & set(tasks))
 
     def reasons(self, context: UnlearningContext, tampered: Collection[str]) -> tuple[str, ...]:
-        """Return the reasons why the state may differ from a run that never saw the tasks; empty if it is exact."""
+        """Return the reasons why the model may differ from a run without the unlearned tasks; empty: both are equal."""
         strategy, ledger, in_training = context.strategy, context.ledger, context.in_training
         gone, remaining = set(context.tasks), context.remaining
         found, trained = self.faults(strategy), self._involved(context)
@@ -212,7 +212,7 @@ class Claims:
         return tuple(dict.fromkeys(found))
 
     def _involved(self, context: UnlearningContext) -> dict[int, Circumstances]:
-        """Return the trainings of the remaining tasks and of the task in training."""
+        """Return task → :class:`Circumstances` of its training, for remaining tasks and the task in training."""
         in_training = [] if context.in_training is None else [context.in_training]
         return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
 
@@ -226,7 +226,7 @@ class Claims:
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
     def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
-        """Return the reasons why a retrained task may differ from one that never had the samples.
+        """Return the reasons why a task retrained without some samples may differ from a task never trained on them.
 
         The plan's own reasons are included. ``first`` are the settings of the task's first training.
         """
@@ -243,7 +243,7 @@ class Claims:
         return self._first is not None and bool(changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
-        """Return the reasons why a training is no function of (seed, task) and its visible tasks."""
+        """Return the reasons why a training with this strategy is no function of (seed, task) and its visible tasks."""
         # Class attributes of plugins: ``seeds_tasks`` (seeds every task), ``commits_to_mask`` (restores all entries
         # outside the task's mask).
         found = []
@@ -259,7 +259,7 @@ class Claims:
         return found
 
     def _unlike(self, trained: Mapping[int, Circumstances], strategy: Strategy) -> list[str]:
-        """Return the differences in settings, plugins and criterion from those of the first training."""
+        """Return the differences, as text, of trainings' settings, plugins and criterion from the first training's."""
         if self._first is None:
             return []
         first, found = self._first, []
@@ -284,7 +284,7 @@ def _learning_options(training: Circumstances) -> dict[str, Any]:
 
 
 def data_known(experience: Any) -> str:
-    """Return task and number of samples of an experience as text."""
+    """Return task label and number of samples of an experience as text, ``task/samples``."""
     return f"{single_task(experience)}/{len(experience.dataset)}"
 
 
@@ -296,7 +296,7 @@ def _listed(tasks: Sequence[int]) -> str:
 
 
 def _isolates(model: Any) -> bool:
-    """Return True if no training can read or write the weights of a task that may be unlearned."""
+    """Return True if no training in this model can read or write the weights of another task that may be unlearned."""
     return isinstance(model, MultiHeadModel) and model.isolates
 
 
@@ -316,7 +316,7 @@ def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
 
 
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
-    """Return the current settings of a training; an optimizer's groups may differ from its defaults."""
+    """Return the current settings of strategy, plugins and parameter groups (which may differ from the defaults)."""
     groups = strategy.optimizer.param_groups
     now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
@@ -325,6 +325,6 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
 
 
 def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:
-    """Return the class names of a strategy's plugins, in alphabetical order."""
+    """Return the sorted class names of a strategy's plugins, without Avalanche's evaluation plugin and clock."""
     kinds = (type(plugin) for plugin in strategy.plugins if not isinstance(plugin, OF_THE_HOST))
     return tuple(sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds))

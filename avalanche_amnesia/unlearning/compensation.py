@@ -18,29 +18,29 @@ from avalanche_amnesia.transaction import Transaction
 
 @runtime_checkable
 class Compensation(Protocol):
-    """Plugin that prepares during training, and compensates remaining tasks inside an unlearning.
+    """Interface of a plugin that compensates remaining tasks during an unlearning, from data stored during training.
 
-    It drops its own data of unlearned tasks. Its draws derive from (seed, task), so a record can still be exact.
+    It deletes its data of unlearned tasks. Its random draws derive from (seed, task), so a record can still be exact.
     """
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Prepare for later requests, after a task was trained and recorded and while its data is available.
+        """Store data for later requests, after a task was trained and recorded, and while the task's data is available.
 
         Args:
-            strategy: its ``experience`` is the task.
-            task: its label.
+            strategy: the strategy; its ``experience`` is that of the trained task.
+            task: label of the trained task.
             unlearnable: tasks that may be requested from now on.
         """
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
-        """Return True if :meth:`compensate` can help a remaining task when the tasks in ``gone`` are unlearned."""
+        """Return True if the plugin can compensate a remaining task when the tasks in ``gone`` are unlearned."""
 
     def compensate(self, model: Any, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Compensate every task that :meth:`covers`, and drop all data of the unlearned tasks.
+        """Compensate every remaining task that :meth:`covers` accepts, and delete all data of the tasks in ``gone``.
 
         Args:
-            model: the strategy's model, without the tasks' updates.
-            gone: the unlearned tasks, all together.
+            model: the strategy's model after the removal of the unlearned tasks' updates.
+            gone: all tasks of this unlearning.
             removal: the removed updates; the trajectory no longer contains them.
             change: transaction that registers the undo step of every change before it is made.
 
@@ -51,24 +51,24 @@ class Compensation(Protocol):
 
 @runtime_checkable
 class RevisingCompensation(Compensation, Protocol):
-    """A compensation that revises the updates of remaining tasks while a removal is planned."""
+    """Interface of a compensation that also revises the updates of remaining tasks while a removal is planned."""
 
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Set up when the training of a task begins; arguments as in :meth:`prepare`."""
+        """Before a task's training: create the plugin's state for this training; arguments as in :meth:`prepare`."""
 
     def revise(self, model: Any, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Return revisions of the remaining tasks' updates for the current model; change nothing."""
+        """Return revisions of remaining tasks' updates in ``model`` for an unlearning of ``gone``; change nothing."""
 
 
 @runtime_checkable
 class Repair(Protocol):
-    """Plugin that stores samples of tasks and trains on them inside an unlearning.
+    """Interface of a plugin that stores samples of tasks, and trains affected tasks on them during an unlearning.
 
-    It records its changes as an update of its own, which the next request removes first.
+    It records its changes as a separate update in the trajectory. The next request first removes that update.
     """
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the affected tasks that would be trained on their samples; change nothing.
+        """Return the tasks in ``affected`` that :meth:`carry_out` would train on stored samples; change nothing.
 
         Args:
             model: the strategy's model before the removal.
@@ -78,7 +78,7 @@ class Repair(Protocol):
         """
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
-        """Drop all samples of some tasks; return a line for the record."""
+        """Delete all stored samples of the tasks in ``tasks``; return a line for the record."""
 
     def carry_out(
         self,
@@ -92,7 +92,7 @@ class Repair(Protocol):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Train tasks on their samples and record the update.
+        """Train the tasks in ``tasks`` on their stored samples, and record the update in ``trajectory``.
 
         Args:
             model: the strategy's model after the removal.
@@ -100,7 +100,7 @@ class Repair(Protocol):
             trajectory: the trajectory after the removal; receives the repair's update.
             tasks: the result of :meth:`repairable`.
             compensated: the tasks that a compensation has just changed.
-            changed: parameter name → bool tensor of the entries that may move.
+            changed: parameter name → bool tensor, True for entries that may change.
             before: values before the current task, which are repaired instead of the model's; None between tasks.
             change: transaction that registers the undo step of every change before it is made.
         """
@@ -123,7 +123,7 @@ def repairs(thing: Any) -> TypeGuard[Repair]:
 
 @dataclass(frozen=True)
 class FittedHead:
-    """Head and running statistics of a task, fitted to the model with or without some other tasks."""
+    """Head and running statistics of a task, fitted to the model with or without the updates of some other tasks."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -131,7 +131,7 @@ class FittedHead:
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
     def places(self, model: TaskMaskedModel, task: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield each model tensor that this head replaces, with its new value."""
+        """Yield each tensor of the model that this head replaces, paired with the tensor's new value."""
         head = model.head(task)
         weight = head.get_parameter("weight").data
         if self.columns is None:

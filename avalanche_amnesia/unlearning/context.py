@@ -22,14 +22,14 @@ from avalanche_amnesia.unlearning.compensation import Compensation, Repair
 
 @dataclass(eq=False)
 class UnlearningContext:
-    """Inputs and intermediate results of one unlearning; purgers read it too.
+    """Inputs and intermediate results of one unlearning, also passed to each purger.
 
     Attributes:
         strategy: the strategy.
         tasks: labels of the tasks to unlearn.
         event: the moment of the request, e.g. ``"after task 3"``.
-        ledger: of the strategy's tasks.
-        trajectory: of the strategy's tasks.
+        ledger: ledger of the strategy's tasks.
+        trajectory: trajectory of the strategy's tasks.
         counters: task → Avalanche's counter of the experience that trained it.
         purgers: Avalanche's and the user's plugins, the strategy and its criterion, each with its purger.
         unknown: plugins with learned state that have no purger.
@@ -38,7 +38,7 @@ class UnlearningContext:
         shared_state: names of buffers that trainings changed for all tasks together.
         before: parameter name → values before the task in training; None between tasks.
         in_training: the task in training; None between tasks.
-        unrecorded: tasks that the model has and the ledger does not know (the model was loaded with them).
+        unrecorded: tasks in the model that are not in the ledger, because the model was loaded with them.
         started: ``time.perf_counter()`` when the request came.
         order: remaining tasks when the request came, in training order.
         writers: tasks and repairs (negative numbers) of the trajectory when the request came, in order.
@@ -90,7 +90,7 @@ class UnlearningContext:
 
 
 def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
-    """Return the names of the parameters that belong only to these tasks (heads, normalisation)."""
+    """Return the names of the parameters that belong only to the tasks in ``tasks`` (heads, normalisation)."""
     stores = ((MultiHeadModel, "heads"), (MultiHeadClassifier, "classifiers"))
     return frozenset(
         f"{path}.{store}.{task}.{name}".removeprefix(".")
@@ -104,7 +104,7 @@ def own_parameters(model: nn.Module, *tasks: int) -> frozenset[str]:
 
 
 def remove_task_modules(model: nn.Module, task: int, change: Transaction) -> None:
-    """Remove the task's heads, masks and embeddings from a model of this package or of Avalanche."""
+    """Remove a task's heads, masks and embeddings from a model of this package or of Avalanche."""
     for module in list(model.modules()):
         if isinstance(module, MultiHeadModel):
             change.call(module.restore_task_state, module.task_state())

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 PENALTY = 10.0
-"""Best of 1, 10 and 100 on validation images of three streams. A small penalty overfits few samples (20 permuted tasks
+"""Best penalty of 1, 10, 100 on validation images of three streams. A small one overfits few samples (20 permuted tasks
 of 2,000 images: accuracy .868, .881, .889); a large one underfits many classes (Omniglot: .704, .696, .677)."""
 
 
 class FitError(ArithmeticError):
-    """No head can be fitted, because the features are not finite or their products overflow."""
+    """Error raised if no head can be fitted, because the features are not finite or their products overflow."""
 
 
 ITERATIONS = 8
-"""Steps after the first ones; as accurate as 15 steps on all samples, on validation images of three streams."""
+"""Number of L-BFGS steps after the first ones; as accurate as 15 steps on all samples (three validation sets)."""
 FIRST_STEPS, FEW = 5, 2500
 """Number of first steps, and the least number of samples they use (at least ten per feature, for whitening)."""
 SURE = 0.05
@@ -36,7 +36,7 @@ def fit_head(
     tolerance: float = 3e-5,
     has_bias: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """Fit a logistic regression: ``min mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
+    """Return weight and bias minimising ``mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
     # Whitening conditions the problem, so a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all samples
     # (a closed unit) gets weight 0 and is left out.
     n = len(features)
@@ -66,7 +66,7 @@ def fit_head(
         head = search(_Loss(problem, rows, labels), head, FIRST_STEPS + iterations)
     else:
         head = search(_Loss(problem, rows.index_select(0, drawn), labels[drawn]), head, FIRST_STEPS)
-        # From here on the gradient of certain samples is kept constant, because it hardly changes any more.
+        # From here on the gradient of certain samples stays constant, because it hardly changes any more.
         whole = _Loss(problem, rows, labels)
         _, errors = whole.errors(head)
         unsure = largest(-(errors * whole.true).sum(0), SURE, n // 4)
@@ -80,7 +80,7 @@ def fit_head(
 
 
 def largest(errors: Tensor, above: float, least: int) -> Tensor:
-    """Return the positions of all errors above a value, and of at least the ``least`` largest errors."""
+    """Return the positions of all errors greater than ``above``, but at least of the ``least`` largest errors."""
     if least >= len(errors):
         return torch.arange(len(errors), device=errors.device)
     # NaN counts as large.
@@ -89,7 +89,7 @@ def largest(errors: Tensor, above: float, least: int) -> Tensor:
 
 @dataclass(frozen=True)
 class _Problem:
-    """Constants of one regression; a head is ``(classes, whitened features and the bias, if any)``."""
+    """Constants of one regression. A head is a tensor ``(classes, whitened features)``, plus a column for a bias."""
 
     n_classes: int
     whitening: Tensor
@@ -98,7 +98,7 @@ class _Problem:
     has_bias: bool
 
     def over_features(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return weight ``(classes, features)`` and bias ``(classes, 1)`` for features without whitening."""
+        """Convert a head to weight ``(classes, features)`` and bias ``(classes, 1)`` for features without whitening."""
         # Whitening the few weights instead of the many samples gives the same logits.
         weight = head[:, : len(self.whitening)].contiguous() @ self.whitening
         bias = head[:, -1:] if self.has_bias else head.new_zeros(len(head), 1)
@@ -118,12 +118,12 @@ class _Loss:
         self.slope_of_others: Tensor | float = 0.0
 
     def only(self, index: Tensor) -> _Loss:
-        """Return the loss on a subset of the samples, divided by the same count as now."""
+        """Return the loss on the samples at the positions ``index``, still divided by the number of all samples."""
         rows, labels = self._rows.index_select(0, index), self._labels[index]
         return _Loss(self._problem, rows, labels, self._counted)
 
     def errors(self, head: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean cross-entropy, and probabilities minus one-hot labels ``(classes, samples)``."""
+        """Return a head's mean cross-entropy, and probabilities minus one-hot labels ``(classes, samples)``."""
         weight, bias = self._problem.over_features(head)
         logits = torch.addmm(bias, weight, self._x)
         logits -= logits.amax(0)
@@ -133,13 +133,13 @@ class _Loss:
         return (total.log().sum() - of_true) / self._counted, odds.div_(total).sub_(self.true)
 
     def slope(self, errors: Tensor) -> Tensor:
-        """Return the gradient of the mean cross-entropy, computed from the errors."""
+        """Return the gradient of the mean cross-entropy for a head, computed from the errors of :meth:`errors`."""
         of_bias = errors.sum(1, keepdim=True) / self._counted
         of_weight = torch.addmm(-of_bias * self._problem.mean, errors, self._rows, alpha=1 / self._counted) @ self._back
         return torch.cat([of_weight, of_bias], 1) if self._problem.has_bias else of_weight
 
     def __call__(self, head: Tensor) -> tuple[float, Tensor]:
-        """Return the loss with its penalty, and its gradient."""
+        """Return the loss of a head, penalty included, and the gradient of this loss."""
         loss, errors = self.errors(head)
         penalised = head * self._problem.penalties
         slope = self.slope(errors) + penalised + self.slope_of_others
@@ -147,7 +147,7 @@ class _Loss:
 
 
 class _Search:
-    """L-BFGS with step halving; curvature pairs are kept when the loss changes.
+    """L-BFGS optimizer with step halving; each call reuses the curvature pairs of earlier calls, also for another loss.
 
     Args:
         scale: length of the first step, as a multiple of the gradient.
@@ -159,7 +159,7 @@ class _Search:
         self._pairs: list[tuple[Tensor, Tensor, float]] = []
 
     def __call__(self, loss: Callable[[Tensor], tuple[float, Tensor]], head: Tensor, steps: int) -> Tensor:
-        """Return the head after at most ``steps`` steps."""
+        """Return the head after at most ``steps`` steps from ``head`` that lower the loss."""
         now, slope = loss(head)
         for _ in range(steps):
             direction = self._direction(slope)

@@ -19,7 +19,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 
 
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
-    """Compute the changes of an unlearning and store them in its context; change nothing else."""
+    """Compute the removal and the plan of an unlearning, and store both in ``context``; change nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
     state = model.state_dict(keep_vars=True)
     context.hashes = state_hashes(state)
@@ -63,7 +63,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
 
 
 def _combined(several: Iterable[Revisions]) -> Revisions:
-    """Merge the revisions of several compensations; raise an error if two revise the same tensor."""
+    """Merge the revisions of several compensations; raise ValueError if two revise the same tensor."""
     result: dict[int, dict[str, Revision]] = {}
     for revisions in several:
         for task, of_task in revisions.items():
@@ -82,25 +82,25 @@ NOTHING_SHARED: Mapping[str, Any] = {"entries": {}, "affected": (), "compensated
 
 
 def own_modules_only(context: UnlearningContext) -> None:
-    """Control condition: remove only heads and norms of the tasks, and keep every shared entry."""
+    """Change the plan to remove only the tasks' heads and norms, and no shared entry (a control condition)."""
     gone = set(context.tasks)
     logs = {task: log for task, log in context.trajectory.logs.items() if task not in gone}
-    # The removal is empty: the weights stay, and so do the old states that plugins keep (anchors).
+    # The removal is empty: the weights stay, and so do the old states that plugins store (anchors).
     context.removal = Removal(context.tasks, {}, {}, logs, {}, {task: Updates() for task in gone}, {})
     reasons = ("obey='head': every entry that tasks share stays as it is",)
     context.plan = replace(context.plan, claim="approximate", reasons=reasons, **NOTHING_SHARED)
 
 
 def _parameters(model: nn.Module, further: Iterable[str]) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters, and the named ones of finished tasks."""
+    """Return name → parameter for the trainable parameters, and for the names in ``further`` (of finished tasks)."""
     learning = dict(model.named_parameters())
     with whole(model):
         return learning | {name: model.get_parameter(name) for name in further if name not in learning}
 
 
 def _readers(context: UnlearningContext) -> Readers:
-    """Return the entries that each remaining task reads, for tasks that read an entry of an unlearned task."""
-    # Only WSN keeps entries that remaining tasks read; for other methods the result is empty.
+    """Return task → name → bool tensor of its entries, for remaining tasks that use an unlearned task's entries."""
+    # Only in WSN an unlearning does not change entries that remaining tasks read; otherwise the result is empty.
     model = context.model
     if not isinstance(model, TaskMaskedModel) or not model.keeps_shared_entries:
         return {}
@@ -109,7 +109,7 @@ def _readers(context: UnlearningContext) -> Readers:
 
 
 def _users(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[str, Tensor]) -> list[int]:
-    """Return the remaining tasks that use some of the entries; a task without a mask uses all entries."""
+    """Return the remaining tasks that use any entry in ``entries``; a task without a mask uses all entries."""
     users = model.users_of(entries, context.remaining)
     return [task for task in context.remaining if task in users]
 

@@ -1,4 +1,4 @@
-"""CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
+"""Baseline CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
 
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Unpack
@@ -37,7 +37,7 @@ class CLPUPlugin(MemoryPlugin):
         self.merge_steps, self.merge_lr = checks.whole_number("merge_steps", merge_steps), merge_lr
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Add DER++'s loss on the stored samples of earlier permanent tasks, if the task in training is permanent."""
+        """Before backward: add DER++'s loss on samples of earlier permanent tasks, if the current task is permanent."""
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
             strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
@@ -45,8 +45,8 @@ class CLPUPlugin(MemoryPlugin):
     # Around an unlearning -------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Store samples of the task just trained, and merge tasks whose deadline has passed."""
-        # ``known=[task]``: only its own task shaped a side network, and main tasks can't be unlearned.
+        """After a task's training: store samples of the task, and merge side networks of tasks past their deadline."""
+        # ``known=[task]``, because a side network is trained on its task only, and main tasks can't be unlearned.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
         self.merge(strategy, unlearnable)
 
@@ -55,7 +55,7 @@ class CLPUPlugin(MemoryPlugin):
         return False
 
     def compensate(self, model: nn.Module, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Delete the stored samples of the unlearned tasks."""
+        """Delete the stored samples of the tasks in ``gone``; return a line for the record."""
         return [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
 
     def merge(self, strategy: Strategy, unlearnable: Collection[int]) -> None:
@@ -90,7 +90,7 @@ class CLPUPlugin(MemoryPlugin):
 
 
 class CLPUDERpp(TaskStrategy):
-    """Strategy CLPU-DER++: permanent tasks share a main network, and every other task trains a copy of it.
+    """Strategy CLPU-DER++: permanent tasks share a main network, and every other task trains a copy of that network.
 
     Unlearning a task deletes its copy, called its side network. A task may become permanent later, by declaration or
     by its deadline. Its side network is then distilled into the main one, on samples of all permanent tasks; the
@@ -154,7 +154,7 @@ class CLPUDERpp(TaskStrategy):
         )
 
     def mark_permanent(self, tasks: Iterable[int]) -> None:
-        """Declare remaining tasks permanent and merge their side networks, or, during training, at the task's end."""
+        """Declare remaining tasks permanent, and merge their side networks now, or at the end of a current training."""
         super().mark_permanent(tasks)
         if self._recorder.snapshot is None:
             self._networks.merge(self, self._unlearning().ledger.unlearnable)

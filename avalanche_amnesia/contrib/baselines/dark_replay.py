@@ -25,7 +25,7 @@ from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 @dataclass(frozen=True)
 class Samples:
-    """Stored samples of one task in the order of their draw, so that any first ``n`` are a uniform sample too."""
+    """Stored samples of one task, in random order, so that the first ``n`` are a uniform sample for any ``n``."""
 
     x: Tensor
     y: Tensor
@@ -36,20 +36,20 @@ class Samples:
         return len(self.y)
 
     def at(self, index: Tensor) -> Samples:
-        """Return copies of the samples at the positions ``(k,)``."""
+        """Return copies of the samples at the positions ``index``, ``(k,)``."""
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
     def without_logits(self) -> Samples:
-        """Return the same samples with labels only (all logits NaN)."""
+        """Return the samples with labels only, i.e. with NaN for all logits."""
         return replace(self, logits=torch.full_like(self.logits, torch.nan))
 
     @property
     def has_logits(self) -> Tensor:
-        """Bool mask ``(n,)``: True for samples with logits."""
+        """Return a bool mask ``(n,)``, True for samples with logits."""
         return ~self.logits.isnan().any(1)
 
     def first(self, n: int) -> Samples:
-        """Return copies of the first ``n`` samples, or the samples themselves if there are not more."""
+        """Return copies of the first ``n`` samples, or this object if it has at most ``n`` samples."""
         return self if n >= len(self) else self.at(torch.arange(n))
 
 
@@ -63,7 +63,7 @@ class TaskMemory:
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
-        """Draw and store samples of the task just trained, with the model's current logits for them."""
+        """Draw and store a task's samples and the model's logits, which depend on the tasks ``known`` (None: all)."""
         others = {other: samples for other, samples in self.samples.items() if other != task}
         quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
@@ -73,7 +73,7 @@ class TaskMemory:
         self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
-        """Replace a task's stored logits by the model's current ones; with ``only_right``, by NaN where it errs."""
+        """Replace a task's stored logits by the model's current logits; ``only_right``: NaN for misclassified."""
         held = self.samples[task]
         logits = _logits(model, held.x, task)
         if only_right:
@@ -81,7 +81,7 @@ class TaskMemory:
         self.samples = {**self.samples, task: replace(held, logits=logits, known=frozenset(model.tasks))}
 
     def draw(self, tasks: Collection[int], n: int, generator: torch.Generator | None = None) -> dict[int, Samples]:
-        """Draw a mini-batch without replacement from the stored samples of several tasks together."""
+        """Draw ``n`` stored samples of the tasks in ``tasks``, without replacement; return task → samples."""
         held = {task: samples for task, samples in self.samples.items() if task in tasks}
         of = torch.cat([torch.full((len(samples),), task) for task, samples in held.items()])
         within = torch.cat([torch.arange(len(samples)) for samples in held.values()])
@@ -90,12 +90,12 @@ class TaskMemory:
         return {task: part for task, part in parts.items() if len(part)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: samples and sizes."""
+        """Return the state to save: samples, sizes and seed."""
         samples = {task: dict(vars(held)) for task, held in self.samples.items()}
         return {"memory_per_task": self.memory_per_task, "size": self.size, "seed": self.seed, "samples": samples}
 
     def load_state(self, state: Any) -> None:
-        """Load the :meth:`state` of a memory with the same sizes."""
+        """Load a saved :meth:`state`; raise StateError if its sizes or seed differ from those of this memory."""
         *sizes, samples = checked(state, memory_per_task=int, size=int | None, seed=int, samples=dict)
         here = [self.memory_per_task, self.size, self.seed]
         if sizes != here:
@@ -103,7 +103,7 @@ class TaskMemory:
         self.samples = {task: made(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Delete these tasks' samples, and the logits of other tasks' samples if the model knew these tasks then."""
+        """Delete samples of ``tasks``, and all logits depending on ``tasks``; return the number of deleted samples."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         self.samples = {
@@ -126,7 +126,7 @@ class MemoryPlugin(SupervisedPlugin):
         return self.memory.state()
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state."""
+        """Load a saved state: the samples."""
         self.memory.load_state(state)
 
 
@@ -134,7 +134,7 @@ class MemoryPlugin(SupervisedPlugin):
 class DarkLoss:
     """DER++'s loss on stored samples: squared error to their logits, and cross-entropy to their labels.
 
-    If a sample has no logits, its cross-entropy gets their weight, too.
+    If a sample has no logits, its cross-entropy gets the weight of the logits, too.
 
     Reference: Buzzega et al., Dark experience for general continual learning, NeurIPS 2020.
     """
@@ -150,7 +150,7 @@ class DarkLoss:
             )
 
     def __call__(self, model: MultiHeadModel, batch: Mapping[int, Samples]) -> Tensor:
-        """Return the mean loss over a mini-batch, with one forward pass per task."""
+        """Return the mean loss over a mini-batch (task → samples), with one forward pass per task."""
         device, total = next(model.parameters()).device, sum(len(samples) for samples in batch.values())
         parts = []
         for task, samples in batch.items():
@@ -202,13 +202,13 @@ class DarkReplayPlugin(MemoryPlugin):
         self.batch_size = None if batch_size is None else checks.whole_number("batch_size", batch_size)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Add the loss on the stored samples."""
+        """Before the backward pass: add DER++'s loss on a mini-batch of stored samples."""
         if self.memory.samples:
             batch = self.memory.draw(self.memory.samples, self.batch_size or strategy.train_mb_size)
             strategy.loss = strategy.loss + self.loss(strategy.model, batch)
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Store samples of the task just trained."""
+        """After a task's training: store samples of the task."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
 

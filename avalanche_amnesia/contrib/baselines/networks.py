@@ -1,4 +1,4 @@
-"""Separate networks per task: for all tasks (exact unlearning at T times the size) or for unlearnable ones only."""
+"""Models with separate networks: one per task (exact unlearning, T times the size), or per unlearnable task only."""
 
 from collections.abc import Mapping
 from copy import deepcopy
@@ -37,12 +37,12 @@ class NetworkPerTask(MultiHeadModel):
     trains_again = True
 
     def network(self, task: int) -> nn.Module:
-        """Return a task's own network, or the backbone if it has none."""
+        """Return the network of ``task``, or the backbone if the task has no network."""
         own: nn.Module | None = self.task_parts(task)
         return self.backbone if own is None else own
 
     def fresh_parts(self) -> nn.Module:
-        """Return a copy of the backbone."""
+        """Return the initial network of a new task: a copy of the backbone."""
         return deepcopy(self.backbone)
 
     def _features(self, x: Tensor, task: int) -> Tensor:
@@ -72,11 +72,11 @@ class SideNetworks(NetworkPerTask):
 
     @property
     def main_tasks(self) -> tuple[int, ...]:
-        """Tasks without a side network: they run through the main network."""
+        """Return the tasks without a side network, which run through the main network."""
         return tuple(task for task in self.tasks if self.task_parts(task) is None)
 
     def adaptation(self, experience: Any) -> None:
-        """Add the new tasks' heads, and side networks unless the experience is permanent."""
+        """Add heads for the new tasks of an experience, and side networks unless the experience is permanent."""
         new = {int(task) for task in experience.task_labels} - set(self.tasks)
         super().adaptation(experience)
         if self.training and getattr(experience, "permanent", False):
@@ -89,7 +89,7 @@ class SideNetworks(NetworkPerTask):
         self._merged_late = torch.ones_like(self._merged_late)
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> nn.Module | None:
-        """Return a network for saved tensors; None for the tasks of the main network, of which there are none."""
+        """Return a network to load saved tensors into, or None for a main task, because it has no saved tensors."""
         return self.fresh_parts() if saved else None
 
 

@@ -1,4 +1,4 @@
-"""PALL: every task has a subnetwork; its weights are reset and fine-tuned when the task is unlearned."""
+"""Baseline PALL: every task has a subnetwork, whose weights an unlearning resets and fine-tunes."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Unpack
@@ -54,7 +54,7 @@ class PALLPlugin(SubnetPlugin):
         return {"masks": super().state(), "memory": self.memory.state()}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state."""
+        """Load a saved state: masks and samples."""
         masks, memory = checked(state, masks=dict, memory=dict)
         super().load_state(masks)
         self.memory.load_state(memory)
@@ -62,7 +62,7 @@ class PALLPlugin(SubnetPlugin):
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
-        """Prepare the task's mask and draw new free weights; weights that stay unchosen return to ``θ^(0)`` later."""
+        """Before a task's training: prepare its mask, redraw free weights; unchosen ones later become ``θ^(0)``."""
         super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
@@ -75,7 +75,7 @@ class PALLPlugin(SubnetPlugin):
     # As a compensation ----------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Store samples of the task just trained."""
+        """After a task's training: store samples of the task."""
         # ``known=[task]``: as published, an unlearning of other tasks does not drop these logits.
         self.memory.store(strategy.model, strategy.experience, task, known=[task])
 
@@ -84,7 +84,7 @@ class PALLPlugin(SubnetPlugin):
         return self.repair_steps > 0 and task in self.memory.samples
 
     def compensate(self, model: SubnetModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Fine-tune the reset weights that remaining tasks use, on their samples; all other weights keep their bits."""
+        """Fine-tune the reset weights that remaining tasks use, on these tasks' samples; no other weight changes."""
         lines = [f"memory: {self.memory.forget(gone, change)} samples of tasks {sorted(gone)} dropped"]
         shared, readers = self._shared(model, removal.written())
         if not readers or not self.repair_steps:

@@ -36,15 +36,15 @@ class UnlearningCost(CallbackMetric):
         return self._emitted
 
     def load_state(self, state: int) -> None:
-        """Load a saved state."""
+        """Load a saved state: the number of reported unlearnings."""
         self._emitted = int(state)
 
     def before_training_exp(self, strategy: Strategy) -> None:
-        """Check that the references are trained on the same data."""
+        """Before a task's training: check that the references are trained on the same data as this run."""
         self.references.check(strategy.experience)
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
-        """Return the seconds of new unlearnings; None if there are none, or if a task is in training."""
+        """After an evaluation: return the seconds of each new unlearning; None without one, or during a training."""
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None

@@ -16,13 +16,13 @@ DistanceName = Literal["euclidean", "cosine", "cka"]
 
 
 def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Return the Euclidean distance per sample: ``(n, features)`` twice → float64 ``(n,)``, ≥ 0, lower is closer."""
+    """Return the Euclidean distance per sample of two ``(n, features)``: float64 ``(n,)``, ≥ 0, lower is closer."""
     check_pair(features_a, features_b)
     return (features_a.double() - features_b.double()).norm(dim=1)
 
 
 def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Return ``1 − cos`` per sample: ``(n, features)`` twice → float64 ``(n,)`` in [0, 2], lower is closer.
+    """Return ``1 − cos`` per sample of two tensors ``(n, features)``: float64 ``(n,)`` in [0, 2], lower is closer.
 
     Equal vectors, even zero vectors, have distance exactly 0. A zero vector and a nonzero one have distance 1.
     """
@@ -33,7 +33,7 @@ def cosine_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
-    """Return ``1 − linear CKA`` of two sets: ``(n, features)`` twice → float64 ``()`` in [0, 1], lower is closer.
+    """Return ``1 − linear CKA`` of two sets of features ``(n, features)``: float64 ``()`` in [0, 1], lower is closer.
 
     ``CKA = ‖B̄ᵀĀ‖² / (‖ĀᵀĀ‖ ‖B̄ᵀB̄‖)`` of centred features. Pass the whole test set: on small batches unrelated
     features seem close. The distance is exactly 0 if the centred features are equal, so for two constant sets too.
@@ -48,7 +48,7 @@ def cka_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
 
 
 class OtherDistance(FeatureDistance):
-    """Metric of the mean distance between the main model's and the reference's features, in addition to the JSD.
+    """Metric of the mean Euclidean, cosine or CKA distance between the main model's and the reference's features.
 
     ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound; it grows with the scale of the features.
     ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; invariant to scale. ``cka``: ``1 − linear CKA``, in [0, 1];
@@ -73,7 +73,7 @@ class OtherDistance(FeatureDistance):
         self.name, self.upper_bound, self._by_sample = _DISTANCES[kind]
 
     def distance(self, features_a: Tensor, features_b: Tensor) -> float:
-        """Return the mean distance over samples (CKA: of the whole set); ``(n, features)`` twice."""
+        """Return the mean distance over samples (CKA: of the whole set) between features ``(n, features)``."""
         return float(self._by_sample(features_a, features_b).mean())
 
 
@@ -92,7 +92,7 @@ def distance_metrics(
     noise_floor: Sequence[Floor] = ("order",),
     scope: Scope = "unlearned",
 ) -> list[OtherDistance]:
-    """Return one metric per distance and probe, on the same features as the JSD.
+    """Return one :class:`OtherDistance` per distance and probe, on the same features as the JSD metric.
 
     Args:
         references: the run's references.

@@ -44,7 +44,7 @@ def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
 
 
 def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
-    """Return the Jaccard index ``|a ∩ b| / |a ∪ b|`` of each pair of masks: task → bool ``(n,)``, units or weights.
+    """Return the Jaccard index ``|a ∩ b| / |a ∪ b|`` of each pair of masks (bool ``(n,)``, units or weights).
 
     Float64 ``(tasks, tasks)`` in the mapping's order, symmetric, in [0, 1]; 1 on the diagonal, 0 for an empty mask.
     ``ValueError`` if masks are not bool, or differ in shape.
@@ -61,7 +61,7 @@ def mean_overlap(matrix: Tensor) -> float | None:
 
 
 def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
-    """Return the shares of a layer that are used by no task, by several tasks, and by each task exclusively.
+    """Return the shares of a layer's units (or weights) used by no task, by several tasks, and by each task only.
 
     Args:
         masks: task → bool ``(n,)``, n > 0, over the units or weights of one layer; without masks all are free.
@@ -91,7 +91,7 @@ def _check(masks: Mapping[int, Tensor], empty: bool = True) -> None:
 
 
 def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
-    """Return layer → its :func:`owners` among the remaining tasks, or None if the model has no task masks.
+    """Return layer → result of :func:`owners` for the remaining tasks, or None if the model has no task masks.
 
     For a :class:`SubnetModel`, a layer is a parameter, and the shares are shares of its weights.
     """
@@ -118,7 +118,7 @@ class MaskOverlap(EventMetric):
     lower_bound, upper_bound = 0.0, 1.0
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Return the current values by name."""
+        """Return metric name → current value: the mean overlap and the picture of all overlaps."""
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
             return {}
@@ -142,12 +142,12 @@ class Owners(EventMetric):
     lower_bound, upper_bound = 0.0, 1.0
 
     def before_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the values before the unlearning."""
+        """Before an unlearning: return the current shares under ``OwnersBefore/…``."""
         before = {f"OwnersBefore{name.removeprefix(str(self))}": s for name, s in self.named(strategy).items()}
         return self.emit(strategy, before)
 
     def named(self, strategy: Strategy) -> dict[str, Any]:
-        """Return the current shares by name."""
+        """Return metric name → current share of a layer: free, shared, or used by one task only."""
         layers = owners_by_layer(strategy.model) or {}
         return {
             f"{self}/{layer}/{f'Task{int(owner):03d}' if owner.isdigit() else owner}": share
@@ -278,11 +278,11 @@ class CapacityPictures(CallbackMetric):
         self._events: list[tuple[str, float, int, bool]] = []
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the pictures after the training of a task."""
+        """After a task's training: return the pictures of masks and capacity."""
         return self._pictures(strategy, f"task {strategy.experience.task_label}", False)
 
     def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """Return the pictures after an unlearning."""
+        """After an unlearning: return the pictures of masks and capacity."""
         plan = getattr(unlearning_of(strategy), "current", None)
         gone = () if plan is None else plan.tasks
         return self._pictures(strategy, f"unlearned {', '.join(map(str, gone))}", True)
@@ -299,7 +299,7 @@ class CapacityPictures(CallbackMetric):
         return self.emit(strategy, pictures)
 
     def reset(self, strategy: Strategy | None = None) -> None:
-        """Forget the events so far."""
+        """Delete the stored events (trained tasks and unlearnings) of the capacity picture."""
         self._events = []
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Membership inference: can an attacker separate unlearned samples from test samples by their losses?"""
+"""Metrics of membership inference: an attacker separates unlearned samples from test samples by their losses."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -40,9 +40,9 @@ class MembershipInference(ComparedMetric):
     """Metric of membership inference: AUC of separating an unlearned task's training and test samples by loss.
 
     In [0, 1], 0.5 for losses that do not separate them. Losses are cross-entropies through the task's former head and
-    mask, which the evaluation keeps. A good value is close to that of the reference (``Membership_reference``), which
-    never saw the task; it may differ from 0.5 because the two sets differ and the kept head has seen the training
-    samples. Emitted after every evaluation between tasks as ``Membership``, per unlearned task and as their mean.
+    mask, which the evaluation stores. A good value is close to that of the reference (``Membership_reference``), which
+    never saw the task; it may differ from 0.5 because the two sets differ and the former head was trained on one of
+    them. Emitted after every evaluation between tasks as ``Membership``, per unlearned task and as their mean.
     ``Membership_tasks`` is the number of tasks in these means. Tasks without a probe (``keep_probes=False``) or with
     infinite or NaN logits are left out.
 
@@ -68,7 +68,7 @@ class MembershipInference(ComparedMetric):
         self.samples = checks.whole_number("samples", samples)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the AUC of the task's training losses against its test losses; None if it has no finite logits."""
+        """Return the AUC of the task's training losses against its test losses; None without finite logits."""
         losses = []
         train = some_task_data(self.train_experiences[task], self.samples)
         for x, y in (train, task_data(self.test_experiences[task])):
@@ -120,17 +120,17 @@ class ForgottenSamples(ComparedMetric):
         self._positions: dict[int, list[int]] = {}
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:
-        """Return the values per task and their mean, after looking up the positions of the unlearned samples."""
+        """Compute the positions of the unlearned samples, then return the metric's value per task and their mean."""
         sizes = {task: len(experience.dataset) for task, experience in self.train_experiences.items()}
         self._positions = unlearning_of(strategy).forgotten.left_out(sizes)
         return super().values(strategy, unlearned, remaining)
 
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
-        """Return the tasks that lost samples."""
+        """Return the tasks with unlearned samples."""
         return list(self._positions)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return a task's accuracy or AUC; no AUC (None) if no test sample has an unlearned sample's class."""
+        """Return accuracy or AUC on a task's unlearned samples; no AUC (None) without test samples of their classes."""
         x, y = task_data(self.train_experiences[task], torch.tensor(self._positions[task]))
         if self.kind == "accuracy":
             return accuracy(self._logits(model, x, task), y)

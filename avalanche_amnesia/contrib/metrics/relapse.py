@@ -1,4 +1,4 @@
-"""Relapse: how well new heads, fitted to many or a few samples, classify an unlearned task's features."""
+"""Metrics of relapse: test accuracy of new heads, fitted to many or a few samples, on an unlearned task's features."""
 
 import warnings
 from abc import abstractmethod
@@ -94,7 +94,7 @@ def _fit_penalised(features: Tensor, labels: Tensor, n_classes: int, penalty: fl
 
 
 def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> int:
-    """Check the training and test samples, and return their number of classes."""
+    """Return the number of classes of training and test samples; raise ValueError for invalid features or labels."""
     for name, features, labels in (("train", train_features, train_labels), ("test", test_features, test_labels)):
         if features.dim() != 2 or labels.shape != features.shape[:1] or len(labels) == 0:
             raise ValueError(
@@ -145,7 +145,7 @@ class FreshHead(ComparedMetric):
     @staticmethod
     @abstractmethod
     def reading(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> float:
-        """Return the test accuracy of the attacker's head: features ``(n, features)`` and labels ``(n,)``, twice."""
+        """Return the test accuracy of a head fitted to training features ``(n, features)`` and labels ``(n,)``."""
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the accuracy of a new head; None if the probe's mask is missing or features are not finite."""
@@ -192,7 +192,7 @@ class Relapse(FreshHead):
 class FewShot(FreshHead):
     """Metric of few-shot relearning: test accuracy of a head fitted to a few samples per class of an unlearned task.
 
-    Features that still know a task need few samples; features that never saw it need many. :class:`Relapse` uses many
+    Features trained on a task need few samples, features never trained on it need many. :class:`Relapse` uses many
     samples and so hides the difference. The samples are drawn from the training data by (seed, task): the same ones
     for the model, its reference, and every evaluation. Emitted as ``FewShot``, with other shots and probes as e.g.
     ``FewShot20_none``. :class:`FreshHead` explains the values.
@@ -222,7 +222,7 @@ class FewShot(FreshHead):
         self.name = "FewShot" if shots == _SHOTS else f"FewShot{shots}"
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
-        """Return the task's few training samples."""
+        """Return ``shots`` training samples per class of a task: inputs ``(n, …)`` and labels ``(n,)``."""
         experience, seed = self.train_experiences[task], derive_seed(self.seed, "shots", task)
         return task_data(experience, few_shots(targets_of(experience), self.shots, seed))
 

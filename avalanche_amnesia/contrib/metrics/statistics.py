@@ -11,7 +11,7 @@ from avalanche_amnesia import checks
 
 @dataclass(frozen=True)
 class PairedTest:
-    """Result of comparing two methods seed by seed.
+    """Result of :func:`paired_test`: comparison of two methods over the same seeds.
 
     Attributes:
         n: number of seeds.

@@ -36,7 +36,7 @@ class RepairPlugin(MemoryPlugin):
     other task uses. It restores all other entries after each step, so they keep their bits under any optimizer. The
     network runs in evaluation mode (no dropout).
 
-    Stored logits come from a model that knew the unlearned task, so they are dropped and computed again from the model
+    Stored logits come from a model trained on the unlearned task, so they are deleted and computed again by the model
     without it. If no compensation has replaced the head, the running statistics of its norms are estimated again on the
     samples first, and logits are kept only for correctly classified samples. For the misclassified samples, the label
     gets the logits' weight, too.
@@ -89,7 +89,7 @@ class RepairPlugin(MemoryPlugin):
     # Around a task --------------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check that the model has masks, before the task begins."""
+        """Before a task's training: raise TypeError if the model has no masks."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
                 f"a repair needs a model with masks, got {type(strategy.model).__name__}: without them every task "
@@ -97,13 +97,13 @@ class RepairPlugin(MemoryPlugin):
             )
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Store samples of the task just trained."""
+        """After a task's training: store samples of the task."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
 
     # Inside an unlearning -------------------------------------------------------------------------------------
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
-        """Return the affected tasks with stored samples; the deletion alone restores tasks outside ``tainted``."""
+        """Return tasks in ``affected`` and ``tainted`` with samples; the deletion alone restores untainted tasks."""
         if not isinstance(model, TaskMaskedModel):
             return ()
         samples = self.memory.samples
@@ -111,7 +111,7 @@ class RepairPlugin(MemoryPlugin):
         return tuple(task for task in affected if task in held)
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
-        """Delete the stored samples of some tasks."""
+        """Delete the stored samples of the tasks in ``tasks``; return a line for the record."""
         return f"Repair: {self.memory.forget(tasks, change)} samples of the tasks dropped"
 
     def carry_out(
@@ -126,7 +126,7 @@ class RepairPlugin(MemoryPlugin):
         before: dict[str, Tensor] | None,
         change: Transaction,
     ) -> RepairSummary:
-        """Repair tasks and record the update; during a training, repair the values before the current task.
+        """Train the tasks in ``tasks`` on their stored samples, and record the update in ``trajectory``.
 
         If a task is in training, the repair is made on ``before`` and its changes are added to the current values.
         """
@@ -172,7 +172,7 @@ class RepairPlugin(MemoryPlugin):
         compensated: Collection[int],
         free: Mapping[str, Tensor],
     ) -> int:
-        """Train the tasks' own parameters and the free entries; return the number of steps."""
+        """Train heads and norms of ``tasks``, and ``free`` entries, on stored samples; return the number of steps."""
         with preserved_rng(), evaluating(model):
             for task in tasks:
                 if task in compensated:  # stay close to its head and statistics, which were fitted to far more samples
@@ -200,7 +200,7 @@ class RepairPlugin(MemoryPlugin):
         tasks: Sequence[int],
         movable: Mapping[nn.Parameter, Tensor],
     ) -> None:
-        """Train for all steps; ``movable``: backbone parameter → bool tensor, True for entries that may change."""
+        """Run all training steps; ``movable``: backbone parameter → bool tensor, True for entries that may change."""
         own = [p for task in tasks for p in model.heads[task].parameters()]
         working = [*movable, *own]
         batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
@@ -225,7 +225,7 @@ class RepairPlugin(MemoryPlugin):
             )
 
     def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:
-        """Yield mini-batches endlessly: epochs without replacement; the draw depends only on (seed, task)."""
+        """Yield a task's mini-batches endlessly, in epochs without replacement; draws depend only on (seed, task)."""
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "repair", task))
         while True:
             for index in torch.randperm(len(samples), generator=generator).split(self.batch_size):
@@ -233,7 +233,7 @@ class RepairPlugin(MemoryPlugin):
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the backbone entries that the deletion changed and only these tasks use."""
+    """Return backbone parameter name → bool tensor, True for entries in ``changed`` that only ``tasks`` use."""
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
     if not set(others) <= set(model.masked_tasks):
         return {}  # a task without a mask uses every entry
@@ -251,7 +251,7 @@ def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping
 
 @contextmanager
 def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Enable gradients for these parameters only; restore the flags and delete the gradients afterwards."""
+    """Enable gradients for ``parameters`` only; at exit restore ``requires_grad`` flags and delete all gradients."""
     was = {parameter: parameter.requires_grad for parameter in (*model.parameters(), *parameters)}
     try:
         for parameter in was:

@@ -1,4 +1,4 @@
-"""Shadow copies: compensation by weights that learned later tasks without the unlearned one (`backup`)."""
+"""Compensation by shadow copies (`backup`): weights trained on later tasks without the unlearned task."""
 
 import lazy_loader
 

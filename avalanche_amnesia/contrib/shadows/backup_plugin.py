@@ -1,4 +1,4 @@
-"""Plugin for compensation by shadow copies: weights that learn later tasks without an unlearnable task."""
+"""Plugin for compensation by shadow copies: weights trained on later tasks without an unlearnable task."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +25,7 @@ from avalanche_amnesia.transaction import Transaction
 
 @dataclass(frozen=True)
 class Backup:
-    """Updates and norms that a task's shadow learned without an earlier task."""
+    """Stored result of one shadow: updates and norms of a task, learned without one earlier task."""
 
     updates: Mapping[str, SparseValues]
     parts: Mapping[str, Tensor]
@@ -33,7 +33,7 @@ class Backup:
 
 @dataclass(frozen=True)
 class _ShadowedTask:
-    """Shadows of the task in training."""
+    """State of the task in training: its shadows (earlier task → shadow), recorder and norm statistics."""
 
     recorder: TrajectoryPlugin
     statistics: TaskStatistics
@@ -41,7 +41,7 @@ class _ShadowedTask:
 
 
 class BackupPlugin(SupervisedPlugin):
-    """Avalanche plugin that trains shadows together with each task: copies that learn it without an earlier task.
+    """Avalanche plugin that trains shadows with each task: weight copies that learn the task without an earlier task.
 
     There is one shadow per earlier task that may be unlearned. It owns the entries that the earlier task was the first
     to use, so entries of still earlier tasks never change, and starts at their values before that task. Its
@@ -82,7 +82,7 @@ class BackupPlugin(SupervisedPlugin):
         return {"kept": kept}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved state."""
+        """Load a saved state: the stored backups."""
         [kept] = checked(state, kept=dict)
         self.kept = {
             task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
@@ -92,12 +92,12 @@ class BackupPlugin(SupervisedPlugin):
     # While a task trains --------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Check the model and the other plugins, before the task changes anything."""
+        """Before a task's training: check that the model is a MaskedModel and that the required plugins are present."""
         _surroundings(strategy)
 
     @torch.no_grad()
     def begin(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Create a shadow for every earlier task that may be unlearned."""
+        """Before a task's training: create a shadow for each task in ``unlearnable`` that can influence ``task``."""
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
@@ -122,17 +122,17 @@ class BackupPlugin(SupervisedPlugin):
                 self._now.shadows[other] = self.shadow_class(model, task, region, start, offset, strategy.optimizer)
 
     def _region(self, model: MaskedModel, tasks: Sequence[int], other: int) -> dict[str, Tensor]:
-        """Return the entries that a shadow owns: parameter name in the backbone → bool tensor of its shape."""
+        """Return a shadow's region: backbone parameter name → bool tensor, True for entries first used by ``other``."""
         return first_used(model, other, earlier=tasks[: tasks.index(other)])
 
     def _start_values(
         self, model: MaskedModel, trajectory: Trajectory, task: int, other: int, values: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return the initial values of a shadow: parameter name in the backbone → values."""
+        """Return a shadow's initial values: backbone parameter name → values before the training of ``other``."""
         return inside_backbone(trajectory.values_before(other, values))
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Run the shadows and add their loss, without advancing the main network's random streams."""
+        """Before the backward pass: add the shadows' mean loss, without advancing the main network's random streams."""
         now = self._now
         if now is None or not now.shadows:
             return
@@ -148,13 +148,13 @@ class BackupPlugin(SupervisedPlugin):
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Take an optimizer step for each shadow."""
+        """After the main optimizer step: take an optimizer step for each shadow."""
         for shadow in () if self._now is None else self._now.shadows.values():
             shadow.step()
 
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
-        """Store the shadows' values of the task just trained, at entries that both tasks use."""
+        """After a task's training: store each shadow's update at entries used by both the task and the earlier task."""
         self.kept = {
             later: {other: backup for other, backup in of_task.items() if other in unlearnable}
             for later, of_task in self.kept.items()
@@ -182,7 +182,7 @@ class BackupPlugin(SupervisedPlugin):
         return not self.kept.get(task, {}).keys().isdisjoint(gone)
 
     def revise(self, model: MaskedModel, trajectory: Trajectory, gone: Collection[int]) -> Revisions:
-        """Return revisions that replace the tasks' updates by the shadows'; at each entry, at most one task's."""
+        """Return revisions that replace remaining tasks' updates by their shadows' updates; at most one per entry."""
         return {
             task: {
                 f"backbone.{name}": Revision(part.where, factor=0.0, added=part.values.double(), alone=True)
@@ -192,7 +192,7 @@ class BackupPlugin(SupervisedPlugin):
         }
 
     def _newest(self, tasks: Sequence[int], gone: Collection[int]) -> dict[int, dict[str, SparseValues]]:
-        """Return task → parameter name → what its shadows learned, only at entries that no later task overwrites."""
+        """Return task → parameter name → update by its shadows, without entries that a later task's shadows update."""
         affected = [task for task in tasks if task in self.kept and task not in gone]
         taken: dict[str, Tensor] = {}
         result: dict[int, dict[str, SparseValues]] = {}
@@ -205,7 +205,7 @@ class BackupPlugin(SupervisedPlugin):
         return result
 
     def _learned(self, task: int, gone: Collection[int]) -> dict[str, SparseValues]:
-        """Return parameter name → what the task's shadows without ``gone`` learned; the last one's wins."""
+        """Return parameter name → update by a task's shadows without ``gone``; at common entries, by the last one."""
         result: dict[str, SparseValues] = {}
         of_task = self.kept.get(task, {})
         for part_of in (of_task[other].updates for other in gone if other in of_task):
@@ -216,7 +216,7 @@ class BackupPlugin(SupervisedPlugin):
 
     @torch.no_grad()
     def compensate(self, model: MaskedModel, gone: Collection[int], removal: Removal, change: Transaction) -> list[str]:
-        """Install the shadows' norms, and delete the shadows without an unlearned task, or trained by one."""
+        """Copy the shadows' norms to affected tasks; delete all shadows of, or without, a task in ``gone``."""
         change.keep(self, "kept", "_now")
         lines, changed = [], {name: moved.where for name, moved in removal.moved.items()}
         for task, of_task in self.kept.items():

@@ -1,4 +1,4 @@
-"""Shadow: a copy of backbone entries that learns the task in training without an earlier task."""
+"""Shadow: a copy of backbone entries, trained on the task in training as if an earlier task were unlearned."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -22,9 +22,9 @@ from avalanche_amnesia.transaction import Transaction
 
 
 class Shadow:
-    """Copy of an earlier task's entries (its region) that learns the task in training without the earlier task.
+    """Copy of an earlier task's entries (its region), trained on the task in training as if the earlier were unlearned.
 
-    Each forward pass uses the shadow's values in its region, and the main weights elsewhere, in a single pass.
+    One forward pass uses the shadow's values in the region, and the main weights elsewhere.
     With region ``C``, shadow ``B`` and the earlier task's update ``D``: ``W_b = C ⊙ B + (1 − C) ⊙ (W − D)``.
     """
 
@@ -59,7 +59,7 @@ class Shadow:
 
     @torch.no_grad()
     def _weights(self) -> dict[str, Tensor]:
-        """Return the weights, detached from the main ones, which are copied into the shadow's tensors."""
+        """Return parameter name → weights of the shadow network, with copies of main weights outside the region."""
         torch._foreach_lerp_(self._copies, self._originals, self._outside)  # exact at 0 and 1, and faster than where()
         for name, offset in self.offset.items():
             self._values[name].data.sub_(offset)
@@ -74,7 +74,7 @@ class Shadow:
 
     @torch.no_grad()
     def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:
-        """Change the initial values, and keep the learned differences to them."""
+        """Replace the initial values by ``start``, and add the learned differences from the old initial values."""
         for name, inside in self.region.items():
             values, old, new = self._values[name].data, self._start[name], start[name][inside]
             change.call(values.copy_, values.clone())
@@ -97,7 +97,7 @@ class Shadow:
         return functional_call(self.model.backbone, self._weights(), (x, self.parts, mask))
 
     def learned(self, use: Mapping[str, Tensor]) -> dict[str, SparseValues]:
-        """Return parameter name → learned updates of the region's entries that are in ``use``."""
+        """Return parameter name → learned update of the region's entries with True in ``use``."""
         result = {}
         for name, inside in self.region.items():
             learned = torch.zeros_like(self._values[name].data)
@@ -107,12 +107,12 @@ class Shadow:
 
 
 def entries_in_use(model: MaskedModel, task: int) -> dict[str, Tensor]:
-    """Return the entries that a task uses (all without a mask): backbone parameter name → bool tensor of its shape."""
+    """Return backbone parameter name → bool tensor of its shape, True: the task uses the entry (no mask: all)."""
     return inside_backbone(model.entries_of(task))
 
 
 def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[str, Tensor]:
-    """Return the entries that a task uses and no earlier task: backbone parameter name → bool tensor of its shape."""
+    """Return backbone parameter name → bool tensor of its shape, True: used by ``task`` and none in ``earlier``."""
     result = entries_in_use(model, task)
     for other in earlier:
         used = entries_in_use(model, other)
@@ -121,7 +121,7 @@ def first_used(model: MaskedModel, task: int, earlier: Iterable[int]) -> dict[st
 
 
 def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, TrajectoryPlugin]:
-    """Return the HAT and trajectory plugins that a compensation needs; ``made``: its constructor call, for errors."""
+    """Return a strategy's HATPlugin and TrajectoryPlugin; raise ValueError, naming ``made``, if one is missing."""
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(

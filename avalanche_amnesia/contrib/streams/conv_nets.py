@@ -1,4 +1,4 @@
-"""Convolutional feature extractors of the method comparison."""
+"""Convolutional feature extractors for small images, used to compare the methods."""
 
 from itertools import pairwise
 

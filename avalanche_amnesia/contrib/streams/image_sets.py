@@ -26,15 +26,15 @@ Parts = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 class DataNotFoundError(FileNotFoundError):
-    """The files of a data set aren't under the data root."""
+    """Error raised if files of a data set are missing under the data root."""
 
 
 class CorruptDataError(OSError):
-    """A file of a data set differs from the published one."""
+    """Error raised if a file of a data set differs from the published file."""
 
 
 def data_root(name: str, root: str | Path | None, holds: str) -> Path:
-    """Return the given data root, or the one in the environment variable."""
+    """Return ``root``, or else the folder in the variable AMNESIA_DATA; DataNotFoundError if neither is given."""
     given = root if root is not None else os.environ.get(ENVIRONMENT)
     if not given:
         raise DataNotFoundError(
@@ -45,7 +45,7 @@ def data_root(name: str, root: str | Path | None, holds: str) -> Path:
 
 
 def missing(name: str, what: str, root: Path, downloads: bool = True, instead: str = "") -> DataNotFoundError:
-    """Return the error to raise for missing files."""
+    """Return the DataNotFoundError to raise for missing files of the data set ``name``."""
     way_out = (", or give download=True" if downloads else "") + (f"; {instead}" if instead else "")
     return DataNotFoundError(
         f"{name}: {what} missing in {root}; put it there, point root= or the environment variable {ENVIRONMENT} to a "

@@ -32,7 +32,7 @@ class Scenario:
     order: tuple[int, ...] | None = None
 
     def on(self, benchmark: CLScenario) -> CLScenario:
-        """Return a new benchmark with these requests; the given benchmark is not changed.
+        """Return a new benchmark with the scenario's requests, deadline and order; ``benchmark`` is not changed.
 
         Args:
             benchmark: a benchmark with the scenario's number of tasks, and task labels 0, 1, 2 …
@@ -51,7 +51,7 @@ class Scenario:
 
     @property
     def requested(self) -> frozenset[int]:
-        """All tasks with a request."""
+        """Return all tasks with an unlearning request."""
         given = self.requests.values() if isinstance(self.requests, Mapping) else self.requests
         return frozenset(task for one in given for task in (one.tasks if isinstance(one, UnlearningRequest) else one))
 
@@ -164,7 +164,7 @@ def bursts(n_tasks: int, size: int = 2, every: int = 3) -> Scenario:
 
 
 def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
-    """Return a scenario with a deadline of ``tasks`` tasks, and requests for some tasks just before it."""
+    """Return a scenario with a deadline of ``tasks`` tasks; every ``every``-th task is requested just before that."""
     tasks, every = checks.whole_number("tasks", tasks, 2), checks.whole_number("every", every, 2)
     checks.whole_number("n_tasks", n_tasks, tasks + 1)
     requested = range(0, n_tasks - tasks + 1, every)
@@ -172,14 +172,14 @@ def deadline(n_tasks: int, tasks: int = 2, every: int = 2) -> Scenario:
 
 
 def permanent(n_tasks: int, every: int = 2) -> Scenario:
-    """Return a scenario with a permanent task every ``every`` tasks; the rest are requested one task later."""
+    """Return a scenario with every ``every``-th task permanent; the rest are requested one task later."""
     checks.whole_number("n_tasks", n_tasks, 3)
     stays = range(0, n_tasks, checks.whole_number("every", every, 2))
     return Scenario({at: [at - 1] for at in range(1, n_tasks) if at - 1 not in stays}, tuple(stays))
 
 
 def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
-    """Return a scenario that requests the previous task in the middle of a task's training."""
+    """Return a scenario that requests the previous task at iteration ``iteration`` of every ``every``-th training."""
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     iteration = checks.whole_number("iteration", iteration, 0)

@@ -1,7 +1,7 @@
 """Registry of purgers: functions, one per class, that remove tasks from a plugin's or strategy's state.
 
 Without purgers an Avalanche strategy would relearn an unlearned task: EWC pulls weights to anchors that include it, LwF
-distils a model that knows it, and Replay trains on its samples. Learned state without a purger is detected.
+distils a model trained on it, and Replay trains on its samples. Learned state without a purger raises an error.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -28,7 +28,7 @@ _PREPARATIONS: dict[type, Preparation] = {}
 
 
 def register_purger(*classes: type, before_training: Preparation | None = None) -> Callable[[Purger], Purger]:
-    """Register the decorated function as the purger of plugins (or strategies) of these classes and subclasses.
+    """Register the decorated function as the purger of plugins or strategies of ``classes`` and subclasses.
 
     The function gets the plugin, an :class:`UnlearningContext`, and a
     :class:`~avalanche_amnesia.transaction.Transaction`. It makes all changes by the transaction (``change.set(plugin,
@@ -39,7 +39,7 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
         before_training: function called with plugin and task when a training begins, to complete a purge.
 
     Raises:
-        TypeError: if ``classes`` contains no classes, or the purger is no function.
+        TypeError: if ``classes`` is empty or contains a non-class, or the purger is no function.
         ValueError: if a class already has another purger; a function of the same name replaces the old one.
     """
     wrong = [kind for kind in classes if not isinstance(kind, type)]
@@ -70,12 +70,12 @@ def _name_of(function: Any) -> str:
 
 
 def purger_of(plugin: object) -> Purger | None:
-    """Return the purger registered for an object's class or its nearest base class, or None."""
+    """Return the purger registered for the class, or the nearest base class, of a plugin or strategy, or None."""
     return _nearest(_PURGERS, plugin)
 
 
 def prepare_training(plugin: object, task: int) -> None:
-    """Call the ``before_training`` function registered for an object, if any."""
+    """Call the ``before_training`` function registered with the purger of a plugin or strategy, if any."""
     prepare = _nearest(_PREPARATIONS, plugin)
     if prepare is not None:
         prepare(plugin, task)
@@ -92,26 +92,26 @@ OF_EVERY_STRATEGY = frozenset(
         *("mbatch", "mb_output", "loss", "rollback_point", "_listeners"),
     )
 )
-"""Attributes of every Avalanche strategy; they need no purger: this package cleans them, or they are a mini-batch."""
+"""Attributes of every Avalanche strategy. No purger is needed, because this package cleans all but mini-batch data."""
 
 
 class UnknownStateError(RequestError):
-    """A plugin or strategy has learned state without a purger; nothing was changed."""
+    """Error raised if a plugin or strategy has learned state and no purger; nothing was changed."""
 
 
 UnknownState = Sequence[tuple[object, str]]
-"""Plugins, the strategy or its criterion, each with the attribute that holds learned state without a purger."""
+"""Pairs: a plugin, strategy or criterion without a purger, and the name of its attribute that holds learned state."""
 
 
 def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
-    """Return those of some objects without a purger that have learned state, with the attribute that holds it."""
+    """Return each object in ``things`` (all without purger) that has learned state, with the name of its attribute."""
     beside, others = Parts(strategy.model), [strategy.optimizer, strategy.evaluator, *strategy.plugins]
     names = [(thing, learned_state(thing, beside, others)) for thing in things]
     return [(thing, name) for thing, name in names if name is not None]
 
 
 def refuse_unknown_state(unknown: UnknownState) -> None:
-    """Raise an error if there is learned state without a purger."""
+    """Raise UnknownStateError if ``unknown`` lists any learned state without a purger."""
     if unknown:
         names = ", ".join(f"{type(plugin).__name__} (in its {name})" for plugin, name in unknown)
         first = type(unknown[0][0]).__name__
@@ -123,11 +123,11 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
 
 
 def learned_state(thing: object, beside: Container[object] = (), others: Collection[object] = ()) -> str | None:
-    """Return the first attribute of an object that holds learned state, or ``state()`` if that does; else None.
+    """Return the name of the first attribute (or ``"state()"``) of an object that holds learned state, or None.
 
     Learned state is a tensor, array, data set, experience, or module with tensors: in the attribute itself, or in
-    containers and objects of Avalanche and this package there. It is none in ``beside`` or in ``others``. An object
-    with ``load_state`` has the state that ``state()`` returns. Objects of other classes are not entered.
+    containers and objects of Avalanche and this package there. Objects in ``beside`` and ``others`` do not count. For
+    an object with ``load_state``, the result of ``state()`` is searched. Objects of other classes are not searched.
     """
     if hasattr(type(thing), "load_state"):
         held = {"state()": getattr(thing, "state")()}  # noqa: B009 - any class may have it
@@ -143,7 +143,7 @@ def learned_state(thing: object, beside: Container[object] = (), others: Collect
 
 
 def own_attributes(strategy: object) -> dict[str, Any]:
-    """Return a strategy's attributes except those of every Avalanche strategy."""
+    """Return attribute name → value of a strategy, without the attributes that every Avalanche strategy has."""
     return {name: value for name, value in vars(strategy).items() if name not in OF_EVERY_STRATEGY}
 
 

@@ -25,7 +25,7 @@ _COUNTS = ("max_size", "_num_exps", "seen_classes", "seen_groups")
 
 
 def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDataset:
-    """Return a data set with only the samples at some positions, and no reference to the remaining samples."""
+    """Return a data set with only the samples at the positions ``kept``, and no reference to the remaining samples."""
     # Avalanche's ``subset`` only hides the remaining samples, labels and logits. Underlying data sets of unknown
     # classes are kept whole.
     result = data.subset(list(kept))
@@ -36,7 +36,7 @@ def subset_alone(data: AvalancheDataset, kept: Sequence[int]) -> AvalancheDatase
 
 
 def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> None:
-    """Replace the values of one attribute of a data set, in place."""
+    """Replace the values of one data attribute (e.g. ``logits``) of an Avalanche data set, in place."""
     new = DataAttribute(sequence(values), attribute.name, use_in_getitem=attribute.use_in_getitem)
     data._data_attributes[attribute.name] = new
     if attribute.name in data.__dict__:
@@ -44,7 +44,7 @@ def set_attribute(data: AvalancheDataset, attribute: Any, values: list[Any]) -> 
 
 
 def sequence(values: list[Any]) -> FlatData[Any]:
-    """Return values as data in two parts, because Avalanche can't append a repeated value to a single part."""
+    """Return a FlatData of values in two parts, because Avalanche can't append a repeated value to a single part."""
     return FlatData([values[:1], values[1:] or values[:1]], indices=list(range(len(values))))
 
 
@@ -69,7 +69,7 @@ def _compact(flat: Any, kept: Sequence[int]) -> Any:
 
 
 def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
-    """Return a data set with only the kept samples, and their positions in the old one."""
+    """Return a data set with the samples at ``kept`` (unknown class: all), and their positions in ``dataset``."""
     if isinstance(dataset, list):
         return [dataset[i] for i in kept], kept
     if hasattr(dataset, "alone"):  # a task in this package's streams shares its base with the whole stream
@@ -80,7 +80,7 @@ def _alone(dataset: Any, kept: list[int]) -> tuple[Any, list[int]]:
 
 
 def purge_policy(policy: Any, tasks: Collection[int], change: Transaction) -> int:
-    """Remove the samples of tasks from a storage policy; return the number of removed samples."""
+    """Remove the samples of ``tasks`` from a storage policy (replay buffer); return the number of removed samples."""
     groups = getattr(policy, "buffer_groups", None)
     if groups is None:
         return _purge_buffer(policy, tasks, change)
@@ -102,7 +102,7 @@ def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> i
     if len(buffer) == 0:
         return 0
     kept = [i for i, task in enumerate(buffer.targets_task_labels) if int(task) not in tasks]
-    # Even if no sample is removed: the underlying data set may contain those of every task.
+    # Also if no sample is removed, because the underlying data set may contain samples of every task.
     change.set(policy, buffer=subset_alone(buffer, kept))
     weights = getattr(policy, "_buffer_weights", None)
     if weights is not None:
@@ -111,21 +111,21 @@ def _purge_buffer(policy: Any, tasks: Collection[int], change: Transaction) -> i
 
 
 def single_buffers(policy: Any) -> list[Any]:
-    """Return the buffers of samples inside a storage policy."""
+    """Return the ungrouped buffers of a storage policy: the policy itself, or the buffers of its groups."""
     groups = getattr(policy, "buffer_groups", None)
     return [policy] if groups is None else [single for group in groups.values() for single in single_buffers(group)]
 
 
 @register_purger(ReplayPlugin)
 def purge_replay(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' samples from the plugin's storage policy, of any kind."""
+    """Remove the unlearned tasks' samples from the storage policy (replay buffer) of a ReplayPlugin."""
     removed = purge_policy(plugin.storage_policy, set(context.tasks), change)
     return f"Replay: {removed} samples of the tasks dropped"
 
 
 @register_purger(DER, ER_ACE, ER_AML)
 def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' samples from a strategy's buffer, and recompute logits stored by a model that knew the tasks."""
+    """Remove the unlearned tasks' samples from a strategy's buffer, and recompute logits that depend on these tasks."""
     removed = purge_policy(strategy.storage_policy, set(context.tasks), change)
     renewed = sum(_renew_logits(single, context, change) for single in single_buffers(strategy.storage_policy))
     _reload(strategy, context, change)
@@ -134,7 +134,7 @@ def purge_own_buffer(strategy: Any, context: UnlearningContext, change: Transact
 
 
 def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> None:
-    """Drop references to old samples in the last mini-batches, and replace the loaders of a current training."""
+    """Remove the last replayed mini-batches from a strategy; during a training, create new loaders of its buffer."""
     last = [name for name in vars(strategy) if name == "batch_logits" or name.startswith("mb_buffer_")]
     loaders = [name for name in ("replay_loader", "pos_neg_loaders") if getattr(strategy, name, None)]
     change.set(strategy, **dict.fromkeys((*last, *loaders)))
@@ -149,12 +149,12 @@ def _reload(strategy: Any, context: UnlearningContext, change: Transaction) -> N
 
 
 def _endless(data: Any, batch_size: int) -> Iterator[Any]:
-    # Like Avalanche's loader, but also returns partial batches: a small buffer would cause an infinite loop.
+    # Like Avalanche's loader, but also returns partial batches, because a small buffer would loop forever.
     return cycle(DataLoader(data, batch_size=batch_size, shuffle=True, drop_last=len(data) >= batch_size))
 
 
 def _renew_logits(buffer: Any, context: UnlearningContext, change: Transaction) -> int:
-    """Recompute logits stored after an unlearned task had been trained, because they depend on its update."""
+    """Recompute logits that depend on an unlearned task (stored after its training); return the number of logits."""
     attribute = buffer.buffer._data_attributes.get("logits") if len(buffer.buffer) else None
     if attribute is None:
         return 0
@@ -185,7 +185,7 @@ def _n_weights(model: nn.Module) -> int:
 
 
 def _use_head_of(plugin: Any, task: int) -> None:
-    """Assign empty memories to the task in training, because its head always exists."""
+    """Set the task label of empty GEM memories to the task in training, because the head of that task exists."""
     for counter, samples in plugin.memory_x.items():
         if len(samples) == 0:
             plugin.memory_tid[counter] = task
@@ -193,7 +193,7 @@ def _use_head_of(plugin: Any, task: int) -> None:
 
 @register_purger(GEMPlugin, before_training=_use_head_of)
 def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Empty the memories of the tasks, and drop the current gradients, which depend on them."""
+    """Empty GEM's memories of the unlearned tasks, and remove its gradients, because they depend on these memories."""
     # Avalanche needs a memory for every earlier experience; an empty one adds no gradient and no constraint.
     change.keep(plugin, *_MEMORY, "G")
     memory_x, memory_y, memory_tid = (dict(getattr(plugin, part)) for part in _MEMORY)
@@ -211,7 +211,7 @@ def purge_gem(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(AGEMPlugin)
 def purge_agem(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' samples, and the reference gradient, which depends on them."""
+    """Remove the unlearned tasks' samples from A-GEM, and zero the reference gradient, which depends on the samples."""
     change.keep(plugin, "buffers", "buffer_dataloader", "buffer_dliter", "reference_gradients")
     options = {} if plugin.buffer_dataloader is None else dict(plugin.buffer_dataloader.loader_kwargs)
     before = sum(map(len, plugin.buffers))

@@ -31,7 +31,7 @@ def _only(store: Store, names: Collection[str]) -> Store:
 
 
 def _lasting(model: nn.Module) -> set[str]:
-    """Return the names of the parameters that remain after a training, unlike e.g. a mask's ``embedding``."""
+    """Return the names of the parameters that exist after a training, without e.g. the mask's ``embedding``."""
     names = {name for name, _ in model.named_parameters()}
     if not isinstance(model, MultiHeadModel):
         return names
@@ -46,7 +46,7 @@ def _filled(store: Store, value: float) -> Store:
 
 
 def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
-    """Return the new values of an anchor that is a copy of the state after the last training."""
+    """Return an anchor (a copy of the weights after the last training) without the unlearned tasks' updates."""
     new = dict(context.removal.values) | dict(context.removal.before)
     result = {}
     for name, kept in store.items():
@@ -57,7 +57,7 @@ def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
 
 @register_purger(EWCPlugin)
 def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the tasks' anchors and importances, and subtract their updates from later anchors."""
+    """Remove the unlearned tasks' anchors and importances from EWC, and subtract their updates from later anchors."""
     change.set(plugin, saved_params=deepcopy(plugin.saved_params), importances=deepcopy(plugin.importances))
     if plugin.mode == "online":  # a single sum of importances can't be separated by task
         plugin.saved_params.clear()
@@ -80,7 +80,7 @@ def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 
 def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, Tensor]:
-    """Return the sum of the removed tasks' and repairs' updates that a state saved after ``task`` contains."""
+    """Return parameter name → sum of the removed tasks' and repairs' updates in weights saved after ``task``."""
     held = context.writers[: context.writers.index(task)] if task in context.writers else context.writers
     total: dict[str, Tensor] = {}
     for gone in set(held) & set(context.removal.updates):
@@ -91,7 +91,7 @@ def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, T
 
 @register_purger(MASPlugin)
 def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Set the anchor to the state without the tasks; set importances to 0, because they mix all tasks."""
+    """Set MAS's anchor to the weights without the unlearned tasks, and importances (which mix all tasks) to 0."""
     if plugin.params is None:
         return "MAS: no anchor yet"
     change.keep(plugin, "params", "importance")
@@ -104,7 +104,7 @@ def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(SynapticIntelligencePlugin)
 def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Set the anchor to the state without the tasks, and sums over tasks to 0, except those of a current training."""
+    """Set SI's anchor to the weights without the unlearned tasks, and all sums except a current path integral to 0."""
     change.keep(plugin, "ewc_data", "syn_data")
     names = _lasting(context.model)
     if context.in_training is not None:
@@ -122,9 +122,9 @@ def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> st
 
 @register_purger(PackNetPlugin)
 def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Free the tasks' weights for the next training; the model stores the owner of each weight."""
-    # An unlearned task can't be trained again under its old label: PackNet assumes that it knows all labels below its
-    # count of tasks.
+    """Mark the unlearned tasks' weights as free in PackNet's modules, which store the owner of each weight."""
+    # An unlearned task can't be trained again under its old label: PackNet assumes that every label below its
+    # count of tasks has been trained.
     freed = 0
     for module in context.model.modules():
         if not isinstance(module, WeightAndBiasPackNetModule):
@@ -143,7 +143,7 @@ def purge_packnet(plugin: Any, context: UnlearningContext, change: Transaction) 
 
 
 def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
-    """Return a copy of a teacher (a copy of the state after the last training) without the unlearned tasks."""
+    """Return a copy of a teacher (the model saved after the last training) without the unlearned tasks."""
     result = deepcopy(teacher)
     with torch.no_grad(), whole(result):
         for name, parameter in result.named_parameters():
@@ -159,7 +159,7 @@ def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
 
 @register_purger(LwFPlugin)
 def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the tasks' updates and heads from the teacher; drop the teacher if no task remains."""
+    """Remove the unlearned tasks' updates and heads from LwF's teacher; delete the teacher if no task remains."""
     method = plugin.lwf
     change.set(method, prev_model=method.prev_model, prev_classes_by_task=deepcopy(method.prev_classes_by_task))
     for task in context.tasks:
@@ -173,7 +173,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Remove the tasks' updates from the teacher; if no task remains, drop it and unfreeze the last layer."""
+    """Remove the unlearned tasks from LFL's teacher; if none remains, delete the teacher, unfreeze the last layer."""
     if plugin.prev_model is None:
         return "LFL: no teacher yet"
     change.keep(plugin, "prev_model")
@@ -188,6 +188,6 @@ def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> s
 
 @register_purger(EarlyStoppingPlugin)
 def purge_best_state(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
-    """Drop the copy of the best weights; during a training, the search for them starts again."""
+    """Delete EarlyStopping's copy of the best weights, so that a current training starts its search again."""
     change.set(plugin, best_state=None, best_val=None, best_step=None)
     return "EarlyStopping: its copy of the best weights was dropped"
