@@ -56,40 +56,40 @@ class Reading:
 
     @property
     def compared(self) -> str:
-        """Name of the metric with which the test compares ``metric``."""
+        """Name of the metric that the test compares with ``metric``."""
         return f"{self.metric}{self.beside}" if self.beside.startswith("_") else self.beside
 
 
 def jsd_names(moment: Moment) -> list[str]:
-    """Return the names of all JSDs measured at a moment, ``JSD_own`` (through the unlearned tasks' own masks) first."""
+    """Return the names of all measured Jensen–Shannon divergences, ``JSD_own`` (through the tasks' own masks) first."""
     counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
     return sorted((name.removesuffix("_tasks") for name in counts), key=lambda name: (name != "JSD_own", name))
 
 
 def jsd_name(moment: Moment) -> str:
-    """Return the name of the JSD that the report shows for a moment, or an empty string if no JSD was measured."""
+    """Return the name of the JSD that the report shows for an evaluation; an empty string if no JSD was measured."""
     return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a function from a moment to the JSD that the report shows, or to the JSD's noise floor with ``suffix``."""
+    """Return a function from an evaluation to the JSD in the report, or to this JSD's noise floor with ``suffix``."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return the distance ``name`` at a moment divided by its order floor (two retrained models, two data orders)."""
+    """Return a distance divided by its order floor, the distance of two retrained models with different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
 
 def mean_accuracy(moment: Moment) -> float | None:
-    """Return the mean test accuracy of the remaining tasks at a moment, or None if no remaining task was tested."""
+    """Return the mean test accuracy of the remaining tasks in an evaluation, or None if no such task was tested."""
     found = moment.accuracy.values()
     return sum(found) / len(found) if found else None
 
 
 def capacity_before(moment: Moment) -> float | None:
-    """Return the free share of the network before the first request between the previous moment and this moment."""
+    """Return the free share of the network before the first request since the previous evaluation between tasks."""
     return moment.first.get("CapacityBefore", {}).get(None)
 
 

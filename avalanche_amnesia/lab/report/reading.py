@@ -62,7 +62,7 @@ class Moment:
         return self.numbers.get(name, {}).get(task)
 
     def by_task(self, name: str) -> dict[int, float]:
-        """Return task → value of a metric, for the tasks on which the metric was measured."""
+        """Return task → value of a metric, for all tasks with a measured value."""
         return {task: value for task, value in self.numbers.get(name, {}).items() if task is not None}
 
     @property
@@ -96,11 +96,11 @@ class Run:
         settings: settings given to the logger, else the strategy's settings.
         seed: seed, or None if the log has none.
         versions: package → version.
-        moments: evaluations in order.
+        moments: evaluations between tasks, in order.
         records: records of its unlearnings.
         costs: costs of its unlearnings.
         source: folder given to :func:`read_runs`, if it was read there.
-        signatures: signature status of each record as text.
+        signatures: per record, ``signed, not checked`` or ``not signed``.
         id: random identifier from the logger.
         ended: True if the log ends without an error; False if the run was stopped or is still running.
         unrecorded: number of unlearnings without a record.
@@ -188,11 +188,11 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     if not there:
         return None
     low, high = min(there), max(there)
-    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # guards against rounding
+    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # limits rounding errors
 
 
 def number(name: str, task: int | None = None) -> Get:
-    """Return a function from a moment to a metric of one task, or of all tasks if ``task`` is None."""
+    """Return a function that reads a metric of an evaluation, of one task or, if ``task`` is None, of all tasks."""
     return lambda moment: moment.number(name, task)
 
 
@@ -284,7 +284,7 @@ class _Reader:
         self._event = self._ended = -1
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Add a row of the log; a row with the table of events ends the current moment."""
+        """Add a row of the log; a row with the table of events completes the current evaluation."""
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._tables, self._event = {}, {}, row[EVENT]
         for key, value in row.items():
@@ -305,7 +305,7 @@ class _Reader:
         before: tuple[int, ...] = ()
         n_parts_before = 0
         first = self._first
-        if self._ended == self._event:  # a second evaluation replaces the moment
+        if self._ended == self._event:  # a second evaluation replaces the first
             first = self.moments.pop().first
         if self.moments:
             before, n_parts_before = self.moments[-1].unlearned, len(self.moments[-1].parts)
@@ -353,7 +353,7 @@ def _tasks(listed: str | None) -> tuple[int, ...]:
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """Group runs by name and settings without the seed, in the order of the runs; raise ValueError for a duplicate.
+    """Group runs that differ only in the seed, in the order of the runs; raise ValueError if a run occurs twice.
 
     If the runs belong to several studies (stream, network or budget differ), names include these settings.
     """
@@ -417,14 +417,14 @@ def seedless(value: Any, key: str = "") -> Any:
 
 
 def _apart(mine: Mapping[str, Any], alike: Sequence[Mapping[str, Any]], of_study: Collection[str]) -> list[str]:
-    """Return names of settings in which a run differs from runs of equal name, or its study from other studies."""
+    """Return names of settings that distinguish a run from runs of equal name, or its study from other studies."""
     keys = dict.fromkeys(key for each in alike for key in each)
     apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in alike)]
     return apart + [key for key in mine if key in of_study and key not in apart]
 
 
 def _short(apart: list[str]) -> list[str]:
-    """Return ``apart`` without the settings of a stream or scenario whose name already differs."""
+    """Return the given names without settings of a stream or scenario that already has a different name."""
     if "stream.name" in apart:
         apart = [key for key in apart if key == "stream.name" or not key.startswith("stream.")]
     if "scenario.name" in apart:

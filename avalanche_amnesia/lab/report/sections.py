@@ -141,7 +141,7 @@ def _floor_cells(moment: Moment, name: str) -> Row:
 
 
 def _distances(moment: Moment, *kinds: str) -> list[str]:
-    """Return the names of distances at a moment that start with one of ``kinds``, without noise floors and ratios."""
+    """Return the names of measured distances that start with one of ``kinds``, without noise floors and ratios."""
     return sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE))
 
 
@@ -157,7 +157,7 @@ def _cost_rows(run: Run) -> Iterator[Row]:
 
 
 def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table of settings or versions, with one column per group of runs that have both in common."""
+    """Return a table of settings or versions, with one column per group of runs with equal settings and versions."""
     alike = grouped(runs, lambda run: json.dumps([run.settings, run.versions], sort_keys=True))
     found = [of(group[0]) for group in alike.values()]
     # Show folders relative to their common parent, because the page must not reveal paths of this machine.

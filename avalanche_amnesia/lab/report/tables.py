@@ -56,7 +56,7 @@ def text(content: Any) -> TableCell:
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with the rows of all runs, preceded by strategy and seed; or an empty list."""
+    """Return a list of one table with all runs' rows (strategy and seed first), or an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -67,7 +67,7 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
 
 
 def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with the rows of all moments, preceded by strategy, seed, task; or an empty list."""
+    """Return a list of one table with all evaluations' rows (strategy, seed, task first), or an empty list without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -76,7 +76,7 @@ def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment
 
 
 def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callable[[Moment], Iterator[Row]]:
-    """Return a function that yields one row with the numbers of ``columns``, if a moment has any of these numbers."""
+    """Return a function that yields a row with the numbers of ``columns`` if an evaluation has any of these numbers."""
 
     def rows_of(moment: Moment) -> Iterator[Row]:
         found = {name: (get(moment), words) for name, (get, words) in columns.items()}
@@ -108,7 +108,7 @@ def _as_text(cell: Any) -> Any:
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield a tuple (task or None, metric, value) for each value of a moment except times."""
+    """Yield a tuple (task or None, metric, value) for each value measured in an evaluation, except times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim
@@ -116,7 +116,7 @@ def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
         if name not in _CLOCK:
             yield from ((task, name, value) for task, value in of.items())
     for name, (columns, *rows) in sorted(moment.tables.items()):
-        if name != _HISTORY:  # its rows repeat in later moments
+        if name != _HISTORY:  # its rows repeat in later evaluations
             yield from (
                 (column, f"{name}/{row[0]}", v) for row in rows for column, v in zip(columns[1:], row[1:], strict=True)
             )

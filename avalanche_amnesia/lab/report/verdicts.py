@@ -254,7 +254,7 @@ def _pairs(reading: Reading, run: Run) -> list[Pair]:
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
-    """Return the unlearned tasks that were not measured on both this model and the retrained model."""
+    """Return the unlearned tasks without measurements on both this model and the retrained model."""
     read = {pair.task for pair in _pairs(reading, run)}
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 

@@ -51,7 +51,7 @@ def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
     if low == high:
         return mean
     if low.partition(_SPACE)[2] == high.partition(_SPACE)[2]:
-        low = unitless(low)  # the unit once
+        low = unitless(low)  # write the unit only once
     return f"{mean} ({low} to {high})"
 
 
