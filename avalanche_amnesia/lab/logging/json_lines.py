@@ -174,7 +174,7 @@ class JSONLogger(RunLogger):
 
 
 def replay(root: Path, writer: RunWriter) -> bool:
-    """Copy the logged run in ``root`` to a writer; return False, without finishing the writer, if the run was killed."""
+    """Copy the logged run in ``root`` to ``writer``; if the run was killed, return False and leave the writer open."""
     exit_code: int | None = None
     for line in lines_of(root):
         match line["kind"]:
