@@ -33,7 +33,7 @@ class RayExecutor:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self.workers: int | None = None  # Ray decides
         self._ray = ray
-        self._remote = cache(lambda function: ray.remote(function).options(num_cpus=1, num_gpus=gpus))  # sends it once
+        self._remote = cache(lambda function: ray.remote(function).options(num_cpus=1, num_gpus=gpus))  # sent once
         self._owned = not ray.is_initialized()
         if self._owned:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
