@@ -719,7 +719,7 @@ def _missing_runs(
 
 
 def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:
-    """Return a strategy of a factory with a loaded state, and its unlearning plugin; refuse ``into`` with other files."""
+    """Return a factory's strategy with a loaded state, and its unlearning plugin; refuse ``into`` with other files."""
     from avalanche_amnesia.saving.files import read_body, refuse_foreign
 
     read_body(state)  # report a path without a state first

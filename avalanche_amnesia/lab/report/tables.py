@@ -56,7 +56,7 @@ def text(content: Any) -> TableCell:
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with all runs' rows (strategy and seed first), or an empty list without rows."""
+    """Return a list of one table with all runs' rows (strategy and seed first); an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -67,7 +67,7 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
 
 
 def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return a list of one table with all evaluations' rows (strategy, seed, task first), or an empty list without rows."""
+    """Return a list of one table of all evaluations' rows (strategy, seed, task first); an empty list without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))

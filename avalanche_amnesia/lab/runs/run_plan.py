@@ -33,7 +33,7 @@ class PlannedRuns:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Planned runs by group, and estimated seconds to compute them (None if the store has no training time)."""
+    """Planned runs by group, and estimated seconds, by the store's mean training time (None if the store is empty)."""
 
     runs: tuple[PlannedRuns, ...]
     seconds: float | None

@@ -188,7 +188,7 @@ class RunStore:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Acquire the file lock ``name`` for a ``with`` block; a crash of the process releases the lock, too."""
+        """Acquire the lock of a state or of the store for a ``with`` block; a crash of the process releases it, too."""
         lock = FileLock(self.path / "locks" / name)
         with writing(self.path):
             lock.acquire()
