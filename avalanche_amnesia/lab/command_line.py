@@ -371,7 +371,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
 
 
 def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[str]:
-    """Return the parts of a state that an unlearning did not leave so: tensors, recorded updates, its last record."""
+    """Return the parts of a saved state that differ from an unlearning's record: tensors, updates, last record."""
     from avalanche_amnesia.saving.files import read_body, read_state
 
     read_body(state)  # report a path without a state before importing torch
@@ -509,7 +509,7 @@ COMMANDS: Any = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status."""
+    """Run the command in ``arguments`` (default: ``sys.argv``), and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("WANDB_SILENT", "true")
     options: dict[str, Any] = {}
@@ -547,7 +547,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parsed(words: list[str]) -> dict[str, Any]:
-    """Parse the words of a command into its function and arguments."""
+    """Parse the words of a command into a dict of arguments, with the command's function under ``function``."""
     parser = _Parser(prog="amnesia", description="Continual learning that can forget on request.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     shtab.add_argument_to(parser, "--print_completion", help="print a script that completes commands in a shell")
@@ -581,7 +581,7 @@ def _as_option(word: str, names: set[str]) -> str:
 
 
 def _add(commands: Any, function: Callable[..., int | None]) -> None:
-    """Add a subcommand with the parameters of a function as its options."""
+    """Add a subcommand to the parser, with the parameters of a function as the subcommand's options."""
     summary, own = _docstring_parts(function)
     texts = COMMON_HELP | own
     command = function.__name__.rstrip("_").replace("_", "-")
@@ -611,7 +611,7 @@ def _add(commands: Any, function: Callable[..., int | None]) -> None:
 
 
 def _add_settings(parser: argparse.ArgumentParser, command: str) -> None:
-    """Add an option for each setting of an experiment."""
+    """Add an option for each setting of an experiment to the parser of a command."""
     parser.usage = f"amnesia {command} FILE [key=value ...] [--profile small] [options]"
     group = parser.add_argument_group("settings of the experiment, with or without the dashes")
     change: dict[str, Any] = {"action": "append", "dest": "changes", "default": []}
@@ -719,7 +719,7 @@ def _missing_runs(
 
 
 def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:
-    """Return a strategy from a factory in a saved state, and its plugin that unlearns; check the place to save it."""
+    """Return a factory's strategy with a loaded state, and its unlearning plugin; refuse ``into`` with other files."""
     from avalanche_amnesia.saving.files import read_body, refuse_foreign
 
     read_body(state)  # report a path without a state first
@@ -757,7 +757,7 @@ def _read_key(file: Path | None, option: str) -> bytes | None:
 
 
 def _call_factory(name: str, option: str) -> Any:
-    """Call the function ``module:name`` without arguments; its errors are raised again with this name."""
+    """Call the function ``module:name`` without arguments; raise its errors again with this name in the message."""
     make = named(name, option)
     try:
         inspect.signature(make).bind()
@@ -805,14 +805,14 @@ def _run_summary(run: Any) -> str:
 
 
 def _print_plan(plan: Any, as_json: bool) -> None:
-    """Print a ``RunPlan`` as text or JSON."""
+    """Print a ``RunPlan`` (trainings and estimated time) as text, or as JSON if ``as_json``."""
     groups = [asdict(group) | {"to_compute": group.to_compute} for group in plan.runs]
     shown = {"told": [plan.summary], "seconds": plan.seconds, "runs": groups}
     _print(json.dumps(shown) if as_json else str(plan))
 
 
 def _print_summary(told: Sequence[str], details: str, as_json: bool, content: Mapping[str, Any]) -> None:
-    """Print sentences followed by details, or sentences and ``content`` as one JSON object."""
+    """Print sentences followed by details, or, if ``as_json``, sentences and ``content`` as one JSON object."""
     lines = [line for sentence in told for line in wrapped(sentence)]
     _print(json.dumps({"told": told, **content}) if as_json else "\n".join([*lines, "", details]))
 

@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 
 
 class RayExecutor:
-    """Runs jobs on a Ray cluster; Ray places workers by cores and GPU fractions, and repeats calls of lost workers.
+    """Executor on a Ray cluster; Ray places workers by cores and GPU fractions, and repeats calls of lost workers.
 
     Args:
         address: address of a running cluster, such as ``auto`` or ``ray://head:10001``; None: RAY_ADDRESS if set, else
@@ -39,12 +39,12 @@ class RayExecutor:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Submit a call to a worker."""
+        """Submit a function call to a Ray worker, and return the future of the call's result."""
         future: Future[Any] = self._remote(function).remote(*arguments).future()
         return future
 
     def lost(self, error: BaseException) -> bool:
-        """Return True if a worker, its node or its memory failed more often than Ray repeats a call."""
+        """Return True if ``error`` means that a worker, node or memory failed more often than Ray repeats a call."""
         of_ray = self._ray.exceptions
         kinds = (of_ray.WorkerCrashedError, of_ray.NodeDiedError, of_ray.OutOfMemoryError, of_ray.ObjectLostError)
         return isinstance(error, kinds)
@@ -56,7 +56,7 @@ class RayExecutor:
 
 
 class SlurmExecutor:
-    """Runs jobs in Slurm's queue (submitit); the submitting program must stay alive, for example on the login node.
+    """Executor with Slurm's queue (submitit); the submitting program must stay alive, for example on the login node.
 
     Args:
         logs: folder for submitit's files, on a file system that all nodes share.
@@ -103,7 +103,7 @@ class SlurmExecutor:
         self._jobs: list[Any] = []
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Put a call into the queue as soon as it has fewer than ``workers`` jobs."""
+        """Submit a function call to Slurm once its queue has fewer than ``workers`` jobs; return the call's future."""
         return self._waiting.submit(self._call, function, arguments)
 
     def _call(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
@@ -112,7 +112,7 @@ class SlurmExecutor:
         return job.result()
 
     def lost(self, error: BaseException) -> bool:
-        """Return True if a job ended without a result and without an error of its own."""
+        """Return True if ``error`` means that a job ended without a result and without raising an error."""
         utils = self._submitit.core.utils
         return isinstance(error, utils.UncompletedJobError) and not isinstance(error, utils.FailedJobError)
 

@@ -11,7 +11,7 @@ from avalanche_amnesia import checks
 
 @dataclass(frozen=True)
 class Job:
-    """A function call for a worker.
+    """A function call for a worker, and the names of the jobs that must finish before this job.
 
     Attributes:
         name: unique name.
@@ -28,7 +28,7 @@ class Job:
 
 @dataclass(frozen=True)
 class JobDone:
-    """Outcome of a job.
+    """Result or error of a finished job, and the number of jobs finished so far.
 
     Attributes:
         job: the finished job.
@@ -50,7 +50,7 @@ class NeedFailedError(RuntimeError):
 
 
 class Executor(Protocol):
-    """Runner of jobs.
+    """Interface of executors: submit jobs to workers, detect lost workers, and close.
 
     Attributes:
         workers: maximum number of jobs submitted at a time, so that jobs run in their order; None: no maximum.
@@ -59,7 +59,7 @@ class Executor(Protocol):
     workers: int | None
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Submit a call to a worker."""
+        """Submit a function call to a worker, and return the future of the call's result."""
 
     def lost(self, error: BaseException) -> bool:
         """Return True if an error means that the worker was lost, not that the call failed."""
@@ -75,7 +75,7 @@ def run_jobs(
     retries: int = 2,
     on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> dict[str, BaseException]:
-    """Run jobs in order, each after the jobs that it needs; a failed job does not stop the rest.
+    """Run jobs in order, each after the jobs that it needs; a failed job does not stop independent jobs.
 
     Args:
         jobs: jobs with distinct names.

@@ -16,7 +16,7 @@ from avalanche_amnesia import checks
 
 
 class ProcessExecutor:
-    """Runs jobs in local processes (loky); if a process is lost, all are replaced.
+    """Executor that runs jobs in local processes (loky); if one process is lost, all processes are replaced.
 
     Args:
         workers: number of processes; None: one per core, or as many as fit on the GPUs.
@@ -38,26 +38,26 @@ class ProcessExecutor:
         self.workers: int | None = fit if workers is None else checks.whole_number("workers", workers)
 
     def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:
-        """Submit a call to a process."""
+        """Submit a function call to a process, and return the future of the call's result."""
         future: Future[Any] = worker_processes(self.workers, self._n_gpus).submit(function, *arguments)
         return future
 
     def lost(self, error: BaseException) -> bool:
-        """Return True if a process ended before its call returned."""
+        """Return True if ``error`` means that a process ended before its call returned."""
         return isinstance(error, BrokenExecutor)
 
     def close(self) -> None:
-        """Kill the processes; this is safe because a store contains complete states only."""
+        """Kill the worker processes; this is safe because a store contains complete states only."""
         worker_processes(self.workers, self._n_gpus).shutdown(wait=True, kill_workers=True)
 
 
 def worker_processes(n: int | None, n_gpus: int = 0) -> Any:
-    """Return the running pool of processes, or a new one after an idle minute or a crash."""
+    """Return the running pool of ``n`` worker processes, or a new pool after an idle minute or a crash."""
     return loky.get_reusable_executor(n, timeout=60, initializer=_begin, initargs=(n_gpus, os.getpid()))
 
 
 def _begin(n_gpus: int, program: int) -> None:
-    """Prepare a process: ignore Ctrl-C, end with the main program, and make one GPU visible."""
+    """Prepare a worker process: ignore Ctrl-C, end with the main program, and make only one GPU visible."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(program,), daemon=True).start()
     if n_gpus:

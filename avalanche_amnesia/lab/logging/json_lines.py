@@ -28,7 +28,7 @@ _FILES = {"media": "png", "records": "json"}
 
 
 class JSONWriter(RunWriter):
-    """Appends to the log in a run's folder."""
+    """Writer that appends a run's values to the log in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,34 +37,34 @@ class JSONWriter(RunWriter):
         self._n = {kind: sum(1 for _ in folder.glob(f"{kind}/*.{ending}")) for kind, ending in _FILES.items()}
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add a line of settings; settings of earlier lines take precedence."""
+        """Append a line of settings to the log; settings of earlier lines take precedence."""
         self._append("settings", settings=settings, name=name)
 
     def define(self, metric: str, axis: str) -> None:
-        """Add a line that names the axis of a metric."""
+        """Append a line to the log that names the axis of a metric."""
         self._append("metric", metric=metric, axis=axis)
 
     def log(self, row: Mapping[str, Payload]) -> None:
-        """Add a row of values, after saving its pictures to files."""
+        """Append a row of values to the log, after saving the row's pictures to files."""
         self._append("row", time=round(time.time(), 3), values={name: self._as_json(v) for name, v in row.items()})
 
     def note(self, texts: Mapping[str, str]) -> None:
-        """Add a line of texts."""
+        """Append a line of texts to the log."""
         self._append("texts", texts=dict(texts))
 
     def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Save a record to a new file, and add a line with its path; ``again``: replace the last file."""
+        """Save a record to a new file, and append its path to the log; if ``again``, replace the last record's file."""
         if again:
             record.save(self.folder / f"records/{self._n['records']}.json")
         else:
             self._append("record", path=self._saved("records", record))
 
     def forget(self, tasks: tuple[int, ...]) -> None:
-        """Add a line that removes earlier values of these tasks from the summary."""
+        """Append a line to the log that removes earlier values of ``tasks`` from the run's summary."""
         self._append("forget", tasks=list(tasks))
 
     def finish(self, exit_code: int) -> None:
-        """Add the last line."""
+        """Append the last line with the exit code to the log, and close the log."""
         self._append("end", exit_code=exit_code)
         self._file.close()
 
@@ -75,7 +75,7 @@ class JSONWriter(RunWriter):
             self._file.flush()
 
     def _saved(self, kind: str, content: Image.Image | UnlearningRecord) -> str:
-        """Save content to a new file and return its path."""
+        """Save a picture or record to a new file, and return the file's path in the run's folder."""
         self._n[kind] += 1
         path = f"{kind}/{self._n[kind]}.{_FILES[kind]}"
         (self.folder / kind).mkdir(exist_ok=True)
@@ -96,7 +96,7 @@ class JSONWriter(RunWriter):
 
 
 class JSONLogger(RunLogger):
-    """Logs a run to a folder: the values of :class:`RunLogger` as JSON lines, pictures as PNG, records as JSON.
+    """Logger that writes the values of :class:`RunLogger` to a folder: JSON lines, pictures as PNG, records as JSON.
 
     It needs no second process, which suits many short runs: log to JSON first, and send selected folders to W&B with
     `amnesia sync`. A pickled logger does not contain its run; give the loaded logger a folder with `attach`.
@@ -148,7 +148,7 @@ class JSONLogger(RunLogger):
         return self._folder
 
     def attach(self, folder: str | Path) -> None:
-        """Continue the run in a folder after its last complete line; for a logger loaded without its run.
+        """Continue the run in a folder after the last complete line of its log, with a logger loaded from a pickle.
 
         Args:
             folder: folder of a run that a JSONLogger started.
@@ -174,7 +174,7 @@ class JSONLogger(RunLogger):
 
 
 def replay(root: Path, writer: RunWriter) -> bool:
-    """Write a logged run to another writer; return False, without finishing the writer, if the run was killed."""
+    """Copy the logged run in ``root`` to ``writer``; if the run was killed, return False and leave the writer open."""
     exit_code: int | None = None
     for line in lines_of(root):
         match line["kind"]:
@@ -202,7 +202,7 @@ def replay(root: Path, writer: RunWriter) -> bool:
 
 
 def _cut_broken_line(file: Path) -> None:
-    """Remove an incomplete last line, which a killed writer may leave."""
+    """Remove an incomplete last line from a log file, because a killed writer may leave one."""
     with file.open("r+b") as stream:
         content = stream.read()
         end = content.rfind(b"\n") + 1

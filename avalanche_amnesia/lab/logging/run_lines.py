@@ -1,4 +1,4 @@
-"""Read the lines of a run logged as JSON."""
+"""Read the log lines of a run logged as JSON lines."""
 
 import json
 import re
@@ -17,7 +17,7 @@ class JSONRunError(ValueError):
 
 
 def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a run; the first one describes the run."""
+    """Yield the complete lines of a run's log as dicts; the first line describes the run."""
     file = folder / RUN_FILE
     if not file.is_file():
         raise JSONRunError(f"{folder} holds no {RUN_FILE}: give the folder of a JSONLogger")

@@ -18,7 +18,7 @@ SENT = "sent.json"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of sending one run."""
+    """Result of sending one run to W&B."""
 
     run: Path
     result: Literal["sent", "unchanged", "failed"]
@@ -91,7 +91,7 @@ def _sent_before(folder: Path) -> Any:
 
 
 def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
-    """Write a run to W&B, replace its earlier offline version, and return the number of rows."""
+    """Send a logged run to W&B, delete its earlier offline version, and return its number of rows."""
     import wandb
 
     from avalanche_amnesia.lab.logging.json_lines import replay

@@ -21,7 +21,7 @@ _MOST_LINES = 40
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis of numbers; a logarithmic axis starts with a step for values below detection."""
+    """A chart axis: label, formats and ends; a logarithmic axis starts with a step for values below detection."""
 
     label: str
     words: Callable[[float], str]
@@ -31,13 +31,13 @@ class Axis:
 
     @property
     def highest(self) -> float:
-        """Largest possible number."""
+        """Largest possible number on the axis; infinity if the axis has no fixed ends."""
         return math.inf if self.ends is None else self.ends[1]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Positions on an axis in per cent of its length."""
+    """Ticks of an axis, and a function from a number to its position, both in per cent of the axis's length."""
 
     ticks: Sequence[tuple[float, str]]
     place: Callable[[float], float]
@@ -45,7 +45,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Series:
-    """A line of a chart: pairs of a position in the stream and a number."""
+    """A line of a chart: pairs of a position in the stream and a number over seeds."""
 
     role: str
     name: str
@@ -66,7 +66,7 @@ class LineChart:
 
     @property
     def numbers(self) -> Sequence[str]:
-        """All numbers as text."""
+        """All numbers of the chart as text, each with the name of its line and the task."""
         return [
             f"{each.name}, after task {self.after[place]}: {over_seeds(value, self.axis.words)}"
             for each in self.series
@@ -80,19 +80,19 @@ class LineChart:
         return [(self.x(at), task) for at, task in enumerate(self.after) if at % step == 0]
 
     def x(self, place: int) -> float:
-        """Return the position of a task in per cent of the width."""
+        """Return the horizontal position of the task at an index in the stream, in per cent of the chart's width."""
         return round(100 * (place + 0.5) / len(self.after), 2)
 
     def y(self, value: float) -> float:
-        """Return the position of a number in per cent of the height, from the top."""
+        """Return the vertical position of a number, in per cent of the chart's height from the top."""
         return round(100 - self.scale.place(value), 2)
 
     def line(self, each: Series) -> str:
-        """Return the SVG points of the line of means."""
+        """Return the SVG points of a line through the means of a series."""
         return " ".join(f"{self.x(at)},{self.y(value.mean)}" for at, value in each.points)
 
     def band(self, each: Series) -> str:
-        """Return the SVG points around the range over seeds, or an empty string if all seeds are equal."""
+        """Return the SVG points around the range of a series over seeds, or an empty string if all seeds are equal."""
         if all(value.low == value.high for _, value in each.points):
             return ""
         above = [f"{self.x(at)},{self.y(value.high)}" for at, value in each.points]
@@ -101,7 +101,7 @@ class LineChart:
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix of fractions by row and column; dark cells are large."""
+    """A chart of fractions by row and column; the larger the fraction, the darker the cell."""
 
     name: str
     title: str
@@ -111,7 +111,7 @@ class Matrix:
     corner: str
 
     def __post_init__(self) -> None:
-        """Raise ValueError unless every row and column has a name."""
+        """Raise ValueError if the cells do not have exactly one name per row and one per column."""
         if len(self.cells) != len(self.rows) or any(len(row) != len(self.columns) for row in self.cells):
             raise ValueError(f"{len(self.rows)} × {len(self.columns)} names do not fit the cells of {self.title}")
 
@@ -122,7 +122,7 @@ class Matrix:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Step between drawn rows, and step between drawn columns."""
+        """Step between drawn rows, and step between drawn columns; (2, 1) skips every second row."""
         return math.ceil(len(self.rows) / _MOST_LINES), math.ceil(len(self.columns) / _MOST_LINES)
 
     @property
@@ -132,17 +132,17 @@ class Matrix:
 
     @staticmethod
     def colour(value: float) -> str:
-        """Return the colour of a cell."""
+        """Return the background colour of a cell with this fraction, as hex."""
         return str(to_hex(SHARES(value)))
 
     @staticmethod
     def ink(value: float) -> str:
-        """Return the colour of the number in a cell."""
+        """Return the colour of the number printed in a cell: white on dark cells, else black."""
         return "#ffffff" if value > WHITE_FROM else "#000000"
 
 
 def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
-    """Return a scale that contains all numbers of some series."""
+    """Return a scale of an axis that contains all numbers of the given series."""
     reach = [end for each in all_series for _, value in each.points for end in (value.low, value.mean, value.high)]
     if axis.is_logarithmic:
         return _logarithmic(axis, reach)
@@ -158,7 +158,7 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
 
 
 def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
-    """Return a scale of decades up to the largest number, with a lowest step for values below detection."""
+    """Return a logarithmic scale up to the largest of some numbers, with a first step for values below detection."""
     there = [value for value in reach if value >= RESOLUTION] or [1.0]
     first, last = math.floor(math.log10(min(there))), math.ceil(math.log10(max(there)))
     first = min(first, last - 1)
@@ -173,5 +173,5 @@ def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
 
 
 def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:
-    """Return role → name for all lines of some charts."""
+    """Return role → name for all lines of the given charts."""
     return {each.role: each.name for chart in charts for each in chart.series}

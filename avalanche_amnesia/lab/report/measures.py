@@ -1,4 +1,4 @@
-"""Metrics of a run with their titles, formats and explanations in the report, the tables of studies and the demo.
+"""Titles, formats and explanations of a run's metrics, for the report page, the tables of studies and the demo.
 
 To add a metric, add it to ``metrics_of`` in ``lab/runs/measuring.py``, and here to :data:`COLUMNS` or
 :data:`READINGS` for the page; add it to :data:`MEANINGS`, too, for a column in the tables and the demo.
@@ -15,7 +15,7 @@ from avalanche_amnesia.lab.report.wording import percent, points, share, times
 
 @dataclass(frozen=True)
 class Column:
-    """A table column: title in the tables of studies and the demo, title on the page, number, and its format."""
+    """A table column: title in tables of studies and the demo, title on the report page, number getter and format."""
 
     title: str
     page: str
@@ -28,7 +28,7 @@ class Reading:
     """A test for traces of unlearned tasks: it compares a metric with its value on the retrained model.
 
     Attributes:
-        metric: name in the log; chance level has the suffix ``_chance``.
+        metric: name of the metric in the log; the metric's chance level has this name with the suffix ``_chance``.
         check: name of the test on the page.
         axis: axis of its chart.
         key: key of its section.
@@ -36,9 +36,9 @@ class Reading:
         lead: explanation of the section, in paragraphs.
         beside: suffix of the metric to compare with, measured on the retrained model (for a distance, between two
             retrained models); or the full name of that metric.
-        tolerance: excess that is still equal; a test set of 100 samples varies by as much.
+        tolerance: largest excess that counts as equal, because a test set of 100 samples varies by as much.
         in_floors: if True, the tolerance is a multiple of the compared metric.
-        wider: suffix of a larger floor that the metric must also exceed to be a trace.
+        wider: suffix of a larger noise floor; the metric is a trace only if it also exceeds this floor.
         of_samples: True for forgotten samples, False for whole tasks.
     """
 
@@ -56,40 +56,40 @@ class Reading:
 
     @property
     def compared(self) -> str:
-        """Name of the metric to compare with."""
+        """Name of the metric that the test compares with ``metric``."""
         return f"{self.metric}{self.beside}" if self.beside.startswith("_") else self.beside
 
 
 def jsd_names(moment: Moment) -> list[str]:
-    """Return the names of the measured JSDs, ``JSD_own`` (through the unlearned tasks' own masks) first."""
+    """Return the names of all measured Jensen–Shannon divergences, ``JSD_own`` (through the tasks' own masks) first."""
     counts = (name for name in moment.numbers if name.startswith("JSD_") and name.endswith("_tasks"))
     return sorted((name.removesuffix("_tasks") for name in counts), key=lambda name: (name != "JSD_own", name))
 
 
 def jsd_name(moment: Moment) -> str:
-    """Return the name of the displayed JSD, or an empty string if no JSD was measured."""
+    """Return the name of the JSD that the report shows for an evaluation; an empty string if no JSD was measured."""
     return next(iter(jsd_names(moment)), "")
 
 
 def jsd_of(suffix: str = "") -> Get:
-    """Return a getter of the displayed JSD, or of one of its floors (by suffix)."""
+    """Return a function from an evaluation to the JSD in the report, or to this JSD's noise floor with ``suffix``."""
     return lambda moment: moment.number(jsd_name(moment) + suffix)
 
 
 def ratio_of(moment: Moment, name: str) -> float | None:
-    """Return a distance divided by its order floor."""
+    """Return a distance divided by its order floor, the distance of two retrained models with different data orders."""
     distance, floor = moment.number(name), moment.number(f"{name}_floor_order")
     return None if distance is None or floor is None else floor_ratio(distance, floor)
 
 
 def mean_accuracy(moment: Moment) -> float | None:
-    """Return the mean test accuracy of the remaining tasks."""
+    """Return the mean test accuracy of the remaining tasks in an evaluation, or None if no such task was tested."""
     found = moment.accuracy.values()
     return sum(found) / len(found) if found else None
 
 
 def capacity_before(moment: Moment) -> float | None:
-    """Return the free capacity before the first request since the previous moment."""
+    """Return the free share of the network before the first request since the previous evaluation between tasks."""
     return moment.first.get("CapacityBefore", {}).get(None)
 
 
@@ -107,7 +107,7 @@ COLUMNS = {
     ),
     "capacity": Column("capacity", "free capacity", number("Capacity"), percent),
 }
-"""Name in ``results.csv`` of a study → column."""
+"""Column name in the file ``results.csv`` of a study → column."""
 MEANINGS = {
     "remaining": "test accuracy of the tasks that remain, %",
     "difference": "accuracy difference to the model that never unlearned, points",
@@ -118,7 +118,7 @@ MEANINGS = {
     "reference": "what the same heads read from the retrained model, %: what old head reads beyond it may be a trace",
     "capacity": "share of the network that is free, %",
 }
-"""Explanations under the tables of studies and the demo; columns without an explanation are omitted there."""
+"""Column name → explanation under the tables of studies and the demo; the tables omit columns without one."""
 MEASURES = {key: COLUMNS[key] for key in MEANINGS}
 _SHARES = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
 _AUC = Axis("AUC", share, "{:g}".format, (0.0, 1.0))
@@ -215,4 +215,4 @@ JSD = Reading(
     wider="_floor_seed",
 )
 KEPT = Reading("Top1_Acc_Exp", "accuracy on remaining tasks", _SHARES, "", "", beside="Accuracy_reference")
-"""Equal to the retrained model's accuracy if unlearning is exact."""
+"""Test of the accuracy on remaining tasks; if unlearning is exact, it equals the retrained model's accuracy."""

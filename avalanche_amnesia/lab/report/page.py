@@ -18,7 +18,7 @@ from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, pe
 
 @dataclass(frozen=True)
 class Line:
-    """Summary of a strategy: verdict, accuracies and cost; ``dots`` are tuples of role, name and number."""
+    """Summary of a strategy in the report: verdict, accuracies, cost; ``dots`` are (role, name, accuracy) tuples."""
 
     entry: Entry
     verdict: Verdict
@@ -27,7 +27,7 @@ class Line:
 
     @property
     def read(self) -> str:
-        """The dots as text."""
+        """Names and accuracies in ``dots`` as text."""
         return ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in self.dots)
 
     @property
@@ -37,13 +37,13 @@ class Line:
 
     @property
     def difference(self) -> str:
-        """Accuracy difference and its control as text; empty if not measured."""
+        """Accuracy difference to the model that never unlearned, and its control, as text; empty if not measured."""
         found = {"AD": self.entry.spread(COLUMNS["difference"].of), "control": self.entry.spread(COLUMNS["control"].of)}
         return ", ".join(f"{name} {points(value.mean)}" for name, value in found.items() if value is not None)
 
     @property
     def cost(self) -> Sequence[str]:
-        """Mean times of a request and of retraining as text; empty if not measured."""
+        """Mean times of an unlearning and of a retraining as text; an empty list if not measured."""
         unlearn, retrain = (spread(getattr(cost, what) for cost in self.entry.costs) for what in ("unlearn", "retrain"))
         if unlearn is None or retrain is None or not any(run.obeys for run in self.entry.runs):
             return []
@@ -52,7 +52,7 @@ class Line:
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """Return the HTML page about the unlearned tasks, the tests for traces, and the cost for the remaining tasks.
+    """Return the HTML report page: unlearned tasks, tests for traces of these tasks, and costs for the remaining tasks.
 
     Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
 
@@ -85,7 +85,7 @@ def report_page(runs: Sequence[Run]) -> str:
 
 
 def _line(entry: Entry) -> Line:
-    """Return the summary of a strategy; it shows samples if no whole task was unlearned."""
+    """Return the summary of a strategy, with accuracies on forgotten samples if no whole task was unlearned."""
     read_of = (each for each in READINGS if each is OLD_HEAD or each.of_samples)
     reading = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
     metrics = {
@@ -112,7 +112,7 @@ def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
 
 
 def _outcomes(lines: Sequence[Line]) -> Table | None:
-    """Return a table with one row per strategy and test, or None."""
+    """Return a table with one row per strategy and test, or None if there were no tests."""
     rows: list[Row] = [
         {
             "strategy": text(line.entry.name),
@@ -148,7 +148,7 @@ def _summary(lines: Sequence[Line]) -> Table:
 
 
 def _sources(runs: Sequence[Run]) -> Table | None:
-    """Return a table with one row per source, or None for a single source."""
+    """Return a table with one row per folder that runs were read from, or None if there is only one such folder."""
     rows: list[Row] = []
     for source, mine in grouped(runs, lambda run: run.source).items():
         found = {
@@ -163,13 +163,13 @@ def _sources(runs: Sequence[Run]) -> Table | None:
 
 
 def _reasons(entry: Entry) -> Sequence[str]:
-    """Return the distinct reasons in all records against a claim to be exact."""
+    """Return the distinct reasons in all records of a strategy why an unlearning does not claim to be exact."""
     plans = [record.get("plan") or {} for run in entry.runs for record in run.records]
     return list(dict.fromkeys(reason for plan in plans for reason in plan.get("reasons") or ()))
 
 
 def _records(run: Run) -> Iterator[Row]:
-    """Yield a row per record; cells without data are empty."""
+    """Yield a table row per unlearning record of a run; cells without data are empty."""
     for record, signature in zip(run.records, run.signatures, strict=True):
         plan: dict[str, Any] = record.get("plan") or {}
         touched = sum((plan.get("entries") or {}).values())
@@ -188,7 +188,7 @@ def _records(run: Run) -> Iterator[Row]:
 
 
 def _about(runs: Sequence[Run]) -> str:
-    """Return data and seeds in one line."""
+    """Return the data sets and seeds of all runs as one line of text."""
     seeds = dict.fromkeys(each.seed for each in runs if each.seed is not None)
     data = dict.fromkeys(str(each.settings["data"]) for each in runs if "data" in each.settings)
     parts = [listed(data)] if data else []

@@ -26,12 +26,12 @@ _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(
 """Logged name of an evaluation metric; the parts for phase, stream and experience are ignored."""
 _AXES = (ITERATION, TASK, EVENT)
 _LISTED = re.compile(r"\d+(, \d+)*")
-"""List of tasks in the table of events; any other text there describes samples of a task."""
+"""Pattern of a list of tasks in the table of events; other text in that column describes samples of a task."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """An evaluation of a run between two tasks, with the metrics measured since the previous moment.
+    """An evaluation of a run between two tasks, with the metrics measured since the previous such evaluation.
 
     Attributes:
         task: the task just trained.
@@ -58,11 +58,11 @@ class Moment:
     tables: Mapping[str, Table] = field(default_factory=dict)
 
     def number(self, name: str, task: int | None = None) -> float | None:
-        """Return a metric of one task or of all tasks; None if it was not measured."""
+        """Return a metric of one task, or of all tasks if ``task`` is None; return None if it was not measured."""
         return self.numbers.get(name, {}).get(task)
 
     def by_task(self, name: str) -> dict[int, float]:
-        """Return a metric by task."""
+        """Return task → value of a metric, for all tasks with a measured value."""
         return {task: value for task, value in self.numbers.get(name, {}).items() if task is not None}
 
     @property
@@ -79,7 +79,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds for one unlearning, and for training its reference from the beginning."""
+    """Seconds for one unlearning, and for training its reference (the retrained model) from the beginning."""
 
     after: int
     unlearn: float
@@ -88,7 +88,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, read from its log.
+    """A training run with its evaluations, unlearning records and costs, read from its log.
 
     Attributes:
         folder: folder of the log.
@@ -96,11 +96,11 @@ class Run:
         settings: settings given to the logger, else the strategy's settings.
         seed: seed, or None if the log has none.
         versions: package → version.
-        moments: evaluations in order.
+        moments: evaluations between tasks, in order.
         records: records of its unlearnings.
         costs: costs of its unlearnings.
         source: folder given to :func:`read_runs`, if it was read there.
-        signatures: signature status of each record as text.
+        signatures: per record, ``signed, not checked`` or ``not signed``.
         id: random identifier from the logger.
         ended: True if the log ends without an error; False if the run was stopped or is still running.
         unrecorded: number of unlearnings without a record.
@@ -122,7 +122,7 @@ class Run:
 
     @property
     def last(self) -> Moment:
-        """The last moment."""
+        """The last evaluation of the run."""
         return self.moments[-1]
 
     @property
@@ -133,7 +133,7 @@ class Run:
 
     @property
     def of_seed(self) -> str:
-        """The seed as text."""
+        """The seed as text: ``seed 3``, or ``the run`` without a seed."""
         return "the run" if self.seed is None else f"seed {self.seed}"
 
 
@@ -169,7 +169,7 @@ class Entry:
 
     @property
     def requests(self) -> dict[int, Moment]:
-        """Moments with a request, by position in the stream."""
+        """Position in the stream → evaluation after an unlearning request at this position, in the first seed's run."""
         return {at: moment for at, moment in enumerate(self.first.moments) if moment.unlearned_now or moment.parts_now}
 
     @property
@@ -178,7 +178,7 @@ class Entry:
         return [cost for run in self.runs for cost in run.costs]
 
     def spread(self, get: Get, place: int = -1) -> Spread | None:
-        """Return a number over all seeds at a position in the stream; -1: the end."""
+        """Return mean and range over seeds of a number at a position in the stream; -1 is the end of the stream."""
         return spread(get(run.moments[place]) for run in self.runs if place < len(run.moments))
 
 
@@ -188,11 +188,11 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     if not there:
         return None
     low, high = min(there), max(there)
-    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # guards against rounding
+    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # limits rounding errors
 
 
 def number(name: str, task: int | None = None) -> Get:
-    """Return a getter of a metric, of one task or of all tasks."""
+    """Return a function that reads a metric of an evaluation, of one task or, if ``task`` is None, of all tasks."""
     return lambda moment: moment.number(name, task)
 
 
@@ -217,9 +217,9 @@ def read_runs(folder: str | Path) -> list[Run]:
 
 
 def read_run(folder: str | Path) -> Run:
-    """Read one run.
+    """Read one run from the log in its folder.
 
-    The logger writes its table of events after each evaluation between tasks; this ends a moment.
+    A row with the table of events ends a moment, because the logger writes it after each evaluation between tasks.
 
     Args:
         folder: folder with ``run.jsonl``.
@@ -272,7 +272,7 @@ def read_run(folder: str | Path) -> Run:
 
 
 class _Reader:
-    """Collects moments and costs from the rows of a log."""
+    """Builder of a run's evaluations (moments) and costs from the rows of its log."""
 
     def __init__(self) -> None:
         self.moments: list[Moment] = []
@@ -284,7 +284,7 @@ class _Reader:
         self._event = self._ended = -1
 
     def take(self, row: Mapping[str, Any]) -> None:
-        """Add a row; a row with the table of events ends a moment."""
+        """Add a row of the log; a row with the table of events completes the current evaluation."""
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
             self._numbers, self._tables, self._event = {}, {}, row[EVENT]
         for key, value in row.items():
@@ -305,7 +305,7 @@ class _Reader:
         before: tuple[int, ...] = ()
         n_parts_before = 0
         first = self._first
-        if self._ended == self._event:  # a second evaluation replaces the moment
+        if self._ended == self._event:  # a second evaluation replaces the first
             first = self.moments.pop().first
         if self.moments:
             before, n_parts_before = self.moments[-1].unlearned, len(self.moments[-1].parts)
@@ -353,7 +353,7 @@ def _tasks(listed: str | None) -> tuple[int, ...]:
 
 
 def entries(runs: Sequence[Run]) -> list[Entry]:
-    """Group runs by name and settings without the seed, in the order of the runs; raise ValueError for a duplicate.
+    """Group runs that differ only in the seed, in the order of the runs; raise ValueError if a run occurs twice.
 
     If the runs belong to several studies (stream, network or budget differ), names include these settings.
     """
@@ -410,21 +410,21 @@ def flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def seedless(value: Any, key: str = "") -> Any:
-    """Remove all seeds from settings except seeds among options, which belong to the study."""
+    """Return settings without seeds, except seeds inside ``options``, because options belong to the study."""
     if isinstance(value, dict):
         return {name: seedless(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
     return value
 
 
 def _apart(mine: Mapping[str, Any], alike: Sequence[Mapping[str, Any]], of_study: Collection[str]) -> list[str]:
-    """Return the settings that distinguish a run from runs of the same name, and its study from other studies."""
+    """Return names of settings that distinguish a run from runs of equal name, or its study from other studies."""
     keys = dict.fromkeys(key for each in alike for key in each)
     apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in alike)]
     return apart + [key for key in mine if key in of_study and key not in apart]
 
 
 def _short(apart: list[str]) -> list[str]:
-    """Drop settings of a stream or scenario if its name already differs."""
+    """Return the given names without settings of a stream or scenario that already has a different name."""
     if "stream.name" in apart:
         apart = [key for key in apart if key == "stream.name" or not key.startswith("stream.")]
     if "scenario.name" in apart:

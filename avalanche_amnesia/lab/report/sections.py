@@ -22,7 +22,7 @@ _BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
 
 
 class Section(NamedTuple):
-    """A section of the page; empty if nothing was measured."""
+    """Charts, matrices and tables of one section of the report page; all empty if nothing was measured."""
 
     lines: Sequence[LineChart] = ()
     matrices: Sequence[Matrix] = ()
@@ -30,7 +30,7 @@ class Section(NamedTuple):
 
 
 def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Section]:
-    """Return all sections by their keys in the template, in the order of the page, including empty sections."""
+    """Return key in the template → section for all sections, in the order of the page, including empty sections."""
     lines = partial(_lines, entries)
     transferred = {"average forgetting": number("Forgetting"), "backward transfer": number("BackwardTransfer")}
     capacity = {
@@ -141,7 +141,7 @@ def _floor_cells(moment: Moment, name: str) -> Row:
 
 
 def _distances(moment: Moment, *kinds: str) -> list[str]:
-    """Return the names of distances, without their floors and ratios."""
+    """Return the names of measured distances that start with one of ``kinds``, without noise floors and ratios."""
     return sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE))
 
 
@@ -157,7 +157,7 @@ def _cost_rows(run: Run) -> Iterator[Row]:
 
 
 def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table of settings or versions with one column per group of equal runs."""
+    """Return a table of settings or versions, with one column per group of runs with equal settings and versions."""
     alike = grouped(runs, lambda run: json.dumps([run.settings, run.versions], sort_keys=True))
     found = [of(group[0]) for group in alike.values()]
     # Show folders relative to their common parent, because the page must not reveal paths of this machine.
@@ -181,7 +181,7 @@ def _set_to(name: str, value: object) -> str:
 
 
 def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
-    """Return a chart for each strategy with data, with lines of the wanted roles, all on one scale."""
+    """Return a line chart per strategy with data, all on one scale; ``wanted`` has a (role, name, getter) per line."""
     drawn = []
     for entry in entries:
         series = []
@@ -197,7 +197,7 @@ def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str,
 
 
 def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
-    """Return the section of a metric of unlearned tasks, on this model and on the retrained model."""
+    """Return the section that shows a metric of unlearned tasks, on this model and on the retrained model."""
     axis, beside = shown.axis, f"{shown.metric}_reference"
 
     def rows(moment: Moment) -> Iterator[Row]:
@@ -247,7 +247,7 @@ def _accuracy_cell(entry: Entry, place: int, task: int) -> Cell | None:
 
 
 def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
-    """Yield the owners of each layer's units before and after each request, in the run of the first seed."""
+    """Yield matrices of the tasks that own each layer's units before and after a request, in the first seed's run."""
     for entry in entries:
         for moment in entry.requests.values():
             before, after = _by_layer(moment.first, "OwnersBefore/"), _by_layer(moment.numbers, "Owners/")
@@ -260,7 +260,7 @@ def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
 
 
 def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float]]:
-    """Return layer → owner (a task, ``shared`` or ``free``) → fraction of units."""
+    """Return layer → owner (a task, ``shared`` or ``free``) → fraction of units, from metrics with prefix ``kind``."""
     found: dict[str, dict[int | str, float]] = {}
     for name in (name for name in found_then if name.startswith(kind)):
         for task, value in found_then[name].items():
@@ -270,7 +270,7 @@ def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float
 
 
 def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
-    """Yield the last measured overlap of masks for all pairs of tasks, in the run of the first seed."""
+    """Yield a matrix of the last measured mask overlap of all pairs of tasks per strategy, in the first seed's run."""
     for entry in entries:
         found = [moment.tables[_OVERLAP] for moment in entry.first.moments if _OVERLAP in moment.tables]
         if found:
@@ -280,6 +280,6 @@ def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
 
 
 def _matrix(entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any]) -> Matrix:
-    """Return a matrix from fractions by row and column."""
+    """Return a matrix of ``shares``, which maps row → column → fraction; missing fractions are empty cells."""
     cells = [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]
     return Matrix(entry.name, title, list(shares), columns, cells, "")

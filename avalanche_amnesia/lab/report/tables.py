@@ -28,7 +28,7 @@ Row = Mapping[str, TableCell]
 
 @dataclass(frozen=True)
 class Table:
-    """A table; on the page it can be sorted and copied as CSV."""
+    """A table of the report page, which readers can sort and copy as CSV."""
 
     caption: str
     columns: Sequence[str]
@@ -41,22 +41,22 @@ def table(caption: str, rows: Sequence[Row]) -> Table:
 
 
 def cell(value: float | None, words: Callable[[float], str]) -> TableCell:
-    """Return a cell with a number, or a dash for None."""
+    """Return a table cell with a number as text and as exact value, or with a dash for None."""
     return TableCell(MISSING, "", True) if value is None else TableCell(words(value), repr(value), True)
 
 
 def mean(value: Spread | None, words: Callable[[float], str]) -> TableCell:
-    """Return a cell with a number over seeds; its value is the mean."""
+    """Return a table cell with mean and range of a number over seeds as text; the cell's exact value is the mean."""
     return TableCell(over_seeds(value, words), "" if value is None else repr(value.mean), True)
 
 
 def text(content: Any) -> TableCell:
-    """Return a cell with text or an integer."""
+    """Return a table cell with text or an integer."""
     return TableCell(str(content), str(content), isinstance(content, int))
 
 
 def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], Iterable[Row]]) -> list[Table]:
-    """Return a table of the rows of all runs, after strategy and seed; an empty list without rows."""
+    """Return a list of one table with all runs' rows (strategy and seed first); an empty list without rows."""
     rows = [
         {"strategy": text(entry.name), "seed": text(run.seed), **row}
         for entry in entries
@@ -67,7 +67,7 @@ def of_seeds(caption: str, entries: Sequence[Entry], rows_of: Callable[[Run], It
 
 
 def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment], Iterable[Row]]) -> list[Table]:
-    """Return a table of the rows of all moments, after strategy, seed and task; an empty list without rows."""
+    """Return a list of one table of all evaluations' rows (strategy, seed, task first); an empty list without rows."""
 
     def rows_of_run(run: Run) -> Iterable[Row]:
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
@@ -76,7 +76,7 @@ def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment
 
 
 def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callable[[Moment], Iterator[Row]]:
-    """Return a function that yields one row for a moment with any of these numbers."""
+    """Return a function that yields a row with the numbers of ``columns`` if an evaluation has any of these numbers."""
 
     def rows_of(moment: Moment) -> Iterator[Row]:
         found = {name: (get(moment), words) for name, (get, words) in columns.items()}
@@ -97,7 +97,7 @@ def csv_of(runs: Sequence[Run]) -> bytes:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Return rows as CSV with exact numbers and empty cells for None; no text is a formula for a spreadsheet."""
+    """Return rows as CSV with exact numbers and empty cells for None; quote text that a spreadsheet would calculate."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows(map(_as_text, row) for row in rows)
     return file.getvalue()
@@ -108,7 +108,7 @@ def _as_text(cell: Any) -> Any:
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
-    """Yield tuples (task or None, metric, value)."""
+    """Yield a tuple (task or None, metric, value) for each value measured in an evaluation, except times."""
     for name in ("remaining", "unlearned", "unlearned_now"):
         yield from ((task, name, 1) for task in getattr(moment, name))
     yield None, "claim", moment.claim
@@ -116,7 +116,7 @@ def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
         if name not in _CLOCK:
             yield from ((task, name, value) for task, value in of.items())
     for name, (columns, *rows) in sorted(moment.tables.items()):
-        if name != _HISTORY:  # its rows repeat in later moments
+        if name != _HISTORY:  # its rows repeat in later evaluations
             yield from (
                 (column, f"{name}/{row[0]}", v) for row in rows for column, v in zip(columns[1:], row[1:], strict=True)
             )

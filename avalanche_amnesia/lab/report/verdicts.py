@@ -1,4 +1,4 @@
-"""Verdicts: combine all tests for traces of unlearned tasks into one of six results."""
+"""Verdicts on strategies: combine all tests for traces of unlearned tasks into one of six results."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ FAR = 8
 """A mean more than this many tolerances above the retrained model's is a trace even with few tasks and seeds. The
 number is large because an old head varies around chance on an unknown network (.18 to .75 with two classes)."""
 FEWEST = 3
-"""Minimum number of pairs; with fewer, chance cannot be ruled out."""
+"""Minimum number of compared pairs of task and seed; with fewer pairs, a difference may be chance."""
 
 Finding = Literal["clear", "possible", "trace", "weak"]
 Kind = Literal["exact", "conditional", "clear", "possible", "trace", "weak", "nothing"]
@@ -42,7 +42,7 @@ _GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
 
 
 class Pair(NamedTuple):
-    """A metric of one task, or of all tasks, on this model and on the retrained model."""
+    """Values of a metric on this model and on the retrained model, for one task or (``task`` None) for all tasks."""
 
     task: int | None
     here: float
@@ -51,12 +51,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of one test.
+    """Outcome of one test for traces of unlearned tasks.
 
     Attributes:
         reading: the test.
         finding: ``trace``; ``possible``: the excess over the retrained model is above the tolerance, but may be chance;
-            ``weak``: the test could not have found a trace; ``clear``: it could have, but did not.
+            ``weak``: the test could not have found a trace; ``clear``: the test could have found one, but did not.
         why: reason for the finding, if the numbers do not show it.
         here: the metric of this model over seeds.
         there: the metric of the retrained model over seeds.
@@ -81,7 +81,7 @@ class Verdict:
     claim: str
     outcomes: Sequence[Outcome]
     rests_on: Sequence[str] = ()
-    """The user's parts, if the claim is ``conditional``."""
+    """Parts of the user's code that must be repeatable, if the claim is ``conditional``."""
     beside: str = ""
     """Notes on the runs: requests not obeyed, records missing, or runs that stopped early."""
 
@@ -94,7 +94,7 @@ class Verdict:
 
     @property
     def why(self) -> str:
-        """Short reason for the verdict."""
+        """Short reason for the verdict as text, with notes on the runs."""
         return "; ".join(words for words in (self._reason, self.beside) if words)
 
     @property
@@ -134,7 +134,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
 
 def claim_of(runs: Sequence[Run]) -> str:
-    """Return the weakest claim of all records; empty without records, or if no request was obeyed.
+    """Return the weakest claim in the records of all runs; empty without records, or if no request was obeyed.
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """
@@ -195,14 +195,14 @@ def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
 
 
 def _unequal(reading: Reading, runs: Sequence[Run]) -> bool:
-    """Return True if a metric differs from the retrained model's."""
+    """Return True if the metric of a test differs from its value on the retrained model in any run."""
     if reading.in_floors:  # the JSD of equal models is 0
         return any(value >= RESOLUTION for run in runs for value in run.last.numbers.get(reading.metric, {}).values())
     return any(abs(pair.here - pair.there) >= RESOLUTION for run in runs for pair in _pairs(reading, run))
 
 
 def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
-    """Compare a metric with its value on the retrained model, for each task and seed."""
+    """Return the outcome of a test that compares a metric with its value on the retrained model, by task and seed."""
     here, there = (spread(run.last.number(name) for run in runs) for name in (reading.metric, reading.compared))
     pairs = [pair for run in runs for pair in _pairs(reading, run)]
 
@@ -247,20 +247,20 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
 
 
 def _pairs(reading: Reading, run: Run) -> list[Pair]:
-    """Return the pairs of all tasks with both values; if there are none, the pair of the mean over tasks."""
+    """Return a pair per task measured on both models; if there is no such task, the pair of the mean over tasks."""
     here, there = (run.last.numbers.get(name, {}) for name in (reading.metric, reading.compared))
     shared = [task for task in here if task in there]
     return [Pair(task, here[task], there[task]) for task in shared if task is not None or shared == [None]]
 
 
 def _unread(reading: Reading, run: Run) -> set[int]:
-    """Return the unlearned tasks without a measured pair."""
+    """Return the unlearned tasks without measurements on both this model and the retrained model."""
     read = {pair.task for pair in _pairs(reading, run)}
     return set() if reading.of_samples or None in read else set(run.last.unlearned) - read
 
 
 def _exceeds(reading: Reading, pairs: Sequence[Pair]) -> bool:
-    """Return True if the mean excess of some pairs is above twice the tolerance."""
+    """Return True if the mean excess of ``pairs`` over the retrained model is above twice the tolerance."""
     if not pairs:
         return False
     ours, theirs = fmean(pair.here for pair in pairs), fmean(pair.there for pair in pairs)
@@ -272,7 +272,7 @@ def _tolerance(reading: Reading, there: float) -> float:
 
 
 def _bounds(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
-    """Return one-sided 95 % bounds of the mean difference, by Student's t over the pairs."""
+    """Return one-sided 95 % bounds of the mean of ``ours - theirs``, by Student's t over the pairs."""
     if len(ours) < 2:
         return -math.inf, math.inf
     test = paired_test(ours, theirs, confidence=0.9)

@@ -34,7 +34,7 @@ def share(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a time with a suitable unit."""
+    """Format a number of seconds with a suitable unit."""
     return seconds_in_words(value).replace(" ", _SPACE)
 
 
@@ -51,16 +51,16 @@ def over_seeds(value: Spread | None, words: Callable[[float], str]) -> str:
     if low == high:
         return mean
     if low.partition(_SPACE)[2] == high.partition(_SPACE)[2]:
-        low = unitless(low)  # the unit once
+        low = unitless(low)  # write the unit only once
     return f"{mean} ({low} to {high})"
 
 
 def listed(items: Collection[Any]) -> str:
-    """Join items to a list: ``0``, ``0 and 1``, ``0, 1 and 4``."""
+    """Join items to an English list: ``0``, ``0 and 1``, ``0, 1 and 4``."""
     words = [str(item) for item in items]
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def tasks(labels: Collection[int]) -> str:
-    """List tasks: ``task 0``, ``tasks 0, 1 and 4``, ``no task``."""
+    """Format tasks as an English list: ``task 0``, ``tasks 0, 1 and 4``, ``no task``."""
     return f"task{'s' * (len(labels) > 1)} {listed(labels)}" if labels else "no task"

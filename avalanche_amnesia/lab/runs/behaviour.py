@@ -1,4 +1,4 @@
-"""Facts that affect a training but are no settings: hooks, replaced methods, tensor values and the user's code."""
+"""Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
 import hashlib
 import os
@@ -30,14 +30,14 @@ _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
 _LEAVES = (*_VALUES, CodeType, ModuleType)
-_LONG = 1000  # longer containers hold samples
-_LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}  # from a task to other tasks
+_LONG = 1000  # longer containers are taken for samples and only hashed
+_LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}  # attributes that refer to other tasks
 _WRAPPERS = (staticmethod, classmethod, cached_property, property)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
-    """Return, by name, the facts that must not change between two steps of a run."""
+    """Return name → value of the facts about a strategy that must not change between two steps of a run."""
     model, optimizer = strategy.model, strategy.optimizer
     tensors: dict[str, Tensor] = dict(model.state_dict())
     facts: dict[str, Any] = {}
@@ -75,12 +75,12 @@ def _is_a_script_s(plugin: Any) -> bool:
 
 
 def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
-    """Return sorted lines that describe the code and the plain values of some objects.
+    """Return sorted lines that describe the code and the plain values of the objects in ``roots``, except ``skip``.
 
     Functions and classes of the script are described with the values in their closures, defaults and globals; so are
-    functions that a script put into classes of installed packages. Containers and attributes are followed, and of
-    objects that are not this package's or Avalanche's, whose state is known otherwise, all plain values count: numbers,
-    text, tensors, and size and time of the files that they name.
+    functions that a script put into classes of installed packages. Containers and attributes are followed. Plain values
+    are numbers, text (with size and time of the file that it names) and tensors. Values in objects of this package and
+    of Avalanche are omitted, because a strategy's state and its data cover these objects.
     """
     lines: set[str] = set()
     seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
@@ -102,7 +102,7 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
 
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of a function, class, container or object with their places."""
+    """Yield a pair (place, part) for each part of a function, class, container or object, such as ``.code``."""
     if isinstance(thing, type):
         if _is_installed(thing):
             patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
@@ -119,7 +119,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
                     yield f".<closure>.{name}", cell.cell_contents
     elif isinstance(thing, (list, tuple, set, frozenset, deque, dict)):
         entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
-        if isinstance(thing, (set, frozenset)):  # text has another order in every process
+        if isinstance(thing, (set, frozenset)):  # sets of text have another order in every process
             entries = ((type(value).__name__, value) for value in thing)
         if len(thing) < _LONG:
             yield from ((f"[{key}]", value) for key, value in entries)
@@ -152,7 +152,7 @@ def _as_text(part: object) -> str:
 
 
 def _of_file(value: str | PurePath) -> str:
-    """Return size and time of the file that a value names; nothing if it names none."""
+    """Return size and modification time of the file with this path as text, or an empty string if there is no file."""
     with suppress(OSError, ValueError):
         status = os.stat(value)
         return f" {status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
@@ -160,10 +160,10 @@ def _of_file(value: str | PurePath) -> str:
 
 
 def _is_installed(thing: Any) -> bool:
-    """Return True for a class or function of an installed package, and for an instance of a class in ``_HOSTS``."""
+    """Return True for a class or function of an installed package, or an instance of a class of any of ``_HOSTS``."""
     is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
     top = str((thing if is_named else type(thing)).__module__).split(".")[0]
-    if not is_named or top == "__main__":  # the user's script, although a worker's file is not
+    if not is_named or top == "__main__":  # the user's script, also in a worker with another file
         return top in _HOSTS
     module = sys.modules.get(top)
     places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
@@ -171,7 +171,7 @@ def _is_installed(thing: Any) -> bool:
 
 
 def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that code uses, also in nested functions, and the attributes it may use of global modules."""
+    """Yield (name, value) of globals that code uses, also in nested functions, and of used attributes of modules."""
     for name in code.co_names:
         value = around.get(name)
         if isinstance(value, ModuleType):

@@ -1,4 +1,4 @@
-"""First mini-batches of a training, for its key in a store; the training and its data do not change."""
+"""Hash the first mini-batches of a training for its key in a store, without changing the training or its data."""
 
 import warnings
 from itertools import islice
@@ -17,12 +17,12 @@ from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 
 class NotRepeatableError(Exception):
-    """The first mini-batches differ when they are read twice, or can't be read without the user's plugins."""
+    """Error for first mini-batches that differ between two reads, or can't be read without the user's plugins."""
 
 
 def first_batches(strategy: Strategy, experience: Any, steps: int, **options: Any) -> list[list[str]]:
-    """Return hashes of all tensors in the first mini-batches of a training, which are read twice."""
-    host: Any = strategy  # its methods of a training are not public
+    """Return hashes of all tensors in each of a training's first mini-batches; raise an error if two reads differ."""
+    host: Any = strategy  # the methods called here are not public
     plugins = [plugin for plugin in strategy.plugins if isinstance(plugin, SeedingPlugin)]
     attributes = dict(vars(strategy))
     with preserved_rng(), warnings.catch_warnings():
@@ -31,7 +31,7 @@ def first_batches(strategy: Strategy, experience: Any, steps: int, **options: An
             dispatch_to(strategy, plugins)
             vars(strategy).update(experience=experience, is_training=True, _stop_training=False)
             host._before_train_dataset_adaptation(**options)
-            SupervisedTemplate.train_dataset_adaptation(host)  # Cumulative's own adds earlier data
+            SupervisedTemplate.train_dataset_adaptation(host)  # the method of Cumulative adds earlier data
             host.make_train_dataloader(**options)
             trigger_plugins(strategy, "before_training_exp", **options)
             random = rng_state()

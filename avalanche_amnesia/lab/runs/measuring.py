@@ -92,7 +92,7 @@ def measure_run(
 
 
 def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
-    """Return all metrics of the report."""
+    """Return Avalanche metric plugins for all metrics of the report page."""
     requests = [request for each in benchmark.train_stream for request in getattr(each, "requests", ())]
     of_samples = any(request.is_partial for request in requests)
     return [

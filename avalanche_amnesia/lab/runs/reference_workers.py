@@ -1,4 +1,4 @@
-"""Worker processes that train references before metrics need them."""
+"""Worker processes that train references (retrained models) before metrics need the references."""
 
 import functools
 import tempfile
@@ -16,11 +16,11 @@ from avalanche_amnesia.lab.executors.process import worker_processes
 from avalanche_amnesia.unlearning.claims import TRAINED_HERE
 
 _loaded: tuple[str, Any] = ("", None)
-"""In a worker: the file of the references loaded last, and these references."""
+"""In a worker process: the file of the last loaded references, and these references."""
 
 
 class ReferenceWorkers:
-    """Trains references in worker processes on idle cores; the results are stored in the references' store.
+    """Trainer of references on idle cores: worker processes train models and save them to the references' store.
 
     All objects of a program share one pool of workers, which end with the program or after an idle minute. Once the
     references are deleted, waiting trainings are skipped. If a worker fails, the run trains the missing reference and
@@ -36,7 +36,7 @@ class ReferenceWorkers:
         self._trainings: list[Any] = []
 
     def begin(self, references: References, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Start training the models on these paths, in this order."""
+        """Start training one reference per pair (variant, tasks in training order) in ``paths``, first pair first."""
         names = ("make_strategy", "benchmark", "train_options", "store")
         file = Path(self._folder.name) / "references"
         arguments = {name: getattr(references, name) for name in names}
@@ -47,14 +47,14 @@ class ReferenceWorkers:
         _end_with_the_program(executor)
 
     def failure(self) -> BaseException | None:
-        """Return the first error of a worker, or None."""
+        """Return the first error of a worker's training, or None if no training failed."""
         ended = [training for training in self._trainings if training.done()]
         return next((error for training in ended if (error := training.exception()) is not None), None)
 
 
 @functools.cache
 def _end_with_the_program(executor: Any) -> None:
-    """Kill workers at the end of the program; this is safe because the store contains complete states only.
+    """Register an exit hook that kills the workers; this is safe because the store contains complete states only.
 
     Call this after the first submission: threading's exit hooks run in reverse order of registration, and this hook
     must run before loky's hook, which waits for running trainings.
@@ -63,7 +63,7 @@ def _end_with_the_program(executor: Any) -> None:
 
 
 def _train(file: str, settings: tuple[int, bool, torch.dtype], variant: Any, path: tuple[int, ...]) -> None:
-    """Train one reference with the torch settings of the main process."""
+    """In a worker: load the references from a file, and train one reference with the main process's torch settings."""
     global _loaded
     if not Path(file).exists():  # deleted together with the references
         return

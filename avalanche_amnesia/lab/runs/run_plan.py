@@ -33,14 +33,14 @@ class PlannedRuns:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Planned runs by group, and estimated seconds, from the store's mean training time; None if the store is empty."""
+    """Planned runs by group, and estimated seconds, by the store's mean training time (None if the store is empty)."""
 
     runs: tuple[PlannedRuns, ...]
     seconds: float | None
 
     @property
     def summary(self) -> str:
-        """One sentence about the trainings left to do."""
+        """One sentence with the number of trainings left to do and their estimated time."""
         trainings, left = sum(r.trainings for r in self.runs), sum(r.to_compute for r in self.runs)
         if not left:
             return f"Nothing is left to train: all of {trainings} trainings are there, or shared."
@@ -56,7 +56,7 @@ class RunPlan:
 
 
 def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore) -> RunPlan:
-    """Return the plan for a stream with requests: main run, full model, and references after each evaluation."""
+    """Return the plan for a stream with requests: main run, model that never unlearns, reference per evaluation."""
     main = store.run(make_strategy(evaluator=EvaluationPlugin(loggers=[BaseLogger()])))
     beside = reference_paths(make_strategy, benchmark, store, ("full", "same"))
     return plan_paths({"main run": [main.keys_of(benchmark.train_stream)], **beside}, store)
@@ -65,7 +65,7 @@ def plan_runs(make_strategy: Callable[..., Any], benchmark: Any, store: RunStore
 def reference_paths(
     make_strategy: Callable[..., Any], benchmark: Any, store: RunStore, kinds: Iterable[Expected]
 ) -> dict[str, list[list[str]]]:
-    """Return, by group, the keys of the states on the way to every model that the metrics need."""
+    """Return group → paths to all models that the metrics need; a path is a list of keys of states in the store."""
     paths: dict[str, list[list[str]]] = {}
     for kind in kinds:
         references = References(make_strategy, benchmark)
@@ -80,7 +80,7 @@ def reference_paths(
 def plan_paths(
     paths: Mapping[str, Iterable[Sequence[str]]], store: RunStore, beside: Sequence[PlannedRuns] = ()
 ) -> RunPlan:
-    """Return the plan for some paths through a store, with each state counted once."""
+    """Return the plan for ``paths`` (group → lists of keys of states in a store), with each state counted once."""
     counted: set[str] = set()
     runs = list(beside)
     for what, of_paths in paths.items():

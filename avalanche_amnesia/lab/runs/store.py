@@ -40,7 +40,7 @@ _STEPS = 3
 
 @dataclass(frozen=True)
 class Node:
-    """One state in a store.
+    """A stored state of a strategy after one training or unlearning.
 
     Attributes:
         key: hash of everything that the state depends on.
@@ -62,7 +62,7 @@ class Node:
 
 
 class RunStore:
-    """A directory of states, one per training or unlearning, shared by all runs, references and processes.
+    """A directory of strategy states, one per training or unlearning, shared by all runs, references and processes.
 
     The key of a state is a hash of the state before it and of the step. It covers the new strategy (method, settings,
     initial weights, seed), package versions, code and plain values of the user's parts, and the task's samples, first
@@ -98,11 +98,11 @@ class RunStore:
         return {**self.__dict__, "_temporary": None}  # a copy in another process must not delete it
 
     def run(self, strategy: Strategy) -> StoredRun:
-        """Return a run of a new strategy that reads its states from this store or adds them."""
+        """Return a run of a new strategy that loads its states from this store, or computes and stores them."""
         return StoredRun(self, strategy)
 
     def nodes(self) -> list[Node]:
-        """Return all states, most recently used first."""
+        """Return a :class:`Node` per state in the store, most recently used first."""
         found = []
         for folder in (self.path / "nodes").iterdir():
             try:
@@ -116,7 +116,7 @@ class RunStore:
         return sorted(found, key=lambda node: -node.used)
 
     def nbytes(self) -> int:
-        """Return the size of all files."""
+        """Return the size of all files of the store in bytes."""
         size = 0
         for folder, _, names in os.walk(self.path):
             for name in names:
@@ -125,12 +125,12 @@ class RunStore:
         return size
 
     def prune(self, keep: int | None = None, *, tasks: Collection[int] = (), spare: Collection[str] = ()) -> int:
-        """Delete states, and tensors that no remaining state uses.
+        """Delete states beyond a size or with some tasks, and tensors that no remaining state uses.
 
         Args:
-            keep: number of bytes to keep: the least recently used states are deleted first; None: no limit.
+            keep: maximum number of bytes left: the least recently used states are deleted first; None: no limit.
             tasks: delete every state with one of these tasks in its history, even if it was unlearned later.
-            spare: keys of states that must stay.
+            spare: keys of states that are never deleted.
 
         Returns:
             Number of freed bytes.
@@ -166,21 +166,21 @@ class RunStore:
     # For a run ------------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
-        """Return True if a state is in the store."""
+        """Return True if the store contains a state with this key."""
         return (self._folder(key) / STATE).is_file()
 
     def read(self, key: str) -> tuple[dict[str, Any], Parts]:
-        """Return a state and mark it as used now."""
+        """Load the state with this key, and set its time of last use to now."""
         os.utime(self._folder(key) / STATE)
         return read_state(self._folder(key), self.path / "blobs")
 
     def files(self, key: str) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the body of a state, and the files of its tensors by their places in the state."""
+        """Return the body of the state with this key, and place in the state → file for all tensors of the state."""
         body, names = read_body(self._folder(key))
         return body, {place: self.path / "blobs" / name for place, name in names.items()}
 
     def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
-        """Add a state, and delete old states if the store exceeds its limit."""
+        """Store a state under a key, and delete the least recently used states if the store exceeds its limit."""
         with self.lock("store"):  # no pruning while new tensors are not yet part of a state
             write_state(self._folder(key), body, parts, self.path / "blobs")
         if self.keep is not None and self.nbytes() > self.keep:
@@ -188,7 +188,7 @@ class RunStore:
 
     @contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """Hold the lock of a state or of the store; a crash of the process releases it, too."""
+        """Acquire the lock of a state or of the store for a ``with`` block; a crash of the process releases it, too."""
         lock = FileLock(self.path / "locks" / name)
         with writing(self.path):
             lock.acquire()
@@ -248,7 +248,7 @@ class StoredRun:
 
     @property
     def key(self) -> str:
-        """Key of the current state."""
+        """Key of the run's current state in the store."""
         return self._path[-1].key if self._path else self._root
 
     @property
@@ -264,13 +264,13 @@ class StoredRun:
         return self._strategy
 
     def restart(self) -> None:
-        """Restore the new strategy; raise StateError if its states cannot be saved."""
+        """Set the run back to the new strategy before any training; raise StateError if its states cannot be saved."""
         if self._path and not self.stored:
             raise StateError("the states of this run are not stored, so it can't go back: build the strategy again")
         self._path = []
 
     def train(self, experience: Any, **options: Any) -> None:
-        """Train a task, and process the requests of its experience.
+        """Train a task and process the requests of its experience, or load the result if the store contains it.
 
         Args:
             experience: experience of the strategy's stream.
@@ -286,13 +286,13 @@ class StoredRun:
     def _train(self, experience: Any, options: Mapping[str, Any]) -> None:
         before = set(script_code([experience.dataset]))
         self._strategy.train(experience, **options)
-        changed = sorted(before.difference(script_code([experience.dataset])))  # what is new may be a cache
-        if self.stored and changed:  # a run that loads this task skips the change
+        changed = sorted(before.difference(script_code([experience.dataset])))  # new values may be a cache
+        if self.stored and changed:  # a run that loads this task would lack the change
             self._fresh = None
             self._tell(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
 
     def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
-        """Unlearn tasks.
+        """Unlearn tasks, or load the result if the store contains it.
 
         Args:
             tasks: tasks, as for ``strategy.unlearn``.
@@ -327,7 +327,7 @@ class StoredRun:
         return self._seconds[self.key]
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
-        """Return the keys of the states after training some tasks from the beginning, without training."""
+        """Return the keys of the states after each training of the given tasks from the beginning, without training."""
         keys: list[str] = []
         for experience in experiences:
             keys.append(self._key_of_training(keys[-1] if keys else self._root, experience, options))
@@ -345,7 +345,7 @@ class StoredRun:
         return _digest([parent, step])
 
     def _first_batches(self, experience: Any, options: Mapping[str, Any]) -> list[Any]:
-        """Return hashes of a training's first mini-batches; share nothing more if they are not repeatable."""
+        """Return hashes of a training's first mini-batches; stop sharing states if two reads of the data differ."""
         self._leave_if_changed()
         if not self.stored:
             return []
@@ -383,7 +383,7 @@ class StoredRun:
         self._tell(reason)
 
     def _settle(self) -> None:
-        """Bring the strategy to the current state: load the last stored state and compute the steps after it."""
+        """Set the strategy to the run's current state: load the last stored state, and compute the steps after it."""
         ahead: list[_Step] = []
         for step in reversed(self._path):
             if self._held == step.key or self._takes(step.key):
@@ -405,7 +405,7 @@ class StoredRun:
         self._stands_at(self._root)
 
     def _takes(self, key: str) -> bool:
-        """Load a state into the strategy; return False if it is missing or broken."""
+        """Load the state with this key into the strategy; return False if the state is missing or broken."""
         if not self.stored or not self._store.has(key):
             return False
         self._held = ""
@@ -448,7 +448,7 @@ class StoredRun:
 
 
 def _facts_of_data(experience: Any) -> list[Any]:
-    """Return an experience's samples, the code that makes them, its requests, and the tasks of its stream.
+    """Return hashes of an experience's samples, the code of its data set, its requests, and the tasks of its stream.
 
     Inputs are read as in an evaluation: all inputs if they are in memory, else a few, evenly spaced.
     """
@@ -467,7 +467,7 @@ def _facts_of_data(experience: Any) -> list[Any]:
 
 
 def _root_key(strategy: Strategy, state: Any) -> str:
-    """Return a hash of a new strategy, the package versions, the device, and the user's code."""
+    """Return a hash of a new strategy's state, package versions, device and user code; a random key without a state."""
     if state is None:
         return os.urandom(16).hex()
     body, parts = state

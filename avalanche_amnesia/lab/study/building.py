@@ -94,7 +94,7 @@ Maker = Callable[..., Any]
 def make_stream(
     settings: StreamSettings, seed: int, root: str | Path | None = None, download: bool = False
 ) -> CLScenario:
-    """Build the benchmark of an experiment, without requests."""
+    """Build the benchmark of an experiment, without unlearning requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
     root = root or os.environ.get(ENVIRONMENT)
@@ -111,7 +111,7 @@ def make_stream(
 
 
 def maker_of(name: str, place: str) -> Any:
-    """Return the function or class that builds a stream or a network."""
+    """Return the function or class ``name`` that builds a stream or a network; errors name ``place``."""
     if ":" in name:
         return named(name, place)
     ours = {"MLP": _mlp, "ResNet18": cifar_resnet18}
@@ -135,7 +135,7 @@ def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
 
 
 def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
-    """Build a feature extractor; uses torch's global random generator."""
+    """Build a feature extractor with initial weights from torch's global random generator, and set its ``features``."""
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):
@@ -207,7 +207,7 @@ def _hints(kind: type) -> dict[str, Any]:
 def make_strategy(
     settings: MethodSettings, network: Callable[[], nn.Module], benchmark: CLScenario, seed: int, **kwargs: Any
 ) -> Any:
-    """Build a new strategy; each call gives the same initial bits."""
+    """Build a new strategy of a method; every call with equal arguments gives the same initial weights, bit for bit."""
     kind = strategy_class(settings)
     check_options(settings)
     if not issubclass(kind, TaskStrategy):
@@ -245,7 +245,7 @@ def check_options(settings: MethodSettings) -> None:
 
 
 def _arguments(kind: type) -> dict[str, Any]:
-    """Return the argument names and types of a class, including arguments passed to its base classes."""
+    """Return name → type of a class's ``__init__`` arguments, including arguments passed to its base classes."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         init = vars(base).get("__init__")
@@ -264,7 +264,7 @@ def _arguments(kind: type) -> dict[str, Any]:
 def _model(
     kind: type, network: Callable[[], nn.Module], seed: int, options: Mapping[str, Any]
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Build a method's model from the options that only the model accepts; return it and the remaining options."""
+    """Build a method's model from the options that only the model accepts; return the model and the other options."""
     torch.manual_seed(seed)
     wrap = model_class(kind)
     its = inspect.signature(wrap).parameters.keys() - inspect.signature(kind).parameters.keys()
@@ -309,7 +309,7 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
 def make_stock(
     settings: MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
 ) -> Any:
-    """Build a new strategy of Avalanche with the unlearning plugins and norms per task."""
+    """Build a new strategy of Avalanche with the unlearning plugins and a copy of the model's norm layers per task."""
     kind = strategy_class(settings)
     model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
     plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
@@ -346,7 +346,7 @@ def check_device(settings: TrainingSettings) -> None:
 
 
 def check_names(cells: Iterable[Cell]) -> None:
-    """Look up every name in the settings, so that unknown names are reported before anything runs."""
+    """Raise an error for an unknown name in the settings of any run, so that no run starts with unknown names."""
     for cell in cells:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
         check_options(method)
@@ -357,7 +357,7 @@ def check_names(cells: Iterable[Cell]) -> None:
 
 
 def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:
-    """Return the benchmark of a run with its requests, and the function that builds its strategies."""
+    """Return the benchmark of a run with its unlearning requests, and the function that builds the run's strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     check_device(experiment.training)
     stream = make_stream(experiment.stream, cell.seed, root, download)

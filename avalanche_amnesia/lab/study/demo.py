@@ -46,7 +46,7 @@ _WIDTH = 60
 
 
 def demo_experiment(on_mnist: bool, seed: int, epochs: int | None) -> Experiment:
-    """Return the experiment of the demo, on the embedded digits or on MNIST."""
+    """Return the experiment of the demo, on MNIST if ``on_mnist``, else on scikit-learn's digits."""
     usual = TrainingSettings(2, 64) if on_mnist else TrainingSettings(20, 32)
     return Experiment(
         "demo",
@@ -68,7 +68,7 @@ def run_demo(
     epochs: int | None = None,
     store: Path | None = None,
 ) -> list[Run]:
-    """Run the demo and write its results to a folder."""
+    """Run the demo, write its results (report, table, figure, logs) to a folder, and return its runs."""
     experiment = demo_experiment(data_root is not None, seed, epochs)
     cells = cells_of(experiment)
     build(cells[0], data_root)  # missing data raises before anything is written
@@ -100,7 +100,7 @@ _FILES = """\
 
 
 def _at_the_end(runs: Sequence[Run]) -> str:
-    """Return the verdicts, a table of the measures, and their meanings as text."""
+    """Return text with the verdicts on all runs, a table of their final measures, and the meanings of the measures."""
     rows = [["", *(run.name for run in runs)]]
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]

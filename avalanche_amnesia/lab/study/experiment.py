@@ -35,7 +35,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456
 
 
 def from_yaml(text: str, place: str) -> Any:
-    """Parse YAML without running code from it; errors name ``place``."""
+    """Parse YAML text without running code from the text; error messages start with ``place``."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -96,7 +96,7 @@ def _known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
 
 
 def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
-    """Read a file and merge it over the files that it extends."""
+    """Return the settings of a YAML file, merged over the settings of the files named in its key ``extends``."""
     if not file.is_file():
         there = [path.name for path in file.parent.glob("*.y*ml")]
         raise FileNotFoundError(f"there is no file {file}{did_you_mean(file.name, there)}")
@@ -116,7 +116,7 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
 
 
 def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested mappings; values of ``changes`` win."""
+    """Return a copy of nested settings with ``changes`` merged in; values of ``changes`` take precedence."""
     result = dict(content)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -162,7 +162,7 @@ def cells_of(
 
 
 def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None:
-    """Return why one of our methods cannot run under a scenario, or None. Other methods are checked when built."""
+    """Return the reason why a built-in method cannot run under a scenario, or None; ``build`` checks other methods."""
     if method.kind in OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
     if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in TRAIN_AGAIN:
@@ -178,7 +178,7 @@ def _asks_for_samples(scenario: ScenarioSettings) -> bool:
 
 
 def resolved(cell: Cell) -> dict[str, Any]:
-    """Return all settings of one run as plain values."""
+    """Return all settings of one run as nested dicts of plain values."""
     experiment = asdict(cell.experiment)
     return {
         "experiment": cell.experiment.name,
@@ -196,12 +196,12 @@ def folder_of(cell: Cell, out: Path) -> Path:
 
 
 def is_done(cell: Cell, folder: Path) -> bool:
-    """Return True if the folder has results of this run with these settings."""
+    """Return True if a folder contains results of the run ``cell`` with equal settings."""
     return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
 
 
 def finished(folder: Path) -> list[tuple[Path, dict[str, Any], Run]]:
-    """Return the folder, settings and log of every finished run below a folder."""
+    """Return (folder, settings, logged run) for every finished run below a folder."""
     places = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
     read = [(place, yaml.safe_load((place / SETTINGS).read_text()), read_run(place)) for place in places]
     found = [each for each in read if each[2].moments]
@@ -222,5 +222,5 @@ def changed(cell: Cell, folder: Path) -> list[str]:
 
 
 def slug(name: str) -> str:
-    """Return a name as part of a path: ``AmnesiacHAT, published masks`` → ``AmnesiacHAT-published-masks``."""
+    """Convert a name to part of a path: ``AmnesiacHAT, published masks`` → ``AmnesiacHAT-published-masks``."""
     return re.sub(r"[^\w.+λ-]+", "-", name).strip("-").lstrip(".") or "-"  # a name cannot be a parent folder

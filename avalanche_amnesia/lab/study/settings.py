@@ -1,4 +1,4 @@
-"""Settings of an experiment as data classes, and one-line descriptions of the built-in names.
+"""Settings of an experiment as data classes; descriptions of built-in methods, streams, networks and scenarios.
 
 This module must not import torch, because that would slow down ``--help``.
 """
@@ -65,7 +65,7 @@ TRAIN_AGAIN = ("DisjointSubnets", "Independent")
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """Data and tasks.
+    """Settings of the data and of the split into tasks.
 
     Attributes:
         name: a built-in stream, or a function of your own; it is called with n_tasks, the options, and those of seed,
@@ -85,7 +85,7 @@ class StreamSettings:
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Feature extractor, the same for every method.
+    """Settings of the feature extractor, which is equal for every method.
 
     Attributes:
         name: a built-in network, or a class or function of your own that returns one; it is called with the options,
@@ -101,7 +101,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Training budget, the same for every method.
+    """Settings of the training budget, which is equal for every method.
 
     Attributes:
         epochs: passes over each task's training images
@@ -116,7 +116,7 @@ class TrainingSettings:
 
 @dataclass(frozen=True)
 class MethodSettings:
-    """A continual-learning method.
+    """Settings of a continual-learning method.
 
     Attributes:
         kind: a built-in method (HAT and AdaHAT record requests but do not unlearn), or a strategy class of your own,
@@ -136,7 +136,7 @@ class MethodSettings:
 
 @dataclass(frozen=True)
 class ScenarioSettings:
-    """Unlearning requests.
+    """Settings of the unlearning requests.
 
     Attributes:
         name: a built-in scenario, or a function of your own that makes a Scenario from n_tasks and the options
@@ -175,7 +175,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of an experiment.
+    """One run of an experiment: one method under one request scenario with one seed.
 
     Attributes:
         experiment: the experiment.
@@ -191,13 +191,13 @@ class Cell:
 
 
 def named(name: str, place: str, known: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """Return a known object, or import ``module:name``, also from the working directory; errors name ``place``."""
+    """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``place``."""
     if name in known:
         return known[name]
     module, _, inside = name.partition(":")
     if not module or not inside:
         raise ValueError(f"{place} must be MODULE:NAME, got {name!r}: for example train:make_strategy")
-    if os.getcwd() not in sys.path:  # permanent: the module may import its neighbours later
+    if os.getcwd() not in sys.path:  # not removed: the module may import its neighbours later
         sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), inside)

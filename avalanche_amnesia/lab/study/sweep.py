@@ -1,4 +1,4 @@
-"""Run one cell of an experiment, or all cells as jobs that share references; plan a sweep."""
+"""Run one cell (run) of an experiment, or all cells as jobs that share references; plan a sweep."""
 
 import os
 import warnings
@@ -30,7 +30,7 @@ from avalanche_amnesia.saving.files import replace_file
 
 @contextmanager
 def _as_worker() -> Iterator[None]:
-    """Use one thread and deterministic algorithms, and hide Avalanche's warnings."""
+    """Inside the context: use one thread and (with a GPU) deterministic algorithms, and hide Avalanche's warnings."""
     threads, strict = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     only_warn = torch.is_deterministic_algorithms_warn_only_enabled()
     host = Path(avalanche.__file__).parent
@@ -50,7 +50,7 @@ def _as_worker() -> Iterator[None]:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)
             yield
-        finally:  # a run may be one cell of a notebook
+        finally:  # because a run may be one cell of a notebook
             torch.set_num_threads(threads)
             torch.use_deterministic_algorithms(strict, warn_only=only_warn)
 
@@ -82,7 +82,7 @@ def run_cell(
 
 
 def _asked(request: UnlearningRequest) -> Any:
-    """Return a request as plain values."""
+    """Return an unlearning request as plain values: a list of tasks, or a dict of a task and its samples or classes."""
     parts = {name: list(getattr(request, name)) for name in ("samples", "classes") if getattr(request, name)}
     return {"task": request.tasks[0], **parts} if parts else list(request.tasks)
 
@@ -91,7 +91,7 @@ def _asked(request: UnlearningRequest) -> Any:
 def train_references(
     cells: Iterable[Cell], kinds: Iterable[Expected], store: Path, root: str | Path | None = None
 ) -> int:
-    """Train the references of some runs, each state once; return the number of trainings."""
+    """Train the references (retrained models) of some runs, each state once; return the number of trainings."""
     kept, n = RunStore(store), 0
     for cell in cells:
         benchmark, make = build(cell, root)
@@ -104,7 +104,7 @@ def train_references(
 
 
 def jobs_of(cells: Sequence[Cell], out: Path, store: Path, root: Path | None = None) -> list[Job]:
-    """Return the jobs of all runs that have no results yet.
+    """Return the jobs of all runs that have no results yet: trainings of references, and the runs.
 
     For each method and seed, separate jobs train the references of all request scenarios. The runs wait for these jobs.
     """
@@ -135,7 +135,7 @@ def sweep(
     retries: int = 2,
     on_done: Callable[[JobDone], None] = lambda done: None,
 ) -> Mapping[str, BaseException]:
-    """Run all cells that have no results yet.
+    """Run all cells of an experiment that have no results yet, as jobs of an executor.
 
     Args:
         cells: runs of one experiment.
@@ -157,7 +157,7 @@ def sweep(
 
 
 def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
-    """Count the trainings that a sweep would compute."""
+    """Return the plan of a sweep: numbers of trainings, of stored results among them, and estimated time."""
     n_main = 0
     paths: dict[str, list[list[str]]] = {}
     for cell in cells:

@@ -28,7 +28,7 @@ _LEAST = 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """A finished run."""
+    """A finished run as a table row: names, claim, final measures, settings, and numbers after each task."""
 
     experiment: str
     method: str
@@ -42,7 +42,7 @@ class Row:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """Return the finished runs of a folder, or of a JSON file written by :func:`write_tables`."""
+    """Return a table row per finished run in a folder, or in a JSON file written by :func:`write_tables`."""
     if folder.is_file():
         try:
             return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(folder.read_text())]
@@ -61,7 +61,7 @@ def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, A
 
 
 def _after(moment: Moment) -> dict[str, Any]:
-    """Return the main numbers of a moment as plain values."""
+    """Return the tasks, accuracies and measures of an evaluation between two tasks as plain values."""
     return {
         "task": moment.task,
         "remaining": moment.remaining,
@@ -72,7 +72,7 @@ def _after(moment: Moment) -> dict[str, Any]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return CSV with one line per run: names, claim, and unrounded measures."""
+    """Return the rows as CSV with one line per run: names, claim, and unrounded measures."""
     head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
     lines = ([row.experiment, row.method, row.scenario, row.seed, row.claim, *row.values.values()] for row in rows)
     return csv_text([head, *lines])
@@ -164,7 +164,7 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 
 def _drawn(row: Row, name: str) -> float | None:
-    """Return the plotted value of a row; 0 for the ratio of a JSD below detection."""
+    """Return the value of a measure that the figure shows for a row; 0 for the ratio of a JSD below detection."""
     return 0.0 if name == "ratio" and _below_detection(row) else row.values[name]
 
 
@@ -174,7 +174,7 @@ def _below_detection(row: Row) -> bool:
 
 
 def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
-    """Return the rows of several sources in one list; raise ValueError if they cannot share a table.
+    """Return the rows of several result folders in one list; raise ValueError if the rows cannot share a table.
 
     Rows of an experiment need the same stream, network and budget; rows of one method and scenario need the same
     settings and distinct seeds. Settings missing in one of two rows (from another version) are not compared.
@@ -203,7 +203,7 @@ def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
 
 
 def _as_compared(row: Row) -> dict[str, Any]:
-    """Return the settings without the seed, with keys as strings as in JSON."""
+    """Return the settings of a row with dotted names and without the seed; all keys are strings, as in JSON."""
     return flat(seedless(json.loads(json.dumps(row.settings))))
 
 
@@ -223,7 +223,7 @@ def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
 
 
 def _cell(rows: Sequence[Row], name: str) -> str:
-    """Return mean and standard deviation as text, and the number of seeds if some have no value."""
+    """Return mean and standard deviation of a measure over seeds as text, and the number of seeds if some lack it."""
     words = MEASURES[name].words
     found = [value for row in rows if (value := row.values[name]) is not None]
     if not found:
@@ -237,7 +237,7 @@ def _cell(rows: Sequence[Row], name: str) -> str:
 
 
 def _setup(settings: Mapping[str, Any]) -> str:
-    """Return stream, network and training settings in one line."""
+    """Return the stream, network and training settings of a study as one sentence."""
     stream, training = settings["stream"], settings["training"]
     images = "all training images" if stream["n_train"] is None else f"{stream['n_train']:,} training images"
     options = "".join(f", {name}: {value}" for name, value in stream["options"].items())

@@ -11,7 +11,7 @@ _SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
-    """Convert a plain value to a declared type, lists to tuples and mappings to data classes; errors name ``place``.
+    """Convert a JSON value to the type ``kind``, lists to tuples and mappings to data classes; errors name ``place``.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
     ``Annotated[int, 1]`` allows integers of at least 1.
@@ -42,7 +42,7 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
 
 
 def is_of(kind: Any, value: Any) -> bool:
-    """Return True if a plain value has a type; also for any type except numbers, strings, lists and choices."""
+    """Return True if a JSON value has the type ``kind``, or if ``kind`` is not for numbers, text, lists or choices."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(is_of(option, value) for option in arguments)
@@ -56,7 +56,7 @@ def is_of(kind: Any, value: Any) -> bool:
 
 
 def shown(kind: Any) -> str:
-    """Return a type as text for an error message: int, float or a list of float."""
+    """Return a type as text for an error message, such as ``int or a list of float``."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(shown, arguments))
@@ -68,7 +68,7 @@ def shown(kind: Any) -> str:
 
 
 def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
-    """Return an instance of a data class from a mapping of its fields."""
+    """Return an instance of a data class from a mapping of field names to values; raise ValueError for wrong names."""
     hints, owner = get_type_hints(kind, include_extras=True), place or kind.__name__
     for name in values:
         if name not in hints:
