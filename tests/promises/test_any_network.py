@@ -1,7 +1,6 @@
 """Every network family learns and unlearns tasks exactly, and every layer learns its mask."""
 
 import copy
-import functools
 import pickle
 
 import pytest
@@ -15,7 +14,6 @@ from support.strategies import DIGITS, feed_in
 from support.strategy_state import initial_values, state
 from torch import nn
 from torchvision import models as zoo
-from torchvision.models import mobilenetv3
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from avalanche_amnesia import HAT, AdaHATRule, AmnesiacHAT, MaskedModel, task_benchmark

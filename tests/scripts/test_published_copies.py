@@ -2,14 +2,13 @@
 
 import copy
 import operator
-from dataclasses import replace
 from functools import cache, partial
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from support.small_networks import Net
-from support.strategies import DIGITS, accuracy, amnesiac, learn, trained
+from support.strategies import DIGITS, amnesiac, trained
 from support.strategy_state import (
     assert_requests_leave_nothing_stray,
     backups,
@@ -26,7 +25,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training import EVEN_BUDGET, load_state
+from avalanche_amnesia.training import load_state
 from experiments.published_copies import PublishedCopies
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=200)
