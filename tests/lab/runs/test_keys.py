@@ -453,7 +453,7 @@ REMEMBERING = {
     "a counter": (lambda: of(data=Counts()), "the training is not repeatable: its data"),
     "a change later": (
         lambda: of(LaterLouder(10_000)),
-        r"not repeatable: it changed LaterLouder\.calls in its data set",
+        r"not repeatable: it changed test_keys\.LaterLouder\.calls in its data set",
     ),
 }
 
