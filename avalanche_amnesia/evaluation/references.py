@@ -236,7 +236,7 @@ class References:
         self._models[variant, tuple(tasks)] = model.eval()
 
     def full(self, tasks: int | Sequence[int]) -> nn.Module:
-        """Return the model that learned ``tasks`` and unlearned none; a number n means the benchmark's first n tasks.
+        """Return the reference model that learned ``tasks`` and unlearned none; an int n means the first n tasks.
 
         If slots are planned by the requests (``Pools.planned``), this model has one slot per task of the stream.
 
@@ -360,7 +360,7 @@ class References:
         self._expected |= set(kinds)
 
     def expected(self) -> list[tuple[Expected, tuple[int, ...]]]:
-        """Return (variant, tasks) of each model that metrics need after the benchmark's requests, each once."""
+        """Return (variant, tasks) of each reference model that metrics need once all requests are obeyed."""
         paths: list[tuple[Expected, tuple[int, ...]]] = []
         for trained, remaining in tasks_after_each(self.benchmark.train_stream):
             if trained != remaining:  # before the first unlearning metrics have nothing to compare

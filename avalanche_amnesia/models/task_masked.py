@@ -150,7 +150,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
     # Life of a task -------------------------------------------------------------------------------------------
 
     def set_trainable(self, task: int, learn: bool) -> None:
-        """Enable (``learn=True``) or disable gradients of a task's head and other modules; clear current gradients."""
+        """Make a task's head and its other own modules trainable (``learn=True``) or frozen; clear their gradients."""
         self.heads[task].requires_grad_(learn).zero_grad()
         parts = self.task_parts(task)
         if parts is not None:

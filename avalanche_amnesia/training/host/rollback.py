@@ -131,7 +131,7 @@ def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
 
 
 def finish(strategy: Strategy) -> None:
-    """Drop the snapshot from a task's end: the task is finished, and only an unlearning can remove it now."""
+    """Drop the rollback snapshot of the task that ends: from here on, only an unlearning can remove the task."""
     strategy.rollback_point = None
 
 

@@ -134,7 +134,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
 
 @rule(A.where)
 def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
-    """Return the unit sets of ``torch.where``: an entry depends on the units of both operands and of the condition."""
+    """Return the units on which each entry of ``torch.where`` depends: those of both operands and the condition."""
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
