@@ -192,7 +192,7 @@ def _flat(settings: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _plugins(strategy: Strategy) -> list[Any]:
-    """Return the plugins to save: without the evaluator (its metrics are saved apart) and the mark of a partial load."""
+    """Return the plugins to save: without the evaluator (its metrics are apart) and the mark of a partial load."""
     return [plugin for plugin in strategy.plugins if not isinstance(plugin, (EvaluationPlugin, UnfinishedLoad))]
 
 
