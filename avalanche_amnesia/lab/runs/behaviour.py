@@ -31,7 +31,8 @@ _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
 _LEAVES = (*_VALUES, CodeType, ModuleType)
 _LONG = 1000  # longer containers are taken for samples and only hashed
-_LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}  # attributes that refer to other tasks
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+_LEFT_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark", "training"}  # other tasks, and modes
 _WRAPPERS = (staticmethod, classmethod, cached_property, property)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -84,20 +85,21 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
     """
     lines: set[str] = set()
     seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
-    todo: deque[tuple[Any, bool]] = deque((thing, False) for thing in roots)
+    todo: deque[tuple[Any, bool, bool]] = deque((thing, False, True) for thing in roots)
     while todo:
-        thing, in_code = todo.popleft()
+        thing, in_code, counts = todo.popleft()
         if isinstance(thing, _LEAVES) or id(thing) in seen:
             continue
         seen[id(thing)] = thing
         is_code = isinstance(thing, (type, FunctionType))
         parts = list(_parts(thing))
+        counts = counts if isinstance(thing, _CONTAINERS) else not _is_installed(thing)
         name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
         if in_code or is_code:
             lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts}
-        elif not _is_installed(thing):
+        elif counts:
             lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts if isinstance(part, _VALUES)}
-        todo += ((part, in_code or is_code) for _, part in parts)
+        todo += ((part, in_code or is_code, counts) for _, part in parts)
     return sorted(lines)
 
 
@@ -117,7 +119,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
                 with suppress(ValueError):  # a name that the outer function has not bound yet
                     yield f".<closure>.{name}", cell.cell_contents
-    elif isinstance(thing, (list, tuple, set, frozenset, deque, dict)):
+    elif isinstance(thing, _CONTAINERS):
         entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if isinstance(thing, (set, frozenset)):  # sets of text have another order in every process
             entries = ((type(value).__name__, value) for value in thing)
@@ -134,7 +136,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     else:
         yield ".class", type(thing)
         held = getattr(thing, "__dict__", {})
-        yield from ((f".{name}", value) for name, value in held.items() if name not in _LEADING_OUT)
+        yield from ((f".{name}", value) for name, value in held.items() if name not in _LEFT_OUT)
 
 
 def _as_text(part: object) -> str:
