@@ -205,7 +205,7 @@ def test_samples_are_unlearned_by_the_methods_that_support_it(tmp_path):
         assert run.last.by_task(metric).keys() == {1}
     assert "task 0 of 5 (2 samples of task 1 after task 2; task 0 after task 4)" in report_page([run])
     told = verdict_of([run])
-    assert str(told) == "exact"
+    assert str(told) == "exact, proved"
     findings = {outcome.reading.check: outcome.finding for outcome in told.outcomes}
     assert findings["forgotten samples"] == findings["membership of forgotten samples"] == "weak"  # a single task
     assert {line.partition(",")[0] for line in (tmp_path / "results.csv").read_text().splitlines()[1:]} == {"weights"}
