@@ -1,4 +1,4 @@
-"""Bitwise equality and hashes of tensors."""
+"""Bitwise equality and hashes of tensors, and bool masks packed into bits."""
 
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +28,17 @@ def same_bits(a: Tensor, b: Tensor) -> Tensor:
 def as_integers(tensor: Tensor) -> Tensor:
     """Return a tensor's stored bits as integers of the same width; a view (no copy) if the tensor is contiguous."""
     return tensor.contiguous().view(_INTEGERS[tensor.element_size()])
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Pack a bool mask ``(n,)`` into uint8 ``(⌈n/8⌉,)``, first entry in the highest bit."""
+    return torch.from_numpy(np.packbits(mask.cpu().numpy())).to(mask.device)
+
+
+def unpack_bits(packed: Tensor, n: int) -> Tensor:
+    """Return the bool mask ``(n,)`` that :func:`pack_bits` packed."""
+    bits = np.unpackbits(packed.cpu().numpy(), count=n)
+    return torch.from_numpy(bits.view(np.bool_)).to(packed.device)
 
 
 def bit_sums(tensors: Iterable[Tensor]) -> list[int]:

@@ -24,17 +24,6 @@ _QUANTILES = 65
 """Number of quantiles stored per layer for the chosen scores, and for the rest."""
 
 
-def pack_bits(mask: Tensor) -> Tensor:
-    """Pack a bool mask ``(n,)`` into uint8 ``(⌈n/8⌉,)``, first entry in the highest bit."""
-    return torch.from_numpy(np.packbits(mask.cpu().numpy())).to(mask.device)
-
-
-def unpack_bits(packed: Tensor, n: int) -> Tensor:
-    """Return the bool mask ``(n,)`` that :func:`pack_bits` packed."""
-    bits = np.unpackbits(packed.cpu().numpy(), count=n)
-    return torch.from_numpy(bits.view(np.bool_)).to(packed.device)
-
-
 def encode_masks(masks: Sequence[Tensor]) -> bytes:
     """Return the bool masks ``(n,)`` of several tasks, in training order, compressed together into bytes."""
     if any(mask.dtype != torch.bool or mask.ndim != 1 or len(mask) != len(masks[0]) for mask in masks):

@@ -8,13 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.mask_codes import (
-    decode_masks,
-    decode_scores,
-    encode_masks,
-    encode_scores,
-    pack_bits,
-)
+from avalanche_amnesia.bits import pack_bits
+from avalanche_amnesia.models.mask_codes import decode_masks, decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest

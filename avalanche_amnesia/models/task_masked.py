@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.mask_codes import pack_bits, unpack_bits
+from avalanche_amnesia.bits import pack_bits, unpack_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.graph import Computed

@@ -7,14 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategy_state import same
 
-from avalanche_amnesia.models.mask_codes import (
-    decode_masks,
-    decode_scores,
-    encode_masks,
-    encode_scores,
-    pack_bits,
-    unpack_bits,
-)
+from avalanche_amnesia.bits import pack_bits, unpack_bits
+from avalanche_amnesia.models.mask_codes import decode_masks, decode_scores, encode_masks, encode_scores
 
 SIZES, KEPT = [700, 40, 1, 9], [210, 4, 1, 9]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import AdamW, Optimizer
 
-from avalanche_amnesia.models.mask_codes import pack_bits
+from avalanche_amnesia.bits import pack_bits
 
 
 @dataclass
