@@ -20,7 +20,6 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
-from avalanche_amnesia.saving.known_objects import is_known_class
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training.host.arguments import (
@@ -230,14 +229,6 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 stacklevel=2,
             )
         super()._before_training_exp(**kwargs)
-
-    def _after_training_exp(self, **kwargs: Any) -> None:
-        plugins = self.plugins
-        self.plugins = sorted(plugins, key=lambda plugin: is_known_class(type(plugin)))
-        try:
-            super()._after_training_exp(**kwargs)
-        finally:
-            self.plugins = plugins
 
     def check_model_and_optimizer(self, reset_optimizer_state: bool | None = None, **kwargs: Any) -> None:
         """Before a task's training: reset the optimizer's state, unless the strategy or ``train`` forbids it."""

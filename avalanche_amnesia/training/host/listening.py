@@ -11,6 +11,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation import PluginMetric
 from avalanche.training.plugins import EvaluationPlugin
 
+from avalanche_amnesia.saving.known_objects import is_known_class
 from avalanche_amnesia.strategy import Strategy
 
 EVENTS_OF_ITERATIONS = (
@@ -90,6 +91,13 @@ class ListenerDispatch:
         self._listeners = {}
         super().__init__(**kwargs)
 
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        # Users' plugins first, because weights that they write (an average) belong to the task that is then recorded.
+        for plugin in sorted(getattr(self, "plugins"), key=lambda plugin: is_known_class(type(plugin))):  # noqa: B009
+            if hasattr(plugin, "after_training_exp"):
+                plugin.after_training_exp(self, **kwargs)
+        self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
+
 
 def _forgetting(method: str) -> Callable[..., None]:
     def announce(self: Any, **kwargs: Any) -> None:
@@ -102,5 +110,5 @@ def _forgetting(method: str) -> Callable[..., None]:
 
 for _event in EVENTS_OF_ITERATIONS:
     setattr(ListenerDispatch, f"_{_event}", _announcer(_event))
-for _method in ("_before_training_exp", "_after_training_exp", "_before_eval_exp", "_after_eval"):
+for _method in ("_before_training_exp", "_before_eval_exp", "_after_eval"):
     setattr(ListenerDispatch, _method, _forgetting(_method))
