@@ -76,6 +76,8 @@ class NonEmptyBatches:
         return len(self._loader)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # asked for by copies, which begin without attributes
+            raise AttributeError(name)
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
