@@ -155,6 +155,8 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
     groups, own = len(state["optimizer"]["names"]), len(strategy.optimizer.param_groups)
     if groups != own:
         raise StateError(f"{path}: the saved optimizer has {groups} parameter groups, and this one has {own}")
+    for group, loaded in zip(strategy.optimizer.param_groups, state["optimizer"]["state"]["param_groups"], strict=True):
+        _check_options(group, loaded)
     plugins = sorted(name for name, _ in state["plugins"])
     mine = sorted(map(_name, _plugins(strategy)))
     if plugins != mine:
@@ -243,8 +245,6 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     names, held, followed = checked(state, names=list[list[str]], state=dict, followed=list[str] | None)
     parameters, optimizer = dict(strategy.model.named_parameters()), strategy.optimizer
     of_groups = [[parameters[name] for name in of_group] for of_group in names]
-    for group, saved in zip(optimizer.param_groups, held["param_groups"], strict=True):
-        _check_options(group, saved)
     for group, of_group in zip(optimizer.param_groups, of_groups, strict=True):
         group["params"] = of_group
     optimizer.state.clear()
