@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 from torch import nn
 
 from avalanche_amnesia.audit.record import Claim
-from avalanche_amnesia.benchmarks.data import single_task
+from avalanche_amnesia.benchmarks.data import labels_fingerprint, single_task
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
@@ -284,8 +284,8 @@ def _learning_options(training: Circumstances) -> dict[str, Any]:
 
 
 def data_known(experience: Any) -> str:
-    """Return task label and number of samples of an experience as text, ``task/samples``."""
-    return f"{single_task(experience)}/{len(experience.dataset)}"
+    """Return the task label of an experience and the fingerprint of its labels, as text."""
+    return f"{single_task(experience)}/{labels_fingerprint(experience)}"
 
 
 def _listed(tasks: Sequence[int]) -> str:

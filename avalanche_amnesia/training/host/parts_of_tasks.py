@@ -31,6 +31,8 @@ from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.applying import TrainAgain
 from avalanche_amnesia.unlearning.context import UnlearningContext
 
+_AT_A_TIME = 256  # samples in memory while copies are searched
+
 
 @dataclass
 class ForgottenSamples:
@@ -108,14 +110,13 @@ class LeftOut:
 
     def copies(self, experience: Any) -> list[int]:
         """Return the positions of remaining samples that equal a requested sample bit for bit."""
+        rows: list[str] = []
         with preserved_rng():
-            x, _ = task_data(experience)
-        if not isinstance(x, Tensor):
-            return []
-        rows = [tensor_hash(row) for row in x]
-        left = set(range(len(rows))) - self.gone - self.before
-        requested = {rows[at] for at in self.gone}
-        return sorted(at for at in left if rows[at] in requested)
+            for some in torch.arange(len(experience.dataset)).split(_AT_A_TIME):
+                x, _ = task_data(experience, some)
+                rows += map(tensor_hash, x) if isinstance(x, Tensor) else ()
+        requested = {rows[at] for at in self.gone if rows}
+        return [at for at, row in enumerate(rows) if row in requested and at not in self.gone | self.before]
 
 
 class StreamInUse:
