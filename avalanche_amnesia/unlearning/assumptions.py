@@ -29,11 +29,11 @@ _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "P
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
 _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
-_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
+CONTAINERS = (list, tuple, set, frozenset, deque, dict)
 _DRAWING = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, GeneratorType)
 """Closed classes whose objects have a state that no task's seed sets: random generators, Python generators."""
-_LONG = 1000  # longer containers hold samples
-_LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
+LONG = 1000  # longer containers hold samples
+LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__init__", "__annotations__", "__orig_bases__"} | {
     *("__firstlineno__", "__static_attributes__", "__parameters__")
@@ -109,7 +109,7 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
         if package == "avalanche" and not isinstance(plugin, OF_THE_HOST):
             yield f"Avalanche's {name}"
         if package == "avalanche_amnesia":
-            given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *_CONTAINERS))]
+            given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *CONTAINERS))]
             settings = [v for v in given if callable(v) or hasattr(v, "protected_share") or is_frozen(type(v))]
             yield from (f"{part} in {name}" for part in _inside(settings, [strategy]))
 
@@ -125,7 +125,7 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
         for name, value in _attributes(module):
             if isinstance(value, nn.Module) or _is_plain(value):
                 continue
-            if isinstance(value, _CONTAINERS) or any(True for _ in _inside([value])):
+            if isinstance(value, CONTAINERS) or any(True for _ in _inside([value])):
                 yield f"{name} of {type(module).__name__}"
 
 
@@ -137,7 +137,7 @@ def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
         if isinstance(each, _LEAVES) or id(each) in seen:
             continue
         seen.add(id(each))
-        if isinstance(each, _CONTAINERS):
+        if isinstance(each, CONTAINERS):
             values = list(each.values()) if isinstance(each, dict) else list(each)
             if not all(issubclass(kind, _LEAVES) for kind in set(map(type, values))):  # quick for many labels
                 todo += values
@@ -150,7 +150,7 @@ def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
         elif not isinstance(each, type):
             held = getattr(each, "__dict__", {}).items()
             seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
-            todo += [v for name, v in held if name not in _LEADING_OUT and not (seeds and isinstance(v, _DRAWING))]
+            todo += [v for name, v in held if name not in LEADING_OUT and not (seeds and isinstance(v, _DRAWING))]
 
 
 def _name(thing: Any) -> str:
@@ -222,13 +222,13 @@ def _as_text(value: Any) -> str:
         return tensor_hash(value)
     if _is_plain(value):
         return repr(value)
-    size = f" of {len(value)}" if isinstance(value, _CONTAINERS) else ""
+    size = f" of {len(value)}" if isinstance(value, CONTAINERS) else ""
     return f"{type(value).__qualname__}{size}"
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return len(value) < _LONG and all(map(_is_plain, (*value.keys(), *value.values())))
-    if isinstance(value, _CONTAINERS):
-        return len(value) < _LONG and all(map(_is_plain, value))
+        return len(value) < LONG and all(map(_is_plain, (*value.keys(), *value.values())))
+    if isinstance(value, CONTAINERS):
+        return len(value) < LONG and all(map(_is_plain, value))
     return isinstance(value, (*_PLAIN, np.generic))

@@ -1,16 +1,14 @@
 """Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
 import hashlib
-import os
-import stat
 import sys
 import sysconfig
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import cached_property, partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -22,17 +20,15 @@ from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.saving.strategy_settings import is_of, learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import listens
-from avalanche_amnesia.unlearning.assumptions import attributes_of, hooks_of
+from avalanche_amnesia.unlearning.assumptions import CONTAINERS, LEADING_OUT, LONG, attributes_of, hooks_of
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
+_PLAIN = (bool, int, float, complex, range, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
-_LEAVES = (*_VALUES, CodeType, ModuleType)
-_LONG = 1000  # longer containers are taken for samples and only hashed
-_CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_LEFT_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark", "training"}  # other tasks, and modes
+_LEAVES = (*_VALUES, CodeType, ModuleType, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
+_LEFT_OUT = LEADING_OUT | {"training"}  # the mode of a module, which evaluations change
 _WRAPPERS = (staticmethod, classmethod, cached_property, property)
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
@@ -76,30 +72,29 @@ def _is_a_script_s(plugin: Any) -> bool:
 
 
 def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[str]:
-    """Return sorted lines that describe the code and the plain values of the objects in ``roots``, except ``skip``.
+    """Return sorted lines, a place and its value each, that describe the code and the plain values of some objects.
 
-    Functions and classes of the script are described with the values in their closures, defaults and globals; so are
-    functions that a script put into classes of installed packages. Containers and attributes are followed. Plain values
-    are numbers, text (with size and time of the file that it names) and tensors. Values in objects of this package and
-    of Avalanche are omitted, because a strategy's state and its data cover these objects.
+    Functions and classes of the script count with the values in their closures, defaults and globals. Containers and
+    attributes are followed; an object met before is only named. Values are numbers, text (with size and time of a file
+    that it names) and tensors; those in objects of this package and of Avalanche are covered by state and data.
     """
     lines: set[str] = set()
-    seen = {id(thing): thing for thing in skip}  # keeps the objects alive, so that no id is used twice
-    todo: deque[tuple[Any, bool, bool]] = deque((thing, False, True) for thing in roots)
+    names = {id(thing): type(thing).__qualname__ for thing in skip}
+    known: list[Any] = [*skip]  # keeps the objects alive, so that no id is used twice
+    numbers = Counter[str]()
+    todo: deque[tuple[str, Any, bool]] = deque((f"[{at}]", thing, True) for at, thing in enumerate(roots))
     while todo:
-        thing, in_code, counts = todo.popleft()
-        if isinstance(thing, _LEAVES) or id(thing) in seen:
-            continue
-        seen[id(thing)] = thing
-        is_code = isinstance(thing, (type, FunctionType))
-        parts = list(_parts(thing))
-        counts = counts if isinstance(thing, _CONTAINERS) else not _is_installed(thing)
-        name = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
-        if in_code or is_code:
-            lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts}
-        elif counts:
-            lines |= {f"{name}{place} {_as_text(part)}" for place, part in parts if isinstance(part, _VALUES)}
-        todo += ((part, in_code or is_code, counts) for _, part in parts)
+        place, thing, told = todo.popleft()
+        if not isinstance(thing, _LEAVES) and id(thing) not in names:
+            known.append(thing)
+            inside = isinstance(thing, CONTAINERS)
+            kind = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+            numbers[kind] += not inside
+            names[id(thing)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
+            tells = told if inside else isinstance(thing, (type, FunctionType)) or not _is_installed(thing)
+            todo += ((f"{name}{at}", part, tells) for at, part in _parts(thing))
+        if told:
+            lines.add(f"{place} {names[id(thing)] if id(thing) in names else _as_text(thing)}")
     return sorted(lines)
 
 
@@ -119,12 +114,12 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
                 with suppress(ValueError):  # a name that the outer function has not bound yet
                     yield f".<closure>.{name}", cell.cell_contents
-    elif isinstance(thing, _CONTAINERS):
+    elif isinstance(thing, CONTAINERS):
         entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if isinstance(thing, (set, frozenset)):  # sets of text have another order in every process
-            entries = ((type(value).__name__, value) for value in thing)
-        if len(thing) < _LONG:
-            yield from ((f"[{key}]", value) for key, value in entries)
+            entries = (("", value) for value in thing)
+        if len(thing) < LONG:
+            yield from ((f"[{_as_text(key)}]", value) for key, value in entries)
         else:
             flat = (part for entry in entries for part in (entry[1] if isinstance(entry[1], tuple) else (entry[1],)))
             texts = [_as_text(part) for part in flat if isinstance(part, _PLAIN)]
@@ -135,8 +130,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", getattr(thing, name, None)) for name in names)
     else:
         yield ".class", type(thing)
-        held = getattr(thing, "__dict__", {})
-        yield from ((f".{name}", value) for name, value in held.items() if name not in _LEFT_OUT)
+        yield from ((f".{n}", held) for n, held in getattr(thing, "__dict__", {}).items() if n not in _LEFT_OUT)
 
 
 def _as_text(part: object) -> str:
@@ -156,8 +150,8 @@ def _as_text(part: object) -> str:
 def _of_file(value: str | PurePath) -> str:
     """Return size and modification time of the file with this path as text, or an empty string if there is no file."""
     with suppress(OSError, ValueError):
-        status = os.stat(value)
-        return f" {status.st_size} {status.st_mtime_ns}" if stat.S_ISREG(status.st_mode) else ""
+        if (file := Path(value)).is_file():
+            return f" {file.stat().st_size} {file.stat().st_mtime_ns}"
     return ""
 
 

@@ -407,7 +407,7 @@ class Named:
     """A transform with settings that the first mini-batches do not show."""
 
     def __init__(self, mode, flip):
-        self.mode, self.flip, self.names = mode, flip, {str(mode), "c", "d"}
+        self.mode, self.flip, self.names = mode, flip, {str(type(mode)), "c", "d"}
 
     def __call__(self, x):
         return x
@@ -491,3 +491,18 @@ def test_settings_of_any_type_and_files_are_part_of_the_key(tmp_path):
     file.write_bytes(b"22")
     after = keys([Named(str(file), True), Named(many, True)])
     assert not set(before) & set(after)
+
+
+CHOICES = {"first": Named("a", True), "second": Named("b", True)}
+
+
+def chosen(name):
+    return lambda x: CHOICES[name](x)
+
+
+def test_objects_of_one_class_are_told_apart_by_their_places():
+    assert key_of(brief(), of(chosen("first"))) != key_of(brief(), of(chosen("second")))
+    pairs = [(first, second) for first in CHOICES.values() for second in CHOICES.values()]
+    keys = [key_of(brief(), of(Named(pair, True))) for pair in (*pairs, *pairs)]
+    assert len(set(keys)) == 4
+    assert keys[:4] == keys[4:]
