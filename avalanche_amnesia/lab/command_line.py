@@ -283,13 +283,7 @@ def unlearn(
             raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
         asked |= {"samples": samples or (), "classes": classes or (), "data": data[0]}
         done = unlearning.unlearn(strategy, task=task, **asked)
-    text = done.to_json() if key is None else done.sign(key)
-    record.parent.mkdir(parents=True, exist_ok=True)
-    from avalanche_amnesia.saving.files import replacing
-
-    with replacing(record) as part:  # no unlearning is saved without its record
-        part.write_text(text + "\n")
-        training.save_state(strategy, into, key)
+    _save_with_record(strategy, into, done, record, key)
     told = outcome_in_words(done, into, state)
     of_done = {"state": str(into), "record_file": str(record), "record": asdict(done)}
     _print_summary(told, f"{done}\n\nstate: {into}\nrecord: {record}", json_, of_done)
@@ -339,9 +333,7 @@ def prove(
         done = unlearning.prove(strategy, references, tasks=tasks or ())
     except records.ProofError as error:
         failure, done = str(error), error.record
-    if record is not None:
-        record.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
-    training.save_state(strategy, state, key)
+    _save_with_record(strategy, state, done, record, key)
     told = [failure or f"{gone_in_words(done.plan)}: {claim_in_words(done)}."]
     _print_summary(told, str(done), json_, {"state": str(state), "record": asdict(done)})
     return 1 if failure else 0
@@ -383,14 +375,16 @@ def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[
     held = decode(body, tensors)
     here, left = state_hashes(held["model"]["tensors"]), record.after
     differ = sorted(name for name in here.keys() | left if here.get(name) != left.get(name))
-    for plugin in (values for _, values in held["plugins"] if isinstance(values, dict)):
-        updates = plugin.get("trajectory", {}).get("logs", {})
-        differ += [f"the update of task {task}" for task in record.plan.tasks if task in updates]
-        last = None
-        for values in plugin.get("records", ()):
-            last = records.UnlearningRecord.from_state(values, last)
-        if "records" in plugin and (last is None or (last.plan, last.after) != (record.plan, left)):
-            differ.append("its last record")
+    for _, plugin in held["plugins"]:
+        match plugin:
+            case {"trajectory": {"logs": updates}}:
+                differ += [f"the update of task {task}" for task in record.plan.tasks if task in updates]
+            case {"records": kept}:
+                last = None
+                for each in kept:
+                    last = records.UnlearningRecord.from_state(each, last)
+                if last is None or (last.plan, last.after) != (record.plan, left):
+                    differ.append("its last record")
     return differ
 
 
@@ -716,6 +710,19 @@ def _missing_runs(
         beside = "; their references come first" if missing else ""
         _print(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
     return missing
+
+
+def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None) -> None:
+    """Save a strategy and, if a file is given, its record: none of the two without the other."""
+    from avalanche_amnesia.saving.files import replacing
+
+    if record is None:
+        training.save_state(strategy, into, key)
+        return
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(record) as part:
+        part.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
+        training.save_state(strategy, into, key)
 
 
 def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:

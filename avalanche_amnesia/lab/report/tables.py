@@ -99,12 +99,12 @@ def csv_of(runs: Sequence[Run]) -> bytes:
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     """Return rows as CSV with exact numbers and empty cells for None; quote text that a spreadsheet would calculate."""
     file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows(map(_as_text, row) for row in rows)
+
+    def safe(cell: Any) -> Any:
+        return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+    csv.writer(file, lineterminator="\n").writerows(map(safe, row) for row in rows)
     return file.getvalue()
-
-
-def _as_text(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
