@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 
+PROVED = "exact, proved"
+"""Claim of a record with a proof, in words."""
 _WIDTH = 60
 _INDENT = 15
 
@@ -123,12 +125,12 @@ def _proof(record: UnlearningRecord) -> Iterator[tuple[str, str]]:
         which = tasks_in_words(proof.tasks) if proof.tasks else "a new model"
         where = "" if record.proved or proof.apart else ", in a process that knew it,"
         text = f"{which} trained without it{where} gave the same bits in all of {len(proof.hashes)} tensors"
-        yield ("claim", f"exact, proved: {text}") if record.proved else ("proof", text)
+        yield ("claim", f"{PROVED}: {text}") if record.proved else ("proof", text)
 
 
 def claim_in_words(record: UnlearningRecord) -> str:
     """Return the claim of a record in a word: ``exact, proved`` after a proof."""
-    return "exact, proved" if record.proved else record.claim
+    return PROVED if record.proved else record.claim
 
 
 def _numbers(tasks: Collection[int]) -> str:

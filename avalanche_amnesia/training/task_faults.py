@@ -80,8 +80,9 @@ def fault_of_single(x: Any, model: Any, error: Exception) -> str | None:
     norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
     which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
     return (
-        f"one sample is alone in a mini-batch, by which {which} normalises: choose another train_mb_size or "
-        "eval_mb_size, or train with strategy.train(…, drop_last=True)"
+        f"one sample is alone in a mini-batch, by which {which} normalises: give several at once (another "
+        "train_mb_size or eval_mb_size; strategy.train(…, drop_last=True) leaves a rest out), or use a norm with "
+        "running statistics"
     )
 
 

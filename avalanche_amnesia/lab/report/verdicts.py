@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Literal, NamedTuple
 
+from avalanche_amnesia.audit.words import PROVED
 from avalanche_amnesia.contrib.metrics.statistics import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
@@ -36,8 +37,6 @@ FINDINGS: dict[Finding, str] = {
     "trace": "trace",
     "weak": "too weak",
 }
-_PROVED = "exact, proved"
-"""Claim of a record with a proof, see :func:`~avalanche_amnesia.audit.words.claim_in_words`."""
 _GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
 
 
@@ -90,7 +89,7 @@ class Verdict:
 
     @property
     def _proved(self) -> bool:
-        return self.kind == "exact" and self.claim == _PROVED
+        return self.kind == "exact" and self.claim == PROVED
 
     @property
     def why(self) -> str:
@@ -124,7 +123,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     said, beside = claim_of(runs), "; ".join(_beside(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # no request, or learned again
         return Verdict("nothing", said, (), beside=beside)
-    by_construction: dict[str, Kind] = {"exact": "exact", _PROVED: "exact", "conditional": "conditional"}
+    by_construction: dict[str, Kind] = {"exact": "exact", PROVED: "exact", "conditional": "conditional"}
     outcomes = list(_outcomes(runs, exact=said in by_construction))
     kind: Kind = _gravest(outcomes).finding
     kind = by_construction.get(said, kind) if kind in ("weak", "clear") else kind
@@ -145,11 +144,11 @@ def claim_of(runs: Sequence[Run]) -> str:
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
     if not claims or not any(run.obeys for run in runs):
         return ""
-    if claims - {"exact", _PROVED, "conditional"}:
+    if claims - {"exact", PROVED, "conditional"}:
         return "approximate"
     if "conditional" in claims:
         return "conditional"
-    return _PROVED if set(last) == {_PROVED} else "exact"
+    return PROVED if set(last) == {PROVED} else "exact"
 
 
 def _beside(runs: Sequence[Run]) -> Iterator[str]:
