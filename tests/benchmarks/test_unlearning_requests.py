@@ -252,7 +252,7 @@ def schedules(draw):
 VERDICTS: Counter[tuple[bool, bool]] = Counter()
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(schedules())
 def check_against_the_slow_rules(schedule):
     labels, requests, permanent, deadline = schedule
@@ -269,7 +269,7 @@ def check_against_the_slow_rules(schedule):
 def test_a_schedule_is_accepted_exactly_if_the_slow_rules_allow_it():
     check_against_the_slow_rules()
     assert len(VERDICTS) == 4
-    assert min(VERDICTS.values()) > 3, VERDICTS
+    assert min(VERDICTS.values()) > 15, VERDICTS
 
 
 def test_an_empty_request_in_a_mapping_is_no_request():

@@ -1,5 +1,7 @@
 """Faults of users' scripts that are named, or that no longer matter; most follow public bug reports."""
 
+import copy
+import inspect
 import warnings
 
 import pytest
@@ -115,6 +117,20 @@ def test_empty_mini_batches_are_skipped():
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
+def test_a_strategy_is_copied_inside_an_epoch_of_a_loader_of_the_user():
+    class Copies(SupervisedPlugin):
+        def after_update(self, strategy, **kwargs):
+            self.made = copy.deepcopy(strategy.dataloader)
+
+    strategy = WithEmptyBatches(
+        model=(model := DisjointModel(network())), optimizer=Adam(model.parameters()), plugins=[plugin := Copies()]
+    )
+    strategy.empty = True
+    strategy.train(STREAM[0])
+    assert len(plugin.made) == 4
+    assert len(list(plugin.made)) == 2
+
+
 def test_norms_without_running_statistics_warn_and_a_single_sample_is_refused():
     norm = nn.BatchNorm1d(16, track_running_stats=False)
     with pytest.warns(UserWarning, match="BatchNorm1d '1' of Sequential has track_running_stats=False"):
@@ -177,8 +193,9 @@ def test_the_width_of_features_is_found_by_running_the_backbone(kind):
 def test_attributes_of_a_model_raise_no_other_error_than_attribute_errors():
     strategy = made(AmnesiacHAT)
     strategy.train(STREAM[0])
-    for name in dir(strategy.model):
-        getattr(strategy.model, name, None)
+    members = dict(inspect.getmembers(strategy.model))
+    assert members["current_task"] is None
+    assert "gate" not in members  # there is one only in training
 
 
 def test_copies_of_forgotten_samples_are_named():
@@ -190,7 +207,7 @@ def test_copies_of_forgotten_samples_are_named():
         strategy.unlearn(task=0, samples=[0, 6])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        strategy.unlearn(task=0, samples=[1, 20])
+        assert len(strategy.unlearn(task=0, samples=[1, 20]).plan.samples) == 2
 
 
 def test_documents_that_name_a_key_twice_are_refused():
@@ -218,3 +235,4 @@ def test_a_state_gives_an_optimizer_no_other_kind_of_option(lr, tmp_path):
     with pytest.raises(StateError, match=r"optimizer\.lr"):
         load_state(fresh, tmp_path / "state")
     assert fresh.optimizer.param_groups[0]["lr"] == 1e-2
+    fresh.train(STREAM[0])  # refused before anything changed, so that it is of use

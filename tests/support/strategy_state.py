@@ -187,3 +187,13 @@ def mark(strategy: Any, task: int, size: float = 8.0) -> None:
                     values = entry.values + size * inside
                     logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
     store.restore(logs)
+
+
+def assert_marks_go(plain: Any, marked: Any, requests: list[list[int]]) -> None:
+    """Obey requests in a strategy and in its twin with marked tasks: no mark may be left in the model."""
+    for strategy in (plain, marked):
+        for request in requests:
+            strategy.unlearn(request)
+    a, b = values(plain.model.backbone), values(marked.model.backbone)
+    for name in a:
+        assert torch.allclose(a[name], b[name], rtol=0, atol=2e-5), name

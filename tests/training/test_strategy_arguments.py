@@ -334,7 +334,7 @@ ROOT = Path(__file__).parents[2]
 STRATEGIES = [HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, CLPUDERpp, Independent]
 OF_AVALANCHE = ["criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins", "evaluator"]
 OF_AVALANCHE += ["eval_every", "peval_mode"]
-MODULES_OF_HAT = 44
+MODULES_OF_HAT = 43
 """The package's modules that HAT reaches by imports at their top, without packages' ``__init__``."""
 
 
