@@ -223,7 +223,7 @@ def report(folders: list[Path], *, out: Path | None = None, tables: Path | None 
     shown = [run for folder in folders for run in read_runs(folder)]
     from avalanche_amnesia.lab.report.page import report_page
 
-    page = report_page(shown).encode()
+    page = report_page(shown).encode(errors="replace")
     page_file.parent.mkdir(parents=True, exist_ok=True)
     from avalanche_amnesia.saving.files import replace_file
 

@@ -6,10 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from avalanche_amnesia.saving.values import fits
+
 RUN_FILE = "run.jsonl"
 FORMAT = "avalanche-amnesia run"
 VERSION = 1
 _RECORD = re.compile(r"records/\d+\.json")
+_LINES: dict[str, dict[str, Any]] = {
+    "run": {"id": str, "name": str | None, "config": dict[str, Any] | None},
+    "settings": {"settings": dict[str, Any], "name": str | None},
+    "row": {"values": dict[str, float | int | dict[str, Any] | None]},
+}
+"""Kind of a line → types of its values."""
 
 
 class JSONRunError(ValueError):
@@ -26,6 +34,9 @@ def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
             kind = line["kind"]
+            for name, of in _LINES.get(kind, {}).items():
+                if not fits(line[name], of):
+                    raise ValueError(f"{name} is {line[name]!r:.80}")
             if kind == "record" and not _RECORD.fullmatch(line["path"]):  # the log may be untrusted
                 raise ValueError(f"{line['path']!r} is no place of a record")
         except (ValueError, KeyError, TypeError) as error:

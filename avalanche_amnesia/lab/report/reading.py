@@ -1,7 +1,6 @@
 """Read runs from their logs, and group runs that differ only in the seed."""
 
 import json
-import math
 import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -24,6 +23,7 @@ _ACCURACY = "Top1_Acc_Exp"
 _COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
 _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
 """Logged name of an evaluation metric; the parts for phase, stream and experience are ignored."""
+_LEAST, _MOST = 1e-9, 1e18
 _AXES = (ITERATION, TASK, EVENT)
 _LISTED = re.compile(r"\d+(, \d+)*")
 """Pattern of a list of tasks in the table of events; other text in that column describes samples of a task."""
@@ -252,14 +252,15 @@ def read_run(folder: str | Path) -> Run:
             raise JSONRunError(
                 f"line {number} of {folder / RUN_FILE} names {line['path']}, which is not there"
             ) from error
-        except (KeyError, IndexError) as error:
-            raise JSONRunError(f"line {number} of {folder / RUN_FILE} is broken: it has no {error}") from error
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            why = f"it has no {error}" if isinstance(error, LookupError) else error
+            raise JSONRunError(f"line {number} of {folder / RUN_FILE} is broken: {why}") from error
     settings = head["config"] or {n: of for n, of in strategy.items() if n not in ("method", "seed", "versions")}
     return Run(
         folder=folder,
         name=head["name"] or strategy.get("method", folder.name),
         settings=settings,
-        seed=settings.get("seed", strategy.get("seed")),
+        seed=_cell(settings.get("seed", strategy.get("seed"))),
         versions=strategy.get("versions", {}),
         moments=reader.moments,
         records=records,
@@ -289,13 +290,14 @@ class _Reader:
             self._numbers, self._tables, self._event = {}, {}, row[EVENT]
         for key, value in row.items():
             if isinstance(value, dict) and value["_type"] == "table":
-                self._tables[key] = [value["columns"], *value["data"]]
-            elif _is_number(value) and key not in _AXES and (found := _NAME.fullmatch(key)):
+                cells = ([_cell(each) for _, each in zip(value["columns"], row, strict=True)] for row in value["data"])
+                self._tables[key] = [list(map(str, value["columns"])), *cells]
+            elif is_number(value) and key not in _AXES and (found := _NAME.fullmatch(key)):
                 task = None if found["task"] is None else int(found["task"])
                 self._numbers.setdefault(found["name"], {})[task] = value
                 self._first.setdefault(found["name"], {}).setdefault(task, value)
-        if all(map(_is_number, map(row.get, _COST))):
-            self.costs.append(Cost(row[TASK], row[_COST[0]], row[_COST[1]]))
+        if all(map(is_number, map(row.get, _COST))):
+            self.costs.append(Cost(row[TASK], *(max(row[name], _LEAST) for name in _COST)))
         if EVENTS in row:
             self._end()
 
@@ -343,9 +345,14 @@ class _Reader:
         self._first, self._ended = {}, self._event
 
 
-def _is_number(value: object) -> bool:
-    """Return True if a value is a finite number; bools are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: object) -> bool:
+    """Return True for a number with which a page can calculate; bools, NaN and numbers above 1e18 are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_MOST <= value <= _MOST
+
+
+def _cell(value: object) -> Any:
+    """Return a table's cell: None in place of a number with which a page can't calculate."""
+    return value if is_number(value) or isinstance(value, (str, bool)) else None
 
 
 def _tasks(listed: str | None) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, capacity_before, jsd_of, ratio_of
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, grouped, number
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, grouped, is_number, number
 from avalanche_amnesia.lab.report.tables import Row, Table, cell, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, seconds, share, tasks, times
+from avalanche_amnesia.saving.values import fits
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
 _OVERLAP = "Figure/Overlap/table"
@@ -170,9 +171,9 @@ def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], 
 
 
 def _set_to(name: str, value: object) -> str:
-    if isinstance(value, dict) and name.rpartition(".")[2] != "requests":  # for example slots by task
-        return json.dumps(value, default=str)
     if isinstance(value, dict):
+        if name.rpartition(".")[2] != "requests" or not fits(value, dict[str, list[int]]):  # for example slots by task
+            return json.dumps(value, default=str)
         return "; ".join(f"{tasks(gone)} after task {after}" for after, gone in value.items())
     return MISSING if value is None else str(value)
 
@@ -273,13 +274,13 @@ def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
     """Yield a matrix of the last measured mask overlap of all pairs of tasks per strategy, in the first seed's run."""
     for entry in entries:
         found = [moment.tables[_OVERLAP] for moment in entry.first.moments if _OVERLAP in moment.tables]
-        if found:
+        if found and len(found[-1]) > 1:
             _, *rows = found[-1]
-            shares = {task: dict(zip((task for task, *_ in rows), of, strict=True)) for task, *of in rows}
+            shares = {task: dict(zip((task for task, *_ in rows), of, strict=False)) for task, *of in rows}
             yield _matrix(entry, "overlap (%)", shares, list(shares))
 
 
 def _matrix(entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any]) -> Matrix:
-    """Return a matrix of ``shares``, which maps row → column → fraction; missing fractions are empty cells."""
-    cells = [[Cell(of[name]) if name in of else None for name in columns] for of in shares.values()]
+    """Return a matrix of ``shares``, which maps row → column → fraction; other cells are empty."""
+    cells = [[Cell(of[name]) if is_number(of.get(name)) else None for name in columns] for of in shares.values()]
     return Matrix(entry.name, title, list(shares), columns, cells, "")

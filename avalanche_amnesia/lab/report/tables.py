@@ -93,7 +93,7 @@ def csv_of(runs: Sequence[Run]) -> bytes:
     """
     of_runs = ((run, moment) for run in runs for moment in run.moments)
     rows = ([run.name, run.seed, moment.task, *row] for run, moment in of_runs for row in _rows(moment))
-    return csv_text([CSV_COLUMNS, *rows]).encode()
+    return csv_text([CSV_COLUMNS, *rows]).encode(errors="replace")
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
