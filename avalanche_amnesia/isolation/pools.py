@@ -88,8 +88,12 @@ class Pools:
         found = Share(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
+            gone, now = departures(_stream_of(strategy.experience)), layout.tasks.index(task)
+            planned = [other for other in taken if gone.get(other, now) < now]
+            why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""
             raise CapacityError(
-                f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}: {MORE_SLOTS}"
+                f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}{why}: "
+                f"{MORE_SLOTS}"
             )
         if not shares:
             _warn_if_crowded(layout, strategy.experience)

@@ -22,6 +22,7 @@ from avalanche_amnesia import (
 from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning, StreamLayout
 from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.training.host.lookup import unlearning_of
 
 DIGITS = SplitDigits(n_tasks=5, n_train=200, seed=2)
 PUBLISHED = {1: [0], 3: [1], 4: [4]}
@@ -82,6 +83,14 @@ def test_the_model_after_unlearning_equals_one_without_the_unlearned_tasks():
     assert strategy.model.tasks == (2, 3)
     retrained, _ = learn(without_requests(benchmark), pools, [2, 3])
     assert same_state(strategy.model.state_dict(), retrained.model.state_dict())
+
+
+def test_a_task_without_a_slot_names_the_requests_that_were_not_obeyed():
+    benchmark = with_unlearning(DIGITS, {0: [0]})
+    strategy = fresh(Pools.planned(benchmark))
+    unlearning_of(strategy).obey = False
+    with pytest.raises(CapacityError, match=r"though the stream requests to unlearn \[0\] before"):
+        strategy.train(benchmark.train_stream)
 
 
 def test_missing_slots_are_reported_before_the_first_task():

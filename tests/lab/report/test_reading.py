@@ -1,8 +1,13 @@
 """Runs read from their logs, and the table and page made of them."""
 
+import copy
 import csv
 import io
 import json
+import operator
+from contextlib import suppress
+from functools import reduce
+from itertools import product
 
 import pytest
 
@@ -157,3 +162,29 @@ def test_entries_with_equal_names_are_told_apart_by_their_settings(tmp_path):
     found = [entry.name for entry in entries(read_runs(tmp_path))]
     assert len(set(found)) == 4
     assert found[2].startswith("EWC (scenario first")
+
+
+HOSTILE = (10**400, -(10**30), 1.7e308, 5e-324, -1, True, None, "x", "\ud800", [], [1], {}, {"a": 1}, float("nan"))
+
+
+def places(value, path=()):
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    yield from ((*path, name) for name, _ in inside)
+    for name, part in inside:
+        yield from places(part, (*path, name))
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_hostile_values_are_missing_or_name_their_line(number, tmp_path):
+    lines = [json.loads(line) for line in (write(tmp_path / "good") / "run.jsonl").read_text().splitlines()]
+    spots = [(at, path) for at, line in enumerate(lines) for path in places(line) if path != ("kind",)]
+    for (at, path), value in list(product(spots, HOSTILE))[number::80]:
+        changed = copy.deepcopy(lines)
+        *outer, last = path
+        reduce(operator.getitem, outer, changed[at])[last] = value
+        folder = tmp_path / "bad"
+        folder.mkdir(exist_ok=True)
+        (folder / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        with suppress(JSONRunError):
+            run = read_run(folder)
+            assert not run.moments or (report_page([run]) and csv_of([run]))
