@@ -8,10 +8,11 @@ because their tensors and plain attributes are compared between trainings (:func
 import inspect
 import random
 import sys
+import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 
@@ -26,6 +27,7 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, i
 from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names}
+_STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
 _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
@@ -43,7 +45,15 @@ _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 def is_closed(thing: Any) -> bool:
     """Return True if a class or function is defined in a closed package: torch, Avalanche, numpy, Python's library …"""
-    return str(getattr(thing, "__module__", None) or "builtins").partition(".")[0] in _CLOSED
+    return _is_closed(str(getattr(thing, "__module__", None) or "builtins").partition(".")[0])
+
+
+@lru_cache(None)
+def _is_closed(package: str) -> bool:
+    """Return True for the name of a closed package, unless a script has hidden a standard module by one of its own."""
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    hides = file and package in sys.stdlib_module_names and not file.startswith(_STANDARD)
+    return package in _CLOSED and not hides
 
 
 def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -134,12 +144,15 @@ def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
     seen, todo = {id(each) for each in skip}, deque(roots)
     while todo:
         each = todo.popleft()
-        if isinstance(each, _LEAVES) or id(each) in seen:
+        if id(each) in seen or (isinstance(each, _LEAVES) and is_closed(type(each))):
             continue
         seen.add(id(each))
+        if isinstance(each, (*_LEAVES, *CONTAINERS)) and not is_closed(type(each)):  # a subclass of a script
+            yield _name(each)
         if isinstance(each, CONTAINERS):
-            values = list(each.values()) if isinstance(each, dict) else list(each)
-            if not all(issubclass(kind, _LEAVES) for kind in set(map(type, values))):  # quick for many labels
+            values = [*(each.values() if isinstance(each, dict) else each), getattr(each, "default_factory", None)]
+            kinds = set(map(type, values))
+            if not all(issubclass(kind, _LEAVES) and is_closed(kind) for kind in kinds):  # quick for many labels
                 todo += values
         elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType)):
             todo += (getattr(each, "__func__", None), each.__self__)
@@ -187,7 +200,9 @@ def attributes_of(strategy: Strategy) -> Attributes:
     modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
     found: Attributes = {}
     for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
-        if not (is_of(type(thing), "avalanche_amnesia") or isinstance(thing, _FUNCTIONS)):
+        if isinstance(thing, (*_FUNCTIONS, partial)):
+            found[path] = _of_function(thing)
+        elif not is_of(type(thing), "avalanche_amnesia"):
             own = _tensors(thing) if path.startswith("criterion") else []  # the model's tensors are what a task trains
             found[path] = {name: _as_text(value) for name, value in (*_attributes(thing), *own)}
     return found
@@ -208,6 +223,14 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
     held = [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
     computed = isinstance(thing, nn.Module) and is_closed(type(thing))  # torch computes tensors there in each forward
     return [(name, value) for name, value in held if not (computed and isinstance(value, Tensor))]
+
+
+def _of_function(thing: Any) -> dict[str, str]:
+    """Return name, and arguments that a partial gives, of a function that is the loss."""
+    if isinstance(thing, partial):
+        given = {str(name): _as_text(value) for name, value in (*enumerate(thing.args), *thing.keywords.items())}
+        return _of_function(thing.func) | given
+    return {"function": f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"}
 
 
 def _tensors(thing: Any) -> list[tuple[str, Tensor]]:

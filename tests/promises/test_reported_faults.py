@@ -9,6 +9,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP, as_multitask
 from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GDumbPlugin, GEMPlugin, MASPlugin
+from support.strategy_state import same_state
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader
@@ -236,3 +237,37 @@ def test_a_state_gives_an_optimizer_no_other_kind_of_option(lr, tmp_path):
         load_state(fresh, tmp_path / "state")
     assert fresh.optimizer.param_groups[0]["lr"] == 1e-2
     fresh.train(STREAM[0])  # refused before anything changed, so that it is of use
+
+
+@pytest.mark.parametrize("event", ["after_train_dataset_adaptation", "after_eval_dataset_adaptation"])
+def test_a_strategy_is_saved_after_an_interruption_at_the_adaptation_of_data(event, tmp_path):
+    class Interrupts(SupervisedPlugin):
+        pass
+
+    def interrupt(plugin, strategy, **kwargs):
+        raise KeyboardInterrupt
+
+    strategy = made(DisjointSubnets, plugins=[Interrupts()])
+    strategy.train(STREAM[0])
+    setattr(Interrupts, event, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(STREAM[1]) if "train" in event else strategy.eval(STREAM[:1])
+    delattr(Interrupts, event)
+    strategy.save(tmp_path / "state")
+    loaded = made(DisjointSubnets, plugins=[Interrupts()])
+    load_state(loaded, tmp_path / "state")
+    alone = made(DisjointSubnets, plugins=[Interrupts()])
+    alone.train(STREAM[0])
+    for each in (loaded, alone):
+        each.train(STREAM[1])
+    assert same_state(loaded.model.state_dict(), alone.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"samples": 3}, {"samples": None}, {"classes": 1}, {"samples": [1], "reproduce": "no"}]
+)
+def test_a_request_of_a_wrong_type_names_what_is_right(wrong):
+    strategy = made(DisjointSubnets)
+    strategy.train(STREAM[0])
+    with pytest.raises(ValueError, match=r"must be (a list of|one of)"):
+        strategy.unlearn(task=0, **wrong)

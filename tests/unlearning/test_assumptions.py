@@ -2,8 +2,11 @@
 
 import random
 import re
+import sys
+from collections import defaultdict
 from dataclasses import replace
 from functools import partial
+from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,14 +17,14 @@ from avalanche.training.plugins import EvaluationPlugin
 from support.isolated_pools import pools
 from support.strategies import DIGITS, NoMetric, amnesiac, learn, make
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.training import EVEN_BUDGET
-from avalanche_amnesia.unlearning.assumptions import open_parts
+from avalanche_amnesia.unlearning.assumptions import _is_closed, is_closed, open_parts
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
@@ -320,3 +323,58 @@ def test_a_record_names_the_parts_and_keeps_them_in_json():
     assert UnlearningRecord.from_json(record.to_json()) == record
     assert "exact if repeatable" in str(record)
     assert f"- {__name__}.Sees" in str(record)
+
+
+class Rows(list):
+    """A list with code of the script's."""
+
+
+class Marked(torch.Tensor):
+    """Tensors with code of the script's."""
+
+
+class Holder:
+    """A user's metric, which holds something."""
+
+
+@pytest.mark.parametrize(
+    ("held", "named"),
+    [
+        (Rows([0]), "Rows"),
+        (torch.zeros(1).as_subclass(Marked), "Marked"),
+        (defaultdict(Holder), "Holder"),
+        ([np.zeros(1), Rows()], "Rows"),
+    ],
+)
+def test_subclasses_of_containers_and_tensors_are_named(held, named):
+    subset = Subset(TensorDataset(X, Y), range(len(Y)))
+    subset.extra = held
+    subset.targets = Y.tolist()
+    strategy = make(DisjointSubnets)
+    strategy.experience = nc_benchmark(subset, subset, 2, True, seed=0).train_stream[0]
+    assert any(named in part for part in open_parts(strategy, {}))
+
+
+def test_a_module_of_the_script_that_hides_a_standard_one_is_open(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "trace", SimpleNamespace(__file__=str(tmp_path / "trace.py")))
+    _is_closed.cache_clear()
+    counting = FunctionType(loss.__code__, {"nn": nn}, "counting")
+    counting.__module__ = "trace"
+    assert not is_closed(counting)
+    monkeypatch.undo()
+    _is_closed.cache_clear()
+    assert is_closed(counting)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [nn.functional.multi_margin_loss, partial(nn.functional.cross_entropy, label_smoothing=0.1)],
+)
+def test_another_loss_function_between_two_tasks_is_a_reason(other):
+    strategy = make(DisjointSubnets, criterion=nn.functional.cross_entropy)
+    strategy.train(DIGITS.train_stream[0])
+    strategy._criterion = other
+    strategy.train(DIGITS.train_stream[1])
+    record = strategy.unlearn([0])
+    assert record.claim == "approximate"
+    assert "criterion" in " ".join(record.reasons)

@@ -180,7 +180,10 @@ class UnlearningPlugin(SupervisedPlugin):
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
         event = self._between_tasks(strategy)
-        samples, classes = tuple(samples), tuple(classes)
+        samples = checks.integers("samples", samples, "positions in the data of the task")
+        classes = checks.integers("classes", classes, "labels in the data of the task")
+        if reproduce is not None:
+            checks.one_of("reproduce", reproduce, Literal[True, False])
         if task is not None or samples or classes:
             tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
         return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data, reproduce)
