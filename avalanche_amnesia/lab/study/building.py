@@ -17,7 +17,7 @@ from torch import nn
 
 from avalanche_amnesia import benchmarks, checks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
-from avalanche_amnesia.checks import did_you_mean, known_options
+from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.contrib import streams
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
@@ -89,6 +89,12 @@ SAID_ELSEWHERE = {
 }
 """Argument of strategies that cannot be an option of a method → the setting to use instead."""
 Maker = Callable[..., Any]
+PARTS: dict[str, Mapping[str, Maker]] = {
+    "adjustment": RULES,
+    "compensation": {"backup": BackupPlugin, "counterfactual": lambda: "counterfactual", "none": lambda: "none"},
+    "repair": {"joint": RepairPlugin},
+}
+"""Option of a strategy that takes an object → name in the settings → function that makes the object."""
 
 
 def make_stream(
@@ -176,17 +182,13 @@ def strategy_class(settings: MethodSettings) -> type:
 def optimizer_class(settings: MethodSettings) -> type:
     """Return the optimizer class of a method."""
     there = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and c is not torch.optim.Optimizer}
-    name = settings.optimizer
-    if ":" not in name and name not in there:
-        near = did_you_mean(name, there) or f"; it has {', '.join(sorted(there))}"
-        raise ValueError(f"methods: torch.optim has no optimizer {name!r}{near}")
-    kind: type = named(name, "methods: optimizer", there)
+    kind: type = named(settings.optimizer, "methods: optimizer", there)
     return kind
 
 
 def model_class(kind: type) -> type:
     """Return the model class of a strategy, from the annotation of its argument ``model``."""
-    annotation = _hints(kind).get("model")
+    annotation = _arguments(kind).get("model")
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
     if issubclass(kind, TaskStrategy):
@@ -195,13 +197,6 @@ def model_class(kind: type) -> type:
             "class that is made of a network, model: MaskedModel"
         )
     return TaskNormModel
-
-
-def _hints(kind: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(kind.__init__)  # type: ignore[misc]
-    except NameError as error:
-        raise ValueError(f"{kind.__name__}: the types of its arguments can't be read ({error})") from error
 
 
 def make_strategy(
@@ -251,7 +246,11 @@ def _arguments(kind: type) -> dict[str, Any]:
         init = vars(base).get("__init__")
         if init is None:
             continue
-        hints, takes = _hints(base), inspect.signature(init).parameters.values()
+        takes = inspect.signature(init).parameters.values()
+        try:
+            hints = get_type_hints(init)
+        except NameError as error:
+            raise ValueError(f"{kind.__name__}: the types of its arguments can't be read ({error})") from error
         for each in takes:
             if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
                 hint = hints.get(each.name, Any)
@@ -274,36 +273,17 @@ def _model(
 
 def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     """Build an object argument of a strategy from its settings; the key ``name`` of a mapping selects the class."""
-    kinds: dict[str, Maker] = {
-        "masks": ScoredWeights if issubclass(kind, WSN) else HardAttention,
-        "trajectory": TrajectoryPlugin,
-        "unlearning": UnlearningPlugin,
-    }
-    if name in kinds and isinstance(value, Mapping):
-        return _called(kinds[name], value, {}, f"options.{name}")
-    if name not in ("adjustment", "compensation", "repair"):
+    masks = ScoredWeights if issubclass(kind, WSN) else HardAttention
+    classes: dict[str, Maker] = {"masks": masks, "trajectory": TrajectoryPlugin, "unlearning": UnlearningPlugin}
+    place = f"options.{name}"
+    if name in classes and isinstance(value, Mapping):
+        return _called(classes[name], value, {}, place)
+    if name not in PARTS:
         return value
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
     if "name" not in given:
-        raise ValueError(f"options.{name} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
-    which = given.pop("name")
-    if name == "adjustment":
-        if which not in RULES and ":" not in str(which):
-            raise ValueError(
-                f"options.{name}: there is no rule {which!r}{did_you_mean(str(which), RULES) or ';'} it must be one of "
-                f"{', '.join(RULES)}, or MODULE:NAME of one of your own"
-            )
-        return _called(named(which, f"options.{name}", RULES), given, {}, f"options.{name}")
-    if name == "repair":
-        checks.one_of("options.repair", which, Literal["joint"])
-        return _called(RepairPlugin, given, {"seed": seed}, f"options.{name}")
-    if which == "backup" or ":" in str(which):
-        return _called(
-            named(which, f"options.{name}", {"backup": BackupPlugin}), given, {"seed": seed}, f"options.{name}"
-        )
-    if given:
-        raise ValueError(f"options.{name}: {which} takes no {', '.join(map(str, given))}")
-    return which
+        raise ValueError(f"{place} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
+    return _called(named(str(given.pop("name")), place, PARTS[name]), given, {"seed": seed}, place)
 
 
 def make_stock(

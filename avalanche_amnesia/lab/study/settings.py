@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from avalanche_amnesia.lab.study.typed import known_name
+
 METHODS = {
     "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have heads in store for what they lose",
     "HAT": "learned masks over units, whose parameters later tasks leave alone; a control, obeys no request",
@@ -194,6 +196,8 @@ def named(name: str, place: str, known: Mapping[str, Any] = MappingProxyType({})
     """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``place``."""
     if name in known:
         return known[name]
+    if known:
+        known_name(name, known, place)
     module, _, inside = name.partition(":")
     if not module or not inside:
         raise ValueError(f"{place} must be MODULE:NAME, got {name!r}: for example train:make_strategy")

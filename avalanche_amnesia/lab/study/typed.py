@@ -11,7 +11,7 @@ _SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
-    """Convert a JSON value to the type ``kind``, lists to tuples and mappings to data classes; errors name ``place``.
+    """Convert a JSON value to the type ``kind``, mappings to data classes; errors name ``place``.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
     ``Annotated[int, 1]`` allows integers of at least 1.
@@ -19,26 +19,32 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         given = typed(arguments[0], value, place)
-        return _least(given, arguments[1], place) if arguments[0] is int else _named(given, arguments[1], place)
+        return (_least if arguments[0] is int else known_name)(given, arguments[1], place)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
         return typed(next(option for option in arguments if option is not NoneType), value, place)
     if is_dataclass(kind) and isinstance(kind, type):
         return _made(kind, _checked(value, Mapping, "a mapping", place), place)
-    if origin in (list, tuple):
+    if origin is list:
         items = _checked(value, (list, tuple), "a list", place)
-        return origin(typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items))
+        return [typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items)]
     if isinstance(origin, type) and issubclass(origin, Mapping):
         name_of: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
         items = _checked(value, Mapping, "a mapping", place)
         return {name_of(name): typed(arguments[1], item, _inside(place, name)) for name, item in items.items()}
-    if origin is Literal and value not in arguments:
-        near = did_you_mean(str(value), map(str, arguments))
-        raise ValueError(f"{place} must be one of {', '.join(map(repr, arguments))}, got {value!r}{near}")
-    if kind in _SCALARS and isinstance(value, bool) != (kind is bool):
-        raise ValueError(f"{place} must be {kind.__name__}, got {value!r}")
-    return _checked(value, _SCALARS[kind], kind.__name__, place) if kind in _SCALARS else value
+    if not is_of(kind, value):
+        near = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
+        raise ValueError(f"{place} must be {shown(kind)}, got {value!r}{near}")
+    return value
+
+
+def known_name(name: str, names: Iterable[str], place: str) -> str:
+    """Return a name that is one of ``names`` or ``module:name``; raise ValueError for any other."""
+    if ":" not in name and name not in names:
+        allowed = f"{', '.join(map(repr, names))}, or MODULE:NAME of your own"
+        raise ValueError(f"{place} must be one of {allowed}, got {name!r}{did_you_mean(name, names)}")
+    return name
 
 
 def is_of(kind: Any, value: Any) -> bool:
@@ -84,13 +90,6 @@ def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
 def _least(value: int, least: int, place: str) -> int:
     if value < least:
         raise ValueError(f"{place} must be an int of at least {least}, got {value}")
-    return value
-
-
-def _named(value: str, names: Iterable[str], place: str) -> str:
-    if ":" not in value and value not in names:
-        allowed = f"{', '.join(map(repr, names))}, or MODULE:NAME of your own"
-        raise ValueError(f"{place} must be one of {allowed}, got {value!r}{did_you_mean(value, names)}")
     return value
 
 
