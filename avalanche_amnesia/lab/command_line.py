@@ -783,21 +783,20 @@ def _parse_size(text: str) -> int:
     return int(float(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[found[2]])
 
 
-def _progress_printer() -> Callable[[Any], None]:
+def _progress_printer() -> Callable[[Any, Any, int], None]:
     """Return a callback that prints each finished job and the estimated remaining time."""
     begun, ends = time.monotonic(), list[float]()
 
-    def tell(done: Any) -> None:
+    def tell(job: Any, result: Any, n_left: int) -> None:
         ends.append(time.monotonic())
         # The time until the first end includes the start of the workers.
         each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0] - begun
-        if done.error is not None:
-            result = f"failed: {type(done.error).__name__}: {done.error}"
+        if isinstance(result, BaseException):
+            words = f"failed: {type(result).__name__}: {result}"
         else:
-            result = f"{done.result} trainings" if isinstance(done.result, int) else _run_summary(done.result)
-        left = each * (done.n_jobs - done.n_done)
-        until = f"; about {seconds_in_words(left)} left" if done.n_done < done.n_jobs else ""
-        _print(f"[{done.n_done}/{done.n_jobs}] {done.job.name}: {result}{until}")
+            words = f"{result} trainings" if isinstance(result, int) else _run_summary(result)
+        until = f"; about {seconds_in_words(each * n_left)} left" if n_left else ""
+        _print(f"[{len(ends)}/{len(ends) + n_left}] {job.name}: {words}{until}")
 
     return tell
 

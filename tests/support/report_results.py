@@ -61,9 +61,8 @@ def runs_of(content: dict[str, Any], folder: str | Path = FOLDER, timings: bool 
             seed=content["settings"]["seed"],
             versions=content["versions"],
             moments=[_moment(event) for event in run["events"]],
-            records=run["unlearnings"],
+            records=[{**record, "signature": "not signed"} for record in run["unlearnings"]],
             costs=[Cost(of["after_task"], of["unlearn"], of["retrain"]) for of in seconds.get(name, ())],
-            signatures=["not signed"] * len(run["unlearnings"]),
         )
         for name, run in content["strategies"].items()
     ]

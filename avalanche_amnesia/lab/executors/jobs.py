@@ -26,23 +26,7 @@ class Job:
     needs: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True)
-class JobDone:
-    """Result or error of a finished job, and the number of jobs finished so far.
-
-    Attributes:
-        job: the finished job.
-        result: return value of its function.
-        error: exception of its function; None if it succeeded.
-        n_done: number of jobs finished so far.
-        n_jobs: number of all jobs.
-    """
-
-    job: Job
-    result: Any
-    error: BaseException | None
-    n_done: int
-    n_jobs: int
+OnDone = Callable[[Job, Any, int], None]
 
 
 class NeedFailedError(RuntimeError):
@@ -73,7 +57,7 @@ def run_jobs(
     executor: Executor,
     *,
     retries: int = 2,
-    on_done: Callable[[JobDone], None] = lambda done: None,
+    on_done: OnDone = lambda job, result, n_left: None,
 ) -> dict[str, BaseException]:
     """Run jobs in order, each after the jobs that it needs; a failed job does not stop independent jobs.
 
@@ -81,7 +65,7 @@ def run_jobs(
         jobs: jobs with distinct names.
         executor: runs the jobs; it is not closed.
         retries: how often a job is restarted after its worker was lost, at least 0.
-        on_done: called when a job ends.
+        on_done: called with each job that ends, its result or error, and the number of jobs left.
 
     Returns:
         Name of each failed job → its error; :class:`NeedFailedError` if a job that it needs failed.
@@ -97,11 +81,11 @@ def run_jobs(
     running: dict[Future[Any], Job] = {}
     begun: Counter[str] = Counter()
 
-    def ended(job: Job, result: Any, error: BaseException | None) -> None:
+    def ended(job: Job, result: Any) -> None:
         done.add(job.name)
-        if error is not None:
-            failed[job.name] = error
-        on_done(JobDone(job, result, error, len(done), len(jobs)))
+        if isinstance(result, BaseException):
+            failed[job.name] = result
+        on_done(job, result, len(jobs) - len(done))
 
     def begin(job: Job) -> None:
         begun[job.name] += 1
@@ -114,7 +98,7 @@ def run_jobs(
             del waiting[job.name]
             causes = sorted(job.needs & failed.keys())
             if causes:
-                ended(job, None, NeedFailedError(f"not begun, as {causes[0]} failed"))
+                ended(job, NeedFailedError(f"not begun, as {causes[0]} failed"))
             else:
                 begin(job)
         some = wait(running, return_when=FIRST_COMPLETED).done if running else ()
@@ -123,7 +107,7 @@ def run_jobs(
             if error is not None and executor.lost(error) and begun[job.name] <= retries:
                 begin(job)
             else:
-                ended(job, None if error is not None else future.result(), error)
+                ended(job, future.result() if error is None else error)
     return failed
 
 

@@ -35,12 +35,8 @@ class Axis:
         return math.inf if self.ends is None else self.ends[1]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """Ticks of an axis, and a function from a number to its position, both in per cent of the axis's length."""
-
-    ticks: Sequence[tuple[float, str]]
-    place: Callable[[float], float]
+Scale = tuple[Sequence[tuple[float, str]], Callable[[float], float]]
+"""Ticks of an axis, and a function from a number to its position, both in per cent of the axis's length."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class LineChart:
 
     def y(self, value: float) -> float:
         """Return the vertical position of a number, in per cent of the chart's height from the top."""
-        return round(100 - self.scale.place(value), 2)
+        return round(100 - self.scale[1](value), 2)
 
     def line(self, each: Series) -> str:
         """Return the SVG points of a line through the means of a series."""
@@ -154,7 +150,7 @@ def scale_of(axis: Axis, all_series: Sequence[Series]) -> Scale:
     def place(value: float) -> float:
         return 100 * (value - first) / length
 
-    return Scale([(round(place(tick), 2), axis.tick_words(tick)) for tick in ticks], place)
+    return [(round(place(tick), 2), axis.tick_words(tick)) for tick in ticks], place
 
 
 def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
@@ -169,7 +165,7 @@ def _logarithmic(axis: Axis, reach: Sequence[float]) -> Scale:
 
     step = math.ceil(length / 5)
     decades = [(round(place(10.0**n), 2), axis.tick_words(10.0**n)) for n in range(last, first - 1, -step)]
-    return Scale([(0.0, "below"), *reversed(decades)], place)
+    return [(0.0, "below"), *reversed(decades)], place
 
 
 def legend_of(charts: Sequence[LineChart]) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ To add a metric, add it to ``metrics_of`` in ``lab/runs/measuring.py``, and here
 :data:`READINGS` for the page; add it to :data:`MEANINGS`, too, for a column in the tables and the demo.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from avalanche_amnesia.evaluation.resolution import distance_in_words, floor_ratio
@@ -33,7 +33,6 @@ class Reading:
         axis: axis of its chart.
         key: key of its section.
         title: the question that the section answers.
-        lead: explanation of the section, in paragraphs.
         beside: suffix of the metric to compare with, measured on the retrained model (for a distance, between two
             retrained models); or the full name of that metric.
         tolerance: largest excess that counts as equal, because a test set of 100 samples varies by as much.
@@ -47,7 +46,6 @@ class Reading:
     axis: Axis
     key: str
     title: str
-    lead: Sequence[str] = ()
     beside: str = "_reference"
     tolerance: float = 0.05
     in_floors: bool = False
@@ -128,56 +126,18 @@ OLD_HEAD = Reading(
     _SHARES,
     "old-head",
     "Can the old head still read what was forgotten?",
-    [
-        "The old head is the classifier that an unlearned task had, kept by the evaluation alone. It reads the task's "
-        "test data through the mask that the task had, in this model and in the retrained one."
-    ],
 )
 READINGS = (
     OLD_HEAD,
-    Reading(
-        "Relapse",
-        "relapse",
-        _SHARES,
-        "relapse",
-        "Does what was forgotten come back?",
-        [
-            "After every later task a new linear head is fitted to the model's features of the forgotten tasks' data. "
-            "Features are useful in general: what counts is the difference to the retrained model."
-        ],
-    ),
-    Reading(
-        "FewShot",
-        "few-shot relearning",
-        _SHARES,
-        "few_shot",
-        "How much of it do a few samples bring back?",
-        [
-            "The same with a few samples of every class. Many samples make up for features that never saw a task; a "
-            "few do not."
-        ],
-    ),
-    Reading(
-        "Membership",
-        "membership inference",
-        _AUC,
-        "membership",
-        "Can one guess which samples were trained on?",
-        [
-            "Guessed by the loss of the old head: the area under the curve (AUC) is 0.5 where nothing can be told. "
-            "Where it is near 0.5 for models that did learn the task, this attack is no evidence of forgetting."
-        ],
-    ),
+    Reading("Relapse", "relapse", _SHARES, "relapse", "Does what was forgotten come back?"),
+    Reading("FewShot", "few-shot relearning", _SHARES, "few_shot", "How much of it do a few samples bring back?"),
+    Reading("Membership", "membership inference", _AUC, "membership", "Can one guess which samples were trained on?"),
     Reading(
         "ForgottenSamples_accuracy",
         "forgotten samples",
         _SHARES,
         "forgotten_samples",
         "Are forgotten samples still known?",
-        [
-            "Samples that a remaining task forgot, read by the task's head. The retrained model, which never had them, "
-            "reads many of them too, as it knows others like them."
-        ],
         of_samples=True,
     ),
     Reading(
@@ -186,7 +146,6 @@ READINGS = (
         _AUC,
         "forgotten_samples_membership",
         "Can one guess that the forgotten samples were trained on?",
-        ["Guessed by the loss of the task's head: 0.5 where nothing can be told."],
         of_samples=True,
     ),
 )
@@ -201,14 +160,6 @@ JSD = Reading(
     ),
     "jsd",
     "How far is it from a model that never saw the tasks?",
-    [
-        "JSD, the Jensen–Shannon divergence, compares the features of the forgotten tasks' data in this model and in "
-        "the retrained one: 0 bit is equal, 1 bit the most there can be, and below 1e-9 bit nothing is told from "
-        "rounding. Two retrained models differ too: that is the floor, for another data order and for another seed. "
-        "Read JSD in units of the order floor; the seed's is wider, and flatters.",
-        "Small residues are invisible to JSD: read the accuracies of old and fresh heads, too. Features of two "
-        "networks have two scales: compare a strategy with its floors, not with another strategy.",
-    ],
     beside="_floor_order",
     tolerance=1.0,  # floors of two seeds differ by a factor of two and more
     in_floors=True,

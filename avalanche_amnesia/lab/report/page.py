@@ -1,7 +1,6 @@
 """The report page: results of runs as one self-contained HTML file."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -9,46 +8,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.charts import legend_of
 from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, entries, grouped, number, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, grouped, number, spread
 from avalanche_amnesia.lab.report.sections import sections_of
 from avalanche_amnesia.lab.report.tables import Row, Table, cell, mean, of_seeds, table, text
-from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, Verdict, verdict_of
+from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, verdict_of
 from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, percent, points, seconds, tasks, times
 
-
-@dataclass(frozen=True)
-class Line:
-    """Summary of a strategy in the report: verdict, accuracies, cost; ``dots`` are (role, name, accuracy) tuples."""
-
-    entry: Entry
-    verdict: Verdict
-    forgotten: str
-    dots: Sequence[tuple[str, str, Spread]]
-
-    @property
-    def read(self) -> str:
-        """Names and accuracies in ``dots`` as text."""
-        return ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in self.dots)
-
-    @property
-    def remaining(self) -> str:
-        """Accuracy on the remaining tasks as text."""
-        return over_seeds(self.entry.spread(COLUMNS["remaining"].of), percent)
-
-    @property
-    def difference(self) -> str:
-        """Accuracy difference to the model that never unlearned, and its control, as text; empty if not measured."""
-        found = {"AD": self.entry.spread(COLUMNS["difference"].of), "control": self.entry.spread(COLUMNS["control"].of)}
-        return ", ".join(f"{name} {points(value.mean)}" for name, value in found.items() if value is not None)
-
-    @property
-    def cost(self) -> Sequence[str]:
-        """Mean times of an unlearning and of a retraining as text; an empty list if not measured."""
-        unlearn, retrain = (spread(getattr(cost, what) for cost in self.entry.costs) for what in ("unlearn", "retrain"))
-        if unlearn is None or retrain is None or not any(run.obeys for run in self.entry.runs):
-            return []
-        ratio = f" ({times(retrain.mean / unlearn.mean)})" if unlearn.mean else ""
-        return [seconds(unlearn.mean), f"retraining {seconds(retrain.mean)}{ratio}"]
+Line = Mapping[str, Any]
 
 
 def report_page(runs: Sequence[Run]) -> str:
@@ -73,7 +39,7 @@ def report_page(runs: Sequence[Run]) -> str:
         .render(
             about=_about(runs),
             lines=lines,
-            tests=list(dict.fromkeys(outcome.reading.check for line in lines for outcome in line.verdict.outcomes)),
+            tests=list(dict.fromkeys(outcome.reading.check for line in lines for outcome in line["verdict"].outcomes)),
             outcomes=_outcomes(lines),
             summary=_summary(lines),
             sections=sections_of(runs, found),
@@ -88,14 +54,33 @@ def _line(entry: Entry) -> Line:
     """Return the summary of a strategy, with accuracies on forgotten samples if no whole task was unlearned."""
     read_of = (each for each in READINGS if each is OLD_HEAD or each.of_samples)
     reading = next((each for each in read_of if entry.spread(number(each.metric)) is not None), OLD_HEAD)
-    metrics = {
-        "here": (reading.check, reading.metric),
-        "retrained": ("retrained model", f"{reading.metric}{reading.beside}"),
-        "chance": ("chance", f"{reading.metric}_chance"),
+    metrics = (
+        ("here", reading.check, reading.metric),
+        ("retrained", "retrained model", f"{reading.metric}{reading.beside}"),
+        ("chance", "chance", f"{reading.metric}_chance"),
+    )
+    read = [(role, name, entry.spread(number(metric))) for role, name, metric in metrics]
+    dots = [(role, name, value) for role, name, value in read if value is not None]
+    gains = [(name, entry.spread(COLUMNS[key].of)) for name, key in (("AD", "difference"), ("control", "control"))]
+    return {
+        "entry": entry,
+        "verdict": verdict_of(entry.runs),
+        "forgotten": _forgotten(entry),
+        "dots": dots,
+        "read": ", ".join(f"{name} {over_seeds(value, percent)}" for _, name, value in dots),
+        "remaining": over_seeds(entry.spread(COLUMNS["remaining"].of), percent),
+        "difference": ", ".join(f"{name} {points(value.mean)}" for name, value in gains if value is not None),
+        "cost": _cost(entry),
     }
-    read = {role: (name, entry.spread(number(metric))) for role, (name, metric) in metrics.items()}
-    dots = [(role, name, value) for role, (name, value) in read.items() if value is not None]
-    return Line(entry, verdict_of(entry.runs), _forgotten(entry), dots)
+
+
+def _cost(entry: Entry) -> Sequence[str]:
+    """Return mean times of an unlearning and of a retraining as text; an empty list if not measured."""
+    unlearn, retrain = (spread(getattr(cost, what) for cost in entry.costs) for what in ("unlearn", "retrain"))
+    if unlearn is None or retrain is None or not any(run.obeys for run in entry.runs):
+        return []
+    ratio = f" ({times(retrain.mean / unlearn.mean)})" if unlearn.mean else ""
+    return [seconds(unlearn.mean), f"retraining {seconds(retrain.mean)}{ratio}"]
 
 
 def _forgotten(entry: Entry) -> str:
@@ -115,7 +100,7 @@ def _outcomes(lines: Sequence[Line]) -> Table | None:
     """Return a table with one row per strategy and test, or None if there were no tests."""
     rows: list[Row] = [
         {
-            "strategy": text(line.entry.name),
+            "strategy": text(line["entry"].name),
             "test": text(outcome.reading.check),
             "finding": text(FINDINGS[outcome.finding]),
             "because": text(outcome.why),
@@ -125,7 +110,7 @@ def _outcomes(lines: Sequence[Line]) -> Table | None:
             "tasks and seeds": text(outcome.pairs),
         }
         for line in lines
-        for outcome in line.verdict.outcomes
+        for outcome in line["verdict"].outcomes
     ]
     return table("Every test", rows) if rows else None
 
@@ -134,13 +119,13 @@ def _summary(lines: Sequence[Line]) -> Table:
     """Return a table with one row per strategy: means over seeds at the end of the stream."""
     rows = [
         {
-            "strategy": text(line.entry.name),
-            "verdict": text(line.verdict),
-            "seeds": text(len(line.entry.runs)),
-            "claim": text(line.verdict.claim or MISSING),
-            **{column.page: mean(line.entry.spread(column.of), column.words) for column in COLUMNS.values()},
-            "time to unlearn": mean(spread(cost.unlearn for cost in line.entry.costs), seconds),
-            "time to retrain": mean(spread(cost.retrain for cost in line.entry.costs), seconds),
+            "strategy": text(line["entry"].name),
+            "verdict": text(line["verdict"]),
+            "seeds": text(len(line["entry"].runs)),
+            "claim": text(line["verdict"].claim or MISSING),
+            **{column.page: mean(line["entry"].spread(column.of), column.words) for column in COLUMNS.values()},
+            "time to unlearn": mean(spread(cost.unlearn for cost in line["entry"].costs), seconds),
+            "time to retrain": mean(spread(cost.retrain for cost in line["entry"].costs), seconds),
         }
         for line in lines
     ]
@@ -154,7 +139,7 @@ def _sources(runs: Sequence[Run]) -> Table | None:
         found = {
             "strategies": [run.name for run in mine],
             "seeds": [run.seed for run in mine],
-            "records": [words for run in mine for words in run.signatures],
+            "records": [record["signature"] for run in mine for record in run.records],
             **{p: [run.versions.get(p, MISSING) for run in mine] for p in ("avalanche-amnesia", "torch")},
         }
         words = {what: text(listed(dict.fromkeys(each))) for what, each in found.items()}
@@ -170,7 +155,7 @@ def _reasons(entry: Entry) -> Sequence[str]:
 
 def _records(run: Run) -> Iterator[Row]:
     """Yield a table row per unlearning record of a run; cells without data are empty."""
-    for record, signature in zip(run.records, run.signatures, strict=True):
+    for record in run.records:
         plan: dict[str, Any] = record.get("plan") or {}
         touched = sum((plan.get("entries") or {}).values())
         taken = f"{touched:,} entries of {len(plan['entries'])} tensors" if touched else ""
@@ -183,7 +168,7 @@ def _records(run: Run) -> Iterator[Row]:
             "removed": text(", ".join(plan.get("removed") or ())),
             "cleaned": text(", ".join(record.get("purged") or ())),
             "not cleaned": text(", ".join(plan.get("unpurged") or ())),
-            "signature": text(signature),
+            "signature": text(record["signature"]),
         }
 
 

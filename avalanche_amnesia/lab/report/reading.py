@@ -97,10 +97,9 @@ class Run:
         seed: seed, or None if the log has none.
         versions: package → version.
         moments: evaluations between tasks, in order.
-        records: records of its unlearnings.
+        records: records of its unlearnings, with ``signature``: ``signed, not checked`` or ``not signed``.
         costs: costs of its unlearnings.
         source: folder given to :func:`read_runs`, if it was read there.
-        signatures: per record, ``signed, not checked`` or ``not signed``.
         id: random identifier from the logger.
         ended: True if the log ends without an error; False if the run was stopped or is still running.
         unrecorded: number of unlearnings without a record.
@@ -115,7 +114,6 @@ class Run:
     records: Sequence[Mapping[str, Any]] = ()
     costs: Sequence[Cost] = ()
     source: str = ""
-    signatures: Sequence[str] = ()
     id: str = ""
     ended: bool = True
     unrecorded: int = 0
@@ -231,7 +229,7 @@ def read_run(folder: str | Path) -> Run:
     head: dict[str, Any] = {}
     strategy: dict[str, Any] = {}
     ended = False
-    records, signatures, reader = list[dict[str, Any]](), list[str](), _Reader()
+    records, reader = list[dict[str, Any]](), _Reader()
     for number, line in enumerate(lines_of(folder), 1):
         try:
             match line["kind"]:
@@ -242,8 +240,8 @@ def read_run(folder: str | Path) -> Run:
                 case "record":
                     text = (folder / line["path"]).read_text()
                     record = UnlearningRecord.from_json(text)
-                    records.append({**asdict(record), "claim": claim_in_words(record)})
-                    signatures.append("signed, not checked" if "signature" in json.loads(text) else "not signed")
+                    signature = "signed, not checked" if "signature" in json.loads(text) else "not signed"
+                    records.append({**asdict(record), "claim": claim_in_words(record), "signature": signature})
                 case "row":
                     reader.take(line["values"])
                 case "end":
@@ -265,7 +263,6 @@ def read_run(folder: str | Path) -> Run:
         moments=reader.moments,
         records=records,
         costs=reader.costs,
-        signatures=signatures,
         id=head["id"],
         ended=ended,
         unrecorded=max(0, reader.claims - len(records)),

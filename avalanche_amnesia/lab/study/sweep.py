@@ -16,7 +16,7 @@ from avalanche.logging import BaseLogger
 
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.evaluation.references import Expected, References
-from avalanche_amnesia.lab.executors.jobs import Executor, Job, JobDone, run_jobs
+from avalanche_amnesia.lab.executors.jobs import Executor, Job, OnDone, run_jobs
 from avalanche_amnesia.lab.report.reading import Run, read_run
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.runs.measuring import measure_run
@@ -133,7 +133,7 @@ def sweep(
     root: Path | None = None,
     *,
     retries: int = 2,
-    on_done: Callable[[JobDone], None] = lambda done: None,
+    on_done: OnDone = lambda job, result, n_left: None,
 ) -> Mapping[str, BaseException]:
     """Run all cells of an experiment that have no results yet, as jobs of an executor.
 
@@ -144,7 +144,7 @@ def sweep(
         store: directory of a :class:`RunStore`.
         root: data root.
         retries: how often a job is restarted after its worker was lost.
-        on_done: called after every job.
+        on_done: called with each job that ends, its result or error, and the number of jobs left.
 
     Returns:
         Name of each failed job → its error.

@@ -38,7 +38,12 @@ def swept(tmp_path_factory):
     """Folder of a whole sweep, its plan, and its reports."""
     folder = tmp_path_factory.mktemp("sweep")
     plan, told = plan_sweep(CELLS, RunStore(folder / "store")), []
-    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store", on_done=told.append) == {}
+    assert (
+        sweep(
+            CELLS, AtOnce(), folder / "out", folder / "store", on_done=lambda job, result, n_left: told.append(result)
+        )
+        == {}
+    )
     return folder, plan, told
 
 
@@ -64,7 +69,7 @@ def test_every_run_has_its_results_and_its_settings(swept):
 
 def test_references_are_trained_as_planned_and_shared_by_scenarios(swept):
     folder, plan, told = swept
-    trained = sum(done.result for done in told if isinstance(done.result, int))
+    trained = sum(result for result in told if isinstance(result, int))
     planned = {group.what: group for group in plan.runs}
     assert planned["main runs"].to_compute == 5 * len(CELLS)
     assert trained == sum(group.to_compute for group in plan.runs) - 5 * len(CELLS)
@@ -115,8 +120,8 @@ def test_finished_runs_are_not_repeated_and_changed_ones_are(swept):
     assert [job.name for job in jobs] == ["HAT, seed 2: references (same, full)", "HAT, seed 2: newest"]
     assert jobs[1].needs == {jobs[0].name}
     executor, told = AtOnce(), []
-    sweep(CELLS, executor, folder / "out", folder / "store", on_done=told.append)
-    assert told[0].result == 0  # all references were there
+    sweep(CELLS, executor, folder / "out", folder / "store", on_done=lambda job, result, n_left: told.append(result))
+    assert told[0] == 0  # all references were there
     assert results(place) == kept
 
 
