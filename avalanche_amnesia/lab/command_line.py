@@ -16,7 +16,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import partial
 from pathlib import Path
@@ -103,13 +102,11 @@ def run(
         seed: seed (default: the file's first)
         download: download missing data with torchvision
     """
-    from avalanche_amnesia.lab.study.experiment import changed, folder_of, is_done
+    from avalanche_amnesia.lab.study.experiment import changed, experiment_of, folder_of, is_done, read_experiment
 
     given = {"stream.name": stream, "network.name": network}
     changes = [*((key, name) for key, name in given.items() if name is not None), *changes]
     if file is not None:
-        from avalanche_amnesia.lab.study.experiment import read_experiment
-
         experiment = read_experiment(file, profile, changes)
         methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
     elif method is None or profile is not None:
@@ -118,13 +115,10 @@ def run(
             "which there are"
         )
     else:
-        of_methods, of_scenarios = {_row_name(method): {"kind": method}}, {}
+        content: dict[str, Any] = {"methods": {_row_name(method): {"kind": method}}}
         if scenario is not None:
-            of_scenarios["scenarios"] = {_row_name(scenario): {"name": scenario}}
-        name = _row_name(stream or StreamSettings.name)
-        from avalanche_amnesia.lab.study.experiment import experiment_of
-
-        experiment = experiment_of({"name": name, "methods": of_methods, **of_scenarios}, changes)
+            content["scenarios"] = {_row_name(scenario): {"name": scenario}}
+        experiment = experiment_of({"name": _row_name(stream or StreamSettings.name), **content}, changes)
         methods, scenarios = [], []
     cell = study.cells_of(experiment, methods, scenarios, [] if seed is None else [seed])[0]
     folder = folder_of(cell, out)
@@ -482,10 +476,7 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
     from avalanche_amnesia.lab.runs.catalogue import DATA_SETS
 
-    for name in download or ():
-        if name not in DATA_SETS:
-            near = did_you_mean(name, DATA_SETS) or f"; there are {', '.join(DATA_SETS)}"
-            raise ValueError(f"there is no data set {name!r}{near}")
+    typed(list[Literal[tuple(DATA_SETS)]], download or [], "--download")  # type: ignore[misc]
     given = data_root or os.environ.get(ENVIRONMENT)
     root = Path(given) if given else None
     for name in download or ():
@@ -652,19 +643,13 @@ def _check_writable(folders: dict[str, Path | None], files: dict[str, Path] | No
     for option, folder in folders.items():
         if folder is None:
             continue
-        missing = [place for place in (folder, *folder.absolute().parents) if not place.exists()]
         there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
         if not there.is_dir():
             raise ValueError(f"{option} {folder}: {there} is a file; name a folder")
         try:
-            folder.mkdir(parents=True, exist_ok=True)  # permissions alone may mislead
-            tempfile.TemporaryFile(dir=folder).close()
+            tempfile.TemporaryFile(dir=there).close()  # permissions alone may mislead
         except OSError as error:
             raise ValueError(f"{option} {folder}: nothing can be written there ({error}); name another") from error
-        finally:
-            for place in missing:
-                with suppress(OSError):
-                    place.rmdir()
 
 
 def _row_name(name: str) -> str:
@@ -693,13 +678,11 @@ def _missing_runs(
     quiet: bool = False,
 ) -> list[Any]:
     """Return the runs of a sweep that have no results yet, and print their number unless ``quiet``."""
-    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
+    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done, read_experiment
 
     def listed(kind: Any, text: str, option: str) -> Any:
         value = from_yaml(text, option)  # EWC, or [EWC,LwF]
         return typed(kind, value if isinstance(value, list) else [value], option)
-
-    from avalanche_amnesia.lab.study.experiment import read_experiment
 
     experiment = read_experiment(file, profile, changes)
     methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")

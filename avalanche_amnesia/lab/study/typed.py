@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.checks import did_you_mean
 
 _SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
@@ -17,9 +18,10 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
     ``Annotated[int, 1]`` allows integers of at least 1.
     """
     origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated and arguments[0] is int:
+        return checks.whole_number(place, value, arguments[1])
     if origin is Annotated:
-        given = typed(arguments[0], value, place)
-        return (_least if arguments[0] is int else known_name)(given, arguments[1], place)
+        return known_name(typed(arguments[0], value, place), arguments[1], place)
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -85,12 +87,6 @@ def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     if missing:
         raise ValueError(f"{owner} lacks {', '.join(missing)}; it needs {', '.join(needed)}")
     return kind(**{name: typed(hints[name], value, _inside(place, name)) for name, value in values.items()})
-
-
-def _least(value: int, least: int, place: str) -> int:
-    if value < least:
-        raise ValueError(f"{place} must be an int of at least {least}, got {value}")
-    return value
 
 
 def _checked(value: Any, allowed: Any, what: str, place: str) -> Any:
