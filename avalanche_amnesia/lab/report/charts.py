@@ -15,8 +15,6 @@ from avalanche_amnesia.lab.report.wording import over_seeds
 
 _MOST_CELLS = 400
 """Maximum number of cells with printed numbers; larger matrices show colours only."""
-_MOST_LINES = 40
-"""Maximum number of drawn rows and of drawn columns; larger matrices skip some."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,6 @@ class Matrix:
     def has_numbers(self) -> bool:
         """True if the cells are large enough for printed numbers."""
         return len(self.rows) * len(self.columns) <= _MOST_CELLS
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """Step between drawn rows, and step between drawn columns; (2, 1) skips every second row."""
-        return math.ceil(len(self.rows) / _MOST_LINES), math.ceil(len(self.columns) / _MOST_LINES)
 
     @property
     def room(self) -> float:

@@ -3,7 +3,6 @@
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from avalanche_amnesia.lab.study.settings import (
 from avalanche_amnesia.lab.study.sweep import run_cell
 from avalanche_amnesia.logging.wandb import WandBLogger
 from avalanche_amnesia.saving.files import replace_file
+from avalanche_amnesia.text_table import text_table
 
 REQUESTS: dict[int, list[int]] = {1: [0], 4: [1, 4]}
 """Finished task → tasks to unlearn. The second request frees more capacity than its task used, so capacity rises."""
@@ -101,23 +101,17 @@ _FILES = """\
 
 def _at_the_end(runs: Sequence[Run]) -> str:
     """Return text with the verdicts on all runs, a table of their final measures, and the meanings of the measures."""
-    rows = [["", *(run.name for run in runs)]]
+    rows = []
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]
         rows.append([measure.title, *(MISSING if v is None else unitless(measure.words(v)) for v in values)])
     for what in ("unlearn", "retrain"):
         means = [spread(getattr(cost, what) for cost in run.costs) for run in runs]
         rows.append([f"seconds to {what}", *(MISSING if mean is None else f"{mean.mean:.2g}" for mean in means)])
-    first = max(len(head) for head, *_ in rows)
-    widths = [max(len(word) for cell in column for word in cell.split()) for column in zip(*rows, strict=True)][1:]
-    lines = []
-    for head, *cells in rows:
-        broken = zip_longest(*(textwrap.wrap(c, w) for c, w in zip(cells, widths, strict=True)), fillvalue="")
-        for name, parts in zip_longest([head], broken, fillvalue=""):
-            lines.append(f"{name:{first}}" + "".join(f" {part:>{w}}" for part, w in zip(parts, widths, strict=True)))
+    table = text_table(["", *(run.name for run in runs)], rows)
     meanings = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     told = [textwrap.fill(f"{name}: {text}", _WIDTH, subsequent_indent="  ") for name, text in meanings.items()]
-    return "\n".join([verdicts_as_text([Entry(run.name, [run]) for run in runs]), "", *lines, "", *told])
+    return "\n".join([verdicts_as_text([Entry(run.name, [run]) for run in runs]), "", table, "", *told])
 
 
 def _accuracies(runs: Sequence[Run]) -> Figure:

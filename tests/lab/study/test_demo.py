@@ -135,11 +135,12 @@ def test_the_printed_table_has_the_numbers_of_the_logs(demo):
     out, runs, printed = demo
     lines = [line for line in printed.splitlines() if str(out) not in line]
     assert all(f"{run.name}: task {task}" in lines for run in runs for task in range(5))
-    begin = lines.index("At the end of the stream:") + 3 + len(runs)
-    table = {line[:20].strip(): line[20:].split() for line in lines[begin:]}
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
+    table = {title: values for title, *values in cells}
+    assert table[""] == [run.name for run in runs]
     for measure in MEASURES.values():
         values = [measure.of(run.last) for run in runs]
-        told = ["–" if v is None else unitless(measure.words(v)).split()[0] for v in values]
+        told = ["–" if v is None else unitless(measure.words(v)) for v in values]
         assert table[measure.title] == told
         assert f"{measure.title}: " in printed
     assert f"Open {out / 'report.html'}" in printed
