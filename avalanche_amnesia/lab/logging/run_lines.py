@@ -34,16 +34,16 @@ def lines_of(folder: Path) -> Iterator[dict[str, Any]]:
         try:
             line = json.loads(text)
             kind = line["kind"]
+            if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", FORMAT, VERSION):
+                raise ValueError(f"it does not begin like a run of version {VERSION} of JSONLogger")
+            for name, of in _LINES.get(kind, {}).items():
+                if not fits(line[name], of):
+                    raise ValueError(f"{name} is {line[name]!r:.80}")
             if kind == "record" and not _RECORD.fullmatch(line["path"]):  # the log may be untrusted
                 raise ValueError(f"{line['path']!r} is no place of a record")
         except (ValueError, KeyError, TypeError) as error:
-            raise JSONRunError(f"line {number} of {file} is broken: {error}") from error
-        if number == 1 and (kind, line.get("format"), line.get("version")) != ("run", FORMAT, VERSION):
-            raise JSONRunError(f"{file} does not begin like a run of version {VERSION} of JSONLogger")
-        for name, of in _LINES.get(str(kind), {}).items():
-            if name not in line or not fits(line[name], of):
-                why = f"{name} is {line[name]!r:.80}" if name in line else f"it has no {name!r}"
-                raise JSONRunError(f"line {number} of {file} is broken: {why}")
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise JSONRunError(f"line {number} of {file} is broken: {why}") from error
         yield line
     if not whole:
         raise JSONRunError(f"{file} has no whole line: give the folder of a JSONLogger")

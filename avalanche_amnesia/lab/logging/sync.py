@@ -4,7 +4,6 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -74,20 +73,15 @@ def _send(folder: Path, project: str | None, mode: str) -> Outcome:
             "mode": mode,
             "run": head["id"],
         }
-        if _sent_before(folder) == target:
+        sent, content = folder / SENT, (json.dumps(target) + "\n").encode()
+        if sent.is_file() and sent.read_bytes() == content:
             return Outcome(folder, "unchanged", f"run {head['id']} was sent before ({mode}), nothing was added")
         rows = _write(folder, head, target)
     except Exception as error:  # W&B raises many classes of errors; send the remaining runs anyway
         return Outcome(folder, "failed", f"failed, {type(error).__name__}: {error}")
-    replace_file(folder / SENT, (json.dumps(target) + "\n").encode())
+    replace_file(sent, content)
     where = "sent to" if mode == "online" else "written as an offline run of"
     return Outcome(folder, "sent", f"{rows} rows {where} project {target['project']}, run {head['id']}")
-
-
-def _sent_before(folder: Path) -> Any:
-    with suppress(OSError, ValueError):
-        return json.loads((folder / SENT).read_text())
-    return None
 
 
 def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:

@@ -365,7 +365,8 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
         raise ValueError("a report needs at least one run")
     groups = grouped(runs, lambda run: (run.name, json.dumps(seedless(run.settings), sort_keys=True)))
     for same, run in (pair for group in groups.values() for pair in combinations(group, 2)):
-        if _is_same(run, same):
+        # An equal identifier means copies of one log.
+        if (run.seed is not None and run.seed == same.seed) or (run.id != "" and run.id == same.id):
             raise ValueError(
                 f"{same.folder} and {run.folder} have the same name and settings, and both are of {run.of_seed}: give "
                 "each run once"
@@ -391,11 +392,6 @@ def grouped(items: Iterable[Item], by: Callable[[Item], Key]) -> dict[Key, list[
     for item in items:
         groups.setdefault(by(item), []).append(item)
     return groups
-
-
-def _is_same(run: Run, other: Run) -> bool:
-    """Return True if two runs of equal name and settings have the same seed, or are copies of one log."""
-    return (run.seed is not None and run.seed == other.seed) or (run.id != "" and run.id == other.id)
 
 
 OF_STUDY = ("stream.", "network.", "training.")

@@ -114,13 +114,10 @@ def as_markdown(rows: Sequence[Row]) -> str:
 
 
 def _markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    first, *rows = (f"| {' | '.join(map(_one_line, cells))} |" for cells in (head, *body))
+    """Return the lines of a Markdown table, with the text of all cells escaped."""
+    escaped = ([" ".join(cell.split()).replace("|", "\\|") for cell in cells] for cells in (head, *body))
+    first, *rows = (f"| {' | '.join(cells)} |" for cells in escaped)
     return [first, "|---" * len(head) + "|", *rows, ""]
-
-
-def _one_line(cell: str) -> str:
-    """Escape text for a cell of a Markdown table."""
-    return " ".join(cell.split()).replace("|", "\\|")
 
 
 @house_style
