@@ -42,29 +42,6 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
     return code + coder.flush()
 
 
-def decode_masks(data: bytes, n_tasks: int, n: int) -> list[Tensor]:
-    """Return the bool masks ``(n,)`` that :func:`encode_masks` compressed; raise ValueError for invalid bytes."""
-    counts = [min(_GROUP, n_tasks - first) for first in range(0, n_tasks, _GROUP)]
-    sizes = [-(-n * _width(count) // 8) for count in counts]
-    coder = zlib.decompressobj()
-    try:
-        packed = np.frombuffer(coder.decompress(data, sum(sizes) + 1), np.uint8)
-        if not coder.eof or coder.unused_data or len(packed) != sum(sizes):
-            raise ValueError("too short or too long")
-    except (zlib.error, ValueError) as error:
-        raise ValueError(
-            f"these {len(data)} bytes are no encoded masks of {n_tasks} tasks over {n} weights ({error}); give what "
-            "encode_masks returned for as many masks of this length"
-        ) from error
-    rows: list[Tensor] = []
-    for number, count in enumerate(counts):
-        part = packed[sum(sizes[:number]) :]
-        bits = np.unpackbits(part, count=n * _width(count)).view(np.bool_).reshape(n, _width(count))
-        group = torch.from_numpy(bits[:, :count].T.copy())
-        rows += group ^ rows[-1] if rows else group
-    return rows
-
-
 def _width(n_tasks: int) -> int:
     """Return the bits per weight in a group of ``n_tasks`` masks: a power of two, so that no weight spans two bytes."""
     return 1 << (n_tasks - 1).bit_length()

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.bits import pack_bits
-from avalanche_amnesia.models.mask_codes import decode_masks, decode_scores, encode_masks, encode_scores
+from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
@@ -239,30 +238,11 @@ class SubnetModel(TaskMaskedModel):
     # State ----------------------------------------------------------------------------------------------------
 
     def mask_bits(self) -> float | None:
-        """Return the bits per weight and task of the masks in :meth:`compressed_state`; None if there are no masks."""
+        """Return the bits per weight and task of all masks compressed together; None if there are no masks."""
         if not self.masked_tasks:
             return None
-        return 8 * len(self._encoded_masks()) / (self.n_weights * len(self.masked_tasks))
-
-    def _encoded_masks(self) -> bytes:
-        return encode_masks([self.binary_mask(task) for task in self.masked_tasks])
-
-    def compressed_state(self) -> dict[str, Tensor]:
-        """Return a ``state_dict`` with the masks of all tasks compressed together: one uint8 tensor, ``masks``."""
-        rest = {name: value for name, value in self.state_dict().items() if not name.startswith("_masks.")}
-        return rest | {"masks": torch.frombuffer(bytearray(self._encoded_masks()), dtype=torch.uint8)}
-
-    def load_compressed_state(self, state: Mapping[str, Tensor]) -> None:
-        """Load the result of :meth:`compressed_state`; the masks are restored exactly.
-
-        Raises:
-            ValueError: if the masks are damaged, or have another number of tasks or weights.
-        """
-        tasks = state["_order"].tolist()
-        masks = decode_masks(state["masks"].cpu().numpy().tobytes(), len(tasks), self.n_weights)
-        rest = {name: value for name, value in state.items() if name != "masks"}
-        packed = {f"_masks.{task}": pack_bits(mask) for task, mask in zip(tasks, masks, strict=True)}
-        self.load_state_dict(rest | packed)
+        code = encode_masks([self.binary_mask(task) for task in self.masked_tasks])
+        return 8 * len(code) / (self.n_weights * len(self.masked_tasks))
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)

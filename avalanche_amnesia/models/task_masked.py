@@ -101,7 +101,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return the current mask of the task in training, bool ``(n,)``."""
 
     def mask_bits(self) -> float | None:
-        """Return the bits per weight and task of the masks in ``compressed_state``; None if they are not compressed."""
+        """Return the bits per weight and task of the masks compressed together; None if there is no such code."""
         return None
 
     # Entries of the backbone ----------------------------------------------------------------------------------

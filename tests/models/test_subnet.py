@@ -245,46 +245,17 @@ def test_a_wrong_option_is_refused_before_any_change(options, message):
 
 
 @pytest.mark.parametrize("name", ["conv", "masked biases"])
-@pytest.mark.parametrize("how", ["plain", "compressed"])
-def test_a_model_is_saved_and_loaded(name, how, tmp_path):
+def test_a_model_is_saved_and_loaded(name, tmp_path):
     model, x = build(name, tasks=(10, 2, 7))
-    state = model.state_dict() if how == "plain" else model.compressed_state()
-    save_file(state, tmp_path / "model.safetensors")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
     other, _ = build(name, tasks=(7, 4))
-    loaded = load_file(tmp_path / "model.safetensors")
-    if how == "plain":
-        other.load_state_dict(loaded)
-    else:
-        other.load_compressed_state(loaded)
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
     assert set(other.tasks) == {10, 2, 7}
     assert other.masked_tasks == model.masked_tasks == (10, 2, 7)  # the file has no order, the model has
     assert torch.equal(other.last_scores(), model.last_scores())
     for task in model.tasks:
         assert torch.equal(other.binary_mask(task), model.binary_mask(task))
         assert torch.equal(other.eval()(x, task), model(x, task))
-
-
-def test_compressed_masks_are_read_without_the_weights_and_damaged_ones_change_nothing():
-    (model, _), (other, _) = build("conv", tasks=(10, 2)), build("conv", tasks=())
-    state = model.compressed_state()
-    with pytest.raises(ValueError, match="no encoded masks of 2 tasks over"):
-        other.load_compressed_state(state | {"masks": state["masks"][:-1]})
-    assert other.tasks == ()
-    moved = {name: value + 1 if name.startswith("backbone.") else value for name, value in state.items()}
-    other.to(torch.bfloat16).load_compressed_state(moved)
-    assert all(torch.equal(other.binary_mask(task), model.binary_mask(task)) for task in (10, 2))
-
-
-@pytest.mark.parametrize("gone", [(6,), (5, 6, 7)])
-def test_compressed_masks_after_tasks_were_taken_out(gone):
-    model, _ = build("conv", tasks=(5, 6, 7))
-    masks = {task: model.binary_mask(task) for task in model.masked_tasks if task not in gone}
-    for task in gone:
-        model.remove_task(task)
-    other, _ = build("conv", tasks=())
-    other.load_compressed_state(copy.deepcopy(model).compressed_state())
-    assert other.masked_tasks == tuple(masks)
-    assert all(torch.equal(other.binary_mask(task), mask) for task, mask in masks.items())
 
 
 def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():
