@@ -51,9 +51,8 @@ def is_closed(thing: Any) -> bool:
 @lru_cache(None)
 def _is_closed(package: str) -> bool:
     """Return True for the name of a closed package, unless a script has hidden a standard module by one of its own."""
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    hides = file and package in sys.stdlib_module_names and not file.startswith(_STANDARD)
-    return package in _CLOSED and not hides
+    file = getattr(sys.modules.get(package), "__file__", None) or _STANDARD[0]
+    return package in _CLOSED and (package not in sys.stdlib_module_names or file.startswith(_STANDARD))
 
 
 def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ from avalanche_amnesia.unlearning.assumptions import (
     Attributes,
     attributes_of,
     changed_attributes,
+    is_closed,
     open_parts,
 )
 from avalanche_amnesia.unlearning.context import UnlearningContext
@@ -122,6 +123,12 @@ class Claims:
         attributes, rests_on = attributes_of(strategy), open_parts(strategy, options)
         self._trainings[task] = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
         self._first = self._trainings[task] if self._first is None else self._first
+
+    def loaded(self, strategy: Strategy) -> None:
+        """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+        users = [plugin for plugin in strategy.plugins if not is_closed(type(plugin))]
+        if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
+            TRAINED_HERE.update(self.company)
 
     def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
         """Remove the log entries of an aborted training; ``first``: True if no task was trained before."""

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
+from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -22,6 +23,7 @@ from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.training import load_state
+from avalanche_amnesia.unlearning import claims
 
 in_pools = partial(pools, "norms", train_epochs=1)
 
@@ -118,6 +120,27 @@ def test_a_conditional_claim_stays_in_a_process_that_knew_the_data():
         (0, 2),
     )
     assert "trained without it, in a process that knew it, gave" in " ".join(str(record).split())
+
+
+class Remembers(SupervisedPlugin):
+    """A plugin whose saved state may hold data of every task."""
+
+    def state(self):
+        return {}
+
+    def load_state(self, state):
+        pass
+
+
+@pytest.mark.parametrize(("plugin", "proved"), [(Remembers, False), (SupervisedPlugin, True)])
+def test_a_state_that_a_plugin_of_the_user_loads_may_hold_the_data(plugin, proved, tmp_path, monkeypatch):
+    make, benchmark = partial(in_pools, plugins=[plugin()]), of_user(10**6)
+    learn(make(), benchmark, [0, 1, 2]).save(tmp_path)
+    monkeypatch.setattr(claims, "TRAINED_HERE", set())  # as in a new process
+    strategy = make()
+    load_state(strategy, tmp_path)
+    strategy.unlearn([1], allow_unknown=True)
+    assert strategy.prove(make, benchmark).proof.apart is proved
 
 
 def test_data_that_changed_after_their_first_use_make_the_record_approximate(tmp_path):

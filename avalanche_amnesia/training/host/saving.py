@@ -115,6 +115,8 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
                 with as_state_error(path, f"{fault}, in {part}"):
                     give()
             trigger_plugins(strategy, "after_loading")
+            if (unlearning := unlearning_of(strategy)) is not None:
+                unlearning.claims.loaded(strategy)
         except BaseException:  # the mark stays, because the strategy must not be used with a partial state
             snapshot.restore()
             raise
