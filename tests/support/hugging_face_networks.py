@@ -15,15 +15,14 @@ SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
     "intermediate_size": 24,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "pad_token_id": PADDING,
 }
 TEXT = {**SIZES, "max_position_embeddings": 32}
 DECODER = {"use_cache": False, "bos_token_id": 1, "eos_token_id": 1}
 UNPOOLED = {"add_pooling_layer": False}
-DISTILBERT = {"dim": 16, "hidden_dim": 24, "n_layers": 2, "n_heads": 4, "max_position_embeddings": 32}
-T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "use_cache": False}
+T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 4, "use_cache": False}
 
 
 class TokenFeatures(nn.Module):
@@ -81,31 +80,24 @@ def text(name: str, pool: Callable[[Tensor, Tensor], Tensor] = first, made: Any 
     return TokenFeatures(kind(kind.config_class(**config), **dict(made)), pool)
 
 
-def bert(attention: str = "sdpa", **sizes: Any) -> nn.Module:
-    return text("BertModel", made=UNPOOLED, **{**TEXT, **sizes}, attn_implementation=attention)
+def bert(**sizes: Any) -> nn.Module:
+    return text("BertModel", made=UNPOOLED, **{**TEXT, **sizes}, attn_implementation="sdpa")
 
 
-def gpt2(attention: str = "sdpa", pool: Callable[[Tensor, Tensor], Tensor] = last) -> nn.Module:
-    sizes = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 4}
-    return text("GPT2Model", pool, **sizes, **DECODER, attn_implementation=attention)
+def gpt2() -> nn.Module:
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 32, "n_embd": 16, "n_layer": 1, "n_head": 4}
+    return text("GPT2Model", last, **sizes, **DECODER, attn_implementation="eager")
 
 
-def llama(attention: str = "sdpa") -> nn.Module:
+def llama() -> nn.Module:
     """Rotary positions, RMS norms, gated layers, and fewer key heads than query heads."""
-    return text("LlamaModel", last, **TEXT, num_key_value_heads=2, **DECODER, attn_implementation=attention)
+    return text("LlamaModel", last, **TEXT, num_key_value_heads=2, **DECODER, attn_implementation="sdpa")
 
 
-def vit(attention: str = "sdpa") -> nn.Module:
+def vit() -> nn.Module:
     sizes = {name: value for name, value in SIZES.items() if name not in ("vocab_size", "pad_token_id")}
-    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, attn_implementation=attention)
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4, num_channels=1, attn_implementation="sdpa")
     return ImageFeatures(transformers.ViTModel(config, add_pooling_layer=False))
-
-
-def resnet() -> nn.Module:
-    config = transformers.ResNetConfig(
-        num_channels=3, embedding_size=8, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic"
-    )
-    return ImageFeatures(transformers.ResNetModel(config))
 
 
 @dataclass(frozen=True)
@@ -135,13 +127,9 @@ def _generator(seed: int) -> torch.Generator:
 BACKBONES: dict[str, Backbone] = {
     "bert-sdpa": Backbone(bert),
     "roberta": Backbone(lambda: text("RobertaModel", made=UNPOOLED, **TEXT)),
-    # Embeddings narrower than the layers, so that a projection lies between.
-    "electra": Backbone(lambda: text("ElectraModel", **TEXT, embedding_size=8)),
     # All layers share their weights; embeddings are projected.
-    "albert": Backbone(lambda: text("AlbertModel", made=UNPOOLED, **TEXT, embedding_size=8)),
-    "distilbert": Backbone(lambda: text("DistilBertModel", vocab_size=VOCABULARY, **DISTILBERT)),
-    "gpt2-sdpa": Backbone(gpt2),
-    "gpt2-eager": Backbone(lambda: gpt2("eager")),
+    "albert": Backbone(lambda: text("AlbertModel", made=UNPOOLED, **TEXT | {"num_hidden_layers": 2}, embedding_size=8)),
+    "gpt2-eager": Backbone(gpt2),
     "llama-sdpa": Backbone(llama),
     # The attention mask holds the biases of the positions, which are no units.
     "t5-encoder": Backbone(
@@ -149,5 +137,4 @@ BACKBONES: dict[str, Backbone] = {
         options={"task_owned": ["model.encoder.block.0.layer.0.SelfAttention.relative_attention_bias"]},
     ),
     "vit-sdpa": Backbone(vit, (1, 8, 8)),
-    "resnet": Backbone(resnet, (3, 16, 16)),
 }
