@@ -125,8 +125,7 @@ def rows_of_one_weight(s, x):
     return s.d(torch.tanh(F.linear(torch.tanh(F.linear(x, s.w[:4])), s.w[4:, :4])))
 
 
-NORM_2D = {"input_shape": (1, 3, 3)}
-# name → (factory, shape of one input, options of MaskedModel)
+# name → (factory, shape of one input); options of MaskedModel are added below
 NETWORKS = {
     "mlp": (lambda: MLP(6, hidden=(5, 4), features=3), (6,)),
     "lenet": (
@@ -171,9 +170,9 @@ NETWORKS = {
     "added in place": (linears(lambda s, x: s.c((2 * s.a(x)).add_(s.b(x)).sigmoid_())), (6,)),
     "pyramid": (parts(pyramid, a=C(2, 3, 2), b=C(3, 2, 1), drop=lambda: nn.Dropout(0.3)), (2, 3, 3)),
     "conv3d": (layers(lambda: nn.Conv3d(1, 3, 2), nn.Tanh, Flatten, L(3, 3)), (1, 2, 2, 2)),
-    "batch norm": (layers(C(1, 3, 2), lambda: lived_in(nn.BatchNorm2d(3)), Flatten, L(12, 3)), (1, 3, 3), NORM_2D),
+    "batch norm": (layers(C(1, 3, 2), lambda: lived_in(nn.BatchNorm2d(3)), Flatten, L(12, 3)), (1, 3, 3)),
     "layer norm": (layers(L(6, 4), lambda: lived_in(nn.LayerNorm(4)), nn.Tanh, L(4, 3)), (6,)),
-    "group norm": (layers(C(1, 4, 2), lambda: lived_in(nn.GroupNorm(2, 4)), Flatten, L(16, 3)), (1, 3, 3), NORM_2D),
+    "group norm": (layers(C(1, 4, 2), lambda: lived_in(nn.GroupNorm(2, 4)), Flatten, L(16, 3)), (1, 3, 3)),
     "prelu": (layers(L(6, 4), lambda: nn.PReLU(4), L(4, 3)), (6,)),
     "transposed": (
         layers(C(2, 4, 1), nn.Tanh, lambda: nn.ConvTranspose2d(4, 6, 2, groups=2), Flatten, L(54, 3)),
@@ -182,7 +181,6 @@ NETWORKS = {
     "embedding": (
         parts(lambda s, x: s.d(torch.tanh(s.e(x)).flatten(1)), e=lambda: nn.Embedding(5, 4), d=L(8, 3)),
         (2,),
-        {"input_shape": (2,)},
     ),
     "raw parameter": (linears(lambda s, x: s.c(torch.tanh(s.b(s.a(x) * s.g + s.g))), g=P(6)), (6,)),
     "rows of one weight": (parts(rows_of_one_weight, w=P(8, 6), d=L(4, 3)), (6,)),
@@ -192,7 +190,6 @@ NETWORKS = {
     "class token and positions": (
         parts(tokens, a=L(6, 4), b=L(4, 3), token=P(1, 1, 4), places=P(1, 3, 4)),
         (2, 6),
-        {"input_shape": (2, 6)},
     ),
 }
 # Here the graph covers more entries than reach the features: a product is masked by one factor only, and values of
@@ -211,12 +208,11 @@ COVER_MORE = {
             d=L(4, 3),
         ),
         (2, 6),
-        {"input_shape": (2, 6)},
     ),
     "squeeze and excite": (parts(excited, k=C(2, 4, 2), e=C(4, 4, 1)), (2, 3, 3)),
 }
 NETWORKS, COVER_MORE = (
-    {name: (make, shape, dict(*options)) for name, (make, shape, *options) in table.items()}
+    {name: (make, shape, {"input_shape": shape}) for name, (make, shape) in table.items()}
     for table in (NETWORKS, COVER_MORE)
 )
 ALL = NETWORKS | COVER_MORE
