@@ -64,16 +64,24 @@ def marked(strategy: Any) -> bool:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_load_interrupted_at_any_line_is_refused_or_complete(make, state):
-    strategy, untrained = make(), make()
-    fresh = comparable_state(strategy)
-    lines = lines_of(lambda: load_state(strategy, state))
-    whole, begun = comparable_state(strategy), False
-    for number in sorted({line: place for place, line in reversed([*enumerate(lines)])}.values()):
+def test_a_load_interrupted_at_any_line_is_refused_or_complete(tmp_path):
+    """The stock strategy's load is interrupted at the lines that the other one's does not run."""
+    seen = set()
+    for kind, make in MAKERS.items():
+        state = save_state(learn(make(), DIGITS.train_stream[:1]), tmp_path / kind)
+        strategy, untrained = make(), make()
+        fresh = comparable_state(strategy)
+        lines = lines_of(partial(load_state, strategy, state))
+        whole, begun = comparable_state(strategy), False
+        places = {line: place for place, line in reversed([*enumerate(lines)]) if line not in seen}
+        seen |= places.keys()
         strategy = copy.deepcopy(untrained)
-        with suppress(Interrupted), interrupted_at(number):
-            load_state(strategy, state)
-        if marked(strategy):
+        for number in sorted(places.values()):
+            with suppress(Interrupted), interrupted_at(number):
+                load_state(strategy, state)
+            if not marked(strategy):
+                assert comparable_state(strategy) == (whole if begun else fresh)
+                continue
             begun = True
             found = comparable_state(strategy)
             del found["UnfinishedLoad"]
@@ -83,9 +91,8 @@ def test_a_load_interrupted_at_any_line_is_refused_or_complete(make, state):
             if number % 4 == 0:
                 load_state(strategy, state)
                 assert comparable_state(strategy) == whole
-        else:
-            assert comparable_state(strategy) == (whole if begun else fresh)
-    assert begun
+            strategy = copy.deepcopy(untrained)
+        assert begun
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError("disk")], ids=str)
