@@ -73,14 +73,13 @@ def forget(method, model, when, *, n=4, unlearning=None):
 @pytest.mark.parametrize(
     ("method", "model", "when"),
     [
-        *((method, "ours", "after") for method in METHODS),
-        *(("ewc", "avalanche's", "iteration"), ("lwf", "avalanche's", "after"), ("replay", "ours", "iteration")),
+        *(("ewc", "ours", "after"), ("ewc online", "ours", "after"), ("ewc", "avalanche's", "iteration")),
+        *(("lwf", "avalanche's", "after"), ("replay", "ours", "iteration")),
     ],
 )
 def test_an_unlearned_task_does_not_come_back(method, model, when):
     strategy, accuracies = forget(method, model, when)
-    # Chance is .1. Task 1 learned from replayed samples of task 0: that update is its own and stays.
-    assert max(accuracies) < (0.6 if (method, when) == ("replay", "after") else 0.35), accuracies
+    assert max(accuracies) < 0.35, accuracies  # chance is .1
     assert unlearning_plugin(strategy).ledger.remaining == (1, 2, 3)
     own = [name for name in strategy.model.state_dict() if not name.startswith("backbone")]
     assert not [name for name in own if ".0." in name]
