@@ -10,11 +10,12 @@ import pytest
 import torch
 import wandb.sdk.launch  # noqa: F401 - the start of a run imports it, slowly if many modules are loaded
 
-from avalanche_amnesia.models import MLP, MaskedModel
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import tracing
 from support import forked
 from support.shallow_stacks import take_kept_frames
 from support.shared_traces import SharedTraces
+from support.strategies import mlp
 
 for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_MACHINE_INFO"):
     os.environ.setdefault(_look, "true")  # W&B inspects the whole machine at the start of a run
@@ -35,7 +36,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Start the fork server after all test modules are imported and before the first test."""
     if session.config.getoption("collectonly"):
         return
-    MaskedModel(MLP(3, hidden=(3,), features=3))  # the first export takes a second, in every forked process too
+    MaskedModel(mlp())  # the first export takes a second, and this one's trace is known in every forked process
     gc.collect()
     gc.freeze()  # the test modules and their imports
     forked.begin_server()
