@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.training import DER, EWC, LwF, Naive, Replay
+from avalanche.training import DER, Naive
+from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from support.interruptions import (
     Interrupted,
     at_the_end_of,
@@ -23,7 +24,7 @@ from torch import nn
 
 from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import TaskLedger
@@ -49,27 +50,32 @@ def one_head(backbone):
     return nn.Sequential(backbone, nn.Linear(8, 2))
 
 
-def ours(kind, *, net=mlp, wrap=None, **options):
+def ours(kind, *, net=mlp, **options):
     def made(path):
         given = {name: value(path) if callable(value) else value for name, value in options.items()}
-        return make(kind, net=net, wrap=wrap, **OPTIONS, **given)
+        return make(kind, net=net, **OPTIONS, **given)
 
     return made
 
 
-def stock(kind, *, wrap=MultiHeadModel, plugins=list, **options):
+def stock(kind, *, wrap=MultiHeadModel, masks=list, plugins=list, **options):
     def made(path):
-        given = [SeedingPlugin(0), *plugins(), TrajectoryPlugin(), UnlearningPlugin()]
+        given = [SeedingPlugin(0), *masks(), TrajectoryPlugin(), UnlearningPlugin(), *plugins()]
         of_all = {"net": mlp, "optimizer": "momentum", "criterion": nn.CrossEntropyLoss(), "evaluator": quiet()}
         return make(kind, wrap=wrap, plugins=given, **of_all, **OPTIONS, **options)
 
     return made
 
 
+def regularised():
+    return [EWCPlugin(1.0), LwFPlugin(1.0, 2.0), ReplayPlugin(20)]
+
+
 KINDS = {
-    "norms": ours(AdaHAT, net=NormedConvNet),
-    "backup": ours(AmnesiacHAT, compensation=lambda path: BackupPlugin()),
-    "repair": ours(AmnesiacHAT, repair=lambda path: RepairPlugin()),
+    "no requests": ours(AdaHAT, net=NormedConvNet),
+    "backup and repair": ours(
+        AmnesiacHAT, compensation=lambda path: BackupPlugin(), repair=lambda path: RepairPlugin()
+    ),
     "disk": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
     "merging": ours(
         AmnesiacHAT,
@@ -77,15 +83,11 @@ KINDS = {
         unlearning=lambda path: UnlearningPlugin(deadline=3),
     ),
     "weight pools": ours(DisjointSubnets, net=NormedConvNet),
-    "wsn": ours(WSN, net=NormedConvNet),
-    "wsn, best": ours(WSN, masks=ScoredWeights(keep="best")),
+    "wsn, best": ours(WSN, net=NormedConvNet, masks=ScoredWeights(keep="best")),
     "pall": ours(PALL, repair_steps=3),
-    "independent": ours(Independent),
     "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
-    "naive with masks": stock(Naive, wrap=MaskedModel, plugins=lambda: [HATPlugin()]),
-    "ewc": stock(EWC, ewc_lambda=1.0),
-    "lwf": stock(LwF, alpha=1.0, temperature=2.0),
-    "replay": stock(Replay, mem_size=20),
+    "naive with masks": stock(Naive, wrap=MaskedModel, masks=lambda: [HATPlugin()]),
+    "ewc, lwf and replay": stock(Naive, plugins=regularised),
     "der": stock(DER, wrap=one_head, mem_size=20, batch_size_mem=5),
 }
 
@@ -149,20 +151,22 @@ def test_an_error_at_any_line_after_the_last_epoch_leaves_the_state_before_or_af
 def test_a_training_interrupted_at_any_line_can_be_repeated(kind, tmp_path):
     """Task 0 is requested in the middle; after that, the repeated training is one without task 0."""
 
-    def fresh(name):
-        return made(kind, tmp_path / str(name), IN_THE_MIDDLE)
+    first, stream = made(kind, tmp_path / "first", IN_THE_MIDDLE)
 
-    straight, stream = fresh("straight")
+    def fresh(name):
+        return made(kind, tmp_path / str(name), IN_THE_MIDDLE)[0] if kind in NOT_COPIED else copy.deepcopy(first)
+
+    straight = fresh("straight")
     lines = len(lines_of(lambda: state_after(straight, stream[2])))
     expected = {False: all_but_records(state_after(straight, stream[3]))}
     if 0 not in learned_tasks(straight):
-        without, _ = fresh("without")
+        without = fresh("without")
         find_plugin(without, UnlearningPlugin).unlearn(without, [0])
         state_after(without, DIGITS.train_stream[2])
         expected[True] = all_but_records(state_after(without, DIGITS.train_stream[3]))
     draw = random.Random(kind)
     for trial in range(examples(1)):
-        broken, _ = fresh(trial)
+        broken = fresh(trial)
         position = draw.randrange(lines)
         with pytest.raises(Interrupted) as error, interrupted_at(position):
             state_after(broken, stream[2])
