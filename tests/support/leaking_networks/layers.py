@@ -8,7 +8,7 @@ import torch.ao.nn.qat
 import torch.nn.functional as F
 from torch import nn
 from torch.ao.quantization import get_default_qat_qconfig
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations
 
 from support.leaking_networks.kit import (
     FLAT,
@@ -22,7 +22,6 @@ from support.leaking_networks.kit import (
     abc,
     ac,
     accepts,
-    acd,
     ec,
     either,
     kc,
@@ -47,28 +46,6 @@ class ConvForwardStandardises(nn.Conv2d):
         return super()._conv_forward(x, standard(weight), bias)
 
 
-class ConvStandardises(nn.Conv2d):
-    def forward(self, x):
-        return F.conv2d(x, standard(self.weight), self.bias)
-
-
-class LinearByProperty(nn.Linear):
-    """The public attribute ``weight`` is computed from another parameter."""
-
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        self.raw = nn.Parameter(self._parameters.pop("weight").detach().clone())
-
-    @property
-    def weight(self):
-        return self.raw - self.raw.mean(0)
-
-
-class LinearCalledInAnotherWay(nn.Linear):
-    def __call__(self, x):
-        return super().__call__(x).roll(1, 1)
-
-
 def after_units(make):
     """Return a factory of a network whose middle layer reads four units and has four."""
     return lambda: nn.Sequential(nn.Linear(6, 4), nn.Tanh(), make(), nn.Tanh(), nn.Linear(4, 3))
@@ -90,17 +67,8 @@ def one_scale(weight):
     return weight + (weight.sign() * weight.abs().mean() - weight).detach()
 
 
-class Centred(nn.Module):
-    def forward(self, weight):
-        return weight - weight.mean(1, keepdim=True)
-
-
 def reparametrised(function, **options):
     return after_units(lambda: function(nn.Linear(4, 4), **options))
-
-
-def product(normalised):
-    return lambda s, x: s.c(F.linear(torch.tanh(s.a(x)), s.u @ (F.normalize(s.v, dim=1) if normalised else s.v)))
 
 
 def mixture(s, x):
@@ -112,81 +80,31 @@ def functional_call(s, x):
 
 
 accepts("convolution whose _conv_forward standardises", after_maps(ConvForwardStandardises), IMAGE)
-accepts("convolution that standardises", after_maps(ConvStandardises), IMAGE)
-accepts("timm's StdConv2d", after_maps(timm.layers.StdConv2d), IMAGE)
 accepts("timm's ScaledStdConv2d", after_maps(timm.layers.ScaledStdConv2d), IMAGE)
-accepts("linear layer that standardises", with_forward(standard))
-either("weights centred over units", with_forward(lambda weight: weight - weight.mean(0)))
-either("weights divided by the largest", with_forward(lambda weight: weight / weight.abs().max()))
 either("signs of weights under one scale", with_forward(one_scale))
 either("the larger half of the weights", with_forward(lambda weight: weight * (weight.abs() >= weight.abs().median())))
-either("weight behind a property", after_units(part(LinearByProperty, 4, 4)))
-either("linear layer with its own __call__", after_units(part(LinearCalledInAnotherWay, 4, 4)))
-either("product of two factors as a weight", ac(product(False), u=P(4, 2), v=P(2, 4)))
-either("product of two normalised factors as a weight", ac(product(True), u=P(4, 2), v=P(2, 4)))
 either("mixture of weights", ac(mixture, g=P(2), w=P(2, 4, 4)))
 either("weight centred through functional_call", ac(functional_call))
-accepts("weight norm", reparametrised(parametrizations.weight_norm))
 either("weight norm over all", reparametrised(parametrizations.weight_norm, dim=None))
 either("spectral norm", reparametrised(parametrizations.spectral_norm))
 accepts("orthogonal weight", reparametrised(parametrizations.orthogonal))
 either("older weight norm", reparametrised(nn.utils.weight_norm))
-either("older spectral norm", reparametrised(nn.utils.spectral_norm))
-either(
-    "parametrisation of one's own",
-    reparametrised(lambda layer: parametrize.register_parametrization(layer, "weight", Centred())),
-)
 QAT = get_default_qat_qconfig("fbgemm")
-either("linear layer for quantisation", after_units(part(torch.ao.nn.qat.Linear, 4, 4, qconfig=QAT)))
 either("convolution for quantisation", after_maps(torch.ao.nn.qat.Conv2d, qconfig=QAT), IMAGE)
 
 # Layers written as functions ------------------------------------------------------------------------------------------
-
-
-def grouped(s, x):
-    return s.c(torch.tanh(F.conv2d(x, s.w, s.v, groups=2)).mean((2, 3)))
-
-
-def grouped_after_units(s, x):
-    return s.c(F.conv2d(torch.tanh(s.k(x)), s.w, groups=2).mean((2, 3)))
 
 
 def transposed(s, x):
     return s.c(F.conv_transpose2d(torch.tanh(s.k(x)), s.w).mean((2, 3)))
 
 
-def over_positions(s, x):
-    return s.c(torch.einsum("bti,oi,tp->bpo", x, s.w, s.v).mean(1))
-
-
-def batched(s, x):
-    return s.c(torch.baddbmm(s.v, x, s.w.expand(x.shape[0], 6, 4)).mean(1))
-
-
-def rounded(x):
-    return (x * 3).long().clamp(0, 8)
-
-
 RIGHT = {"w": P(6, 4)}
-accepts("F.linear", wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w, s.v))), v=P(4)))
-accepts("F.conv2d with groups", wc(grouped, w=P(4, 1, 3, 3), v=P(4)), IMAGE)
-accepts("F.conv2d with groups behind units", kc(grouped_after_units, w=P(4, 2, 1, 1)), IMAGE)
 accepts("F.conv_transpose2d", kc(transposed, w=P(4, 4, 2, 2)), IMAGE)
-either("unfolded convolution", wc(lambda s, x: s.c(torch.tanh(s.w @ F.unfold(x, 3)).mean(2)), w=P(4, 18)), IMAGE)
 either("einsum with a weight", wc(lambda s, x: s.c(torch.einsum("bi,oi->bo", x, s.w))))
-either("einsum over positions", wc(over_positions, v=P(3, 2)), TOKENS)
-accepts("matmul", wc(lambda s, x: s.c(torch.tanh(x @ s.w)), **RIGHT))
-either("matmul from the left", wc(lambda s, x: s.c(torch.tanh(s.w @ x.T).T)))
-either("bmm with a parameter", wc(lambda s, x: s.c((x @ s.w.expand(x.shape[0], 6, 4)).mean(1)), w=P(1, 6, 4)), TOKENS)
 either("addmm", wc(lambda s, x: s.c(torch.tanh(torch.addmm(s.v, x, s.w))), v=P(4), **RIGHT))
 either("addmm with factors", ac(lambda s, x: s.c(torch.addmm(s.a(x), x, s.w, beta=2, alpha=3)), **RIGHT))
-either("baddbmm", wc(batched, v=P(1, 1, 4), w=P(1, 6, 4)), TOKENS)
 either("addmv", ac(lambda s, x: s.c((s.a(x) @ s.g).unsqueeze(1) * s.a(x)), g=P(4)))
-either("tensordot", wc(lambda s, x: s.c(torch.tensordot(x, s.w, ([1], [0]))), **RIGHT))
-either("F.bilinear", abc(lambda s, x: s.c(F.bilinear(s.a(x), s.b(x), s.w)), w=P(4, 4, 4)))
-either("nn.Bilinear", abc(lambda s, x: s.c(s.l(s.a(x), s.b(x))), l=part(nn.Bilinear, 4, 4, 4)))
-either("embedding_bag", wc(lambda s, x: s.c(F.embedding_bag(rounded(x), s.w)), w=P(9, 4)))
-either("nn.EmbeddingBag", ec(lambda s, x: s.c(s.e(rounded(x))), e=part(nn.EmbeddingBag, 9, 4)))
 MAX_NORM = part(nn.Embedding, 9, 4, max_norm=1.0)
 either("embedding with a largest norm", ec(lambda s, x: s.c(s.e(x).mean(1)), e=MAX_NORM), WORDS)
 
@@ -198,12 +116,9 @@ def lstm(s, x):
 
 
 LSTM = part(nn.LSTM, 4, 4, batch_first=True)
-either("lstm", ac(lstm, r=LSTM), TOKENS)
 accepts("lstm per task", ac(lstm, r=LSTM), TOKENS, {"task_owned": ["r"]})
 accepts("lstm of the first task", ac(lstm, r=LSTM), TOKENS, {"frozen": ["r"]})
 either("gru", ac(lambda s, x: s.c(s.r(s.a(x))[1][0]), r=part(nn.GRU, 4, 4, batch_first=True)), TOKENS)
-either("lstm cell", ac(lambda s, x: s.c(s.r(s.a(x))[0]), r=part(nn.LSTMCell, 4, 4)))
-either("rnn over samples", ac(lambda s, x: s.c(s.r(s.a(x))[0]), r=part(nn.RNN, 4, 4)))
 
 
 def attention(**options):
@@ -223,33 +138,12 @@ def padding(x):
     return (x[..., 0] > 0) & (torch.arange(3) > 0)
 
 
-def padded(s, x):
-    return self_attention(s, x, key_padding_mask=padding(x))
-
-
-def positions_first(s, x):
-    return s.c(s.m(*(s.a(x).transpose(0, 1),) * 3)[0].mean(0))
-
-
-def over_samples(s, x):
-    h = s.a(x).unsqueeze(1)
-    return s.c(s.m(h, h, h)[0].squeeze(1))
-
-
 def encoded(s, x):
     return s.c(s.m(s.a(x)).mean(1))
 
 
 def encoded_with_padding(s, x):
     return s.c(s.m(s.a(x), src_key_padding_mask=padding(x)).mean(1))
-
-
-def decoded(s, x):
-    return s.c(s.m(s.a(x), torch.tanh(s.a(x.flip(1)))).mean(1))
-
-
-def learned_query(s, x):
-    return s.c(F.scaled_dot_product_attention(s.q.expand(x.shape[0], 1, 4), s.a(x), s.b(x)).mean(1))
 
 
 def learned_keys(s, x):
@@ -275,27 +169,15 @@ def other_width(s, x):
 
 CAUSAL = torch.triu(torch.ones(3, 3), 1).bool()
 ENCODER_LAYER = part(nn.TransformerEncoderLayer, 4, 2, 8, 0.0, batch_first=True)
-DECODER_LAYER = part(nn.TransformerDecoderLayer, 4, 2, 8, 0.0, batch_first=True)
-accepts("self-attention", ac(self_attention, m=attention()), TOKENS)
 accepts("cross-attention", abc(cross, m=attention()), TOKENS)
 accepts("attention with a mask", ac(partial(self_attention, attn_mask=CAUSAL), m=attention()), TOKENS)
-accepts("attention, positions first", ac(positions_first, m=attention(batch_first=False)), TOKENS)
 accepts("attention of dropped weights", ac(self_attention, m=attention(dropout=0.5)), TOKENS, varies=True)
-WEIGHTS = ac(lambda s, x: s.c(s.m(*(s.a(x),) * 3)[1].flatten(1)[:, :4]), m=attention())
-either("attention's weights as features", WEIGHTS, TOKENS)
-accepts("attention with a padding mask", ac(padded, m=attention()), TOKENS)
 either("attention with one more learned key", ac(self_attention, m=attention(add_bias_kv=True)), TOKENS)
-either("attention with a key of zeros", ac(self_attention, m=attention(add_zero_attn=True)), TOKENS)
 either("attention to keys of another width", abc(other_width, b=L(6, 5), m=attention(kdim=6, vdim=5)), TOKENS)
-either("attention over samples", ac(over_samples, m=attention(batch_first=False)))
 accepts("encoder", ac(encoded, m=encoder), TOKENS)
-accepts("encoder layer", ac(encoded, m=ENCODER_LAYER), TOKENS)
 either("encoder layer with a padding mask", ac(encoded_with_padding, m=ENCODER_LAYER), TOKENS)
-either("decoder layer", ac(decoded, m=DECODER_LAYER), TOKENS)
-accepts("learned query", abc(learned_query, q=P(1, 1, 4)), TOKENS)
 either("learned keys and values", ac(learned_keys, q=P(1, 5, 4), v=P(1, 5, 4)))
 either("attention mask from units", ac(biased(lambda s, h: (h @ h.mT) > 0)), TOKENS)
-either("learned bias of attention", ac(biased(lambda s, h: s.g), g=P(3, 3)), TOKENS)
 
 # Norms, layers and parameters that are used more than once ------------------------------------------------------------
 
@@ -330,57 +212,22 @@ def tied(s, x):
     return F.linear(torch.tanh(s.c(s.e(x).mean(1))), s.e.weight)
 
 
-def shared_by_inputs(s, x):
-    return s.d(s.c(torch.tanh(s.a(x))) + s.c(s.b(x)))
-
-
-def shared_by_itself(s, x):
-    return s.d(torch.tanh(s.c(torch.tanh(s.c(s.a(x))))))
-
-
-def overlapping_columns(s, x):
-    return s.c(torch.tanh(F.linear(x[:, :4], s.w[:, :4])) * F.linear(x[:, 2:], s.w[:, 2:]))
-
-
-def other_shape(s, x):
-    return s.c(F.linear(x, s.w.view(4, 6)) * F.linear(x[:, :4], s.w.view(6, 4)[:4]))
-
-
-def listed_twice(s, x):
-    return s.c(s.g[0] * s.a(x) + s.g[1] * s.b(x) + s.g[0])
-
-
 accepts("norm on two branches", abc(lambda s, x: s.c(torch.tanh(s.n(s.a(x))) * torch.sigmoid(s.n(s.b(x)))), n=NORM))
-accepts("norm on two branches, added", abc(lambda s, x: s.c(s.n(s.a(x)) + s.n(s.b(x))), n=NORM))
-accepts("norm called twice on the same", ac(lambda s, x: s.c(s.n(h := s.a(x)) * torch.tanh(s.n(h))), n=NORM))
 accepts("norm after itself", ac(lambda s, x: s.c(s.n(torch.tanh(s.n(s.a(x))).flip(1))), n=NORM))
-accepts("layer norm on two branches", abc(lambda s, x: s.c(s.n(s.a(x)) * s.n(s.b(x))), n=part(nn.LayerNorm, 4)))
-accepts("one layer on two inputs", abc(shared_by_inputs, c=L(4, 4), d=L(4, 3)))
-accepts("one layer on its own output", acd(shared_by_itself, c=L(4, 4), d=L(4, 3)))
 accepts("one module under two names", under_two_names)
 accepts("one weight in two layers", twins(6, "weight"))
-either("one bias in two layers", twins(4, "bias"))
 accepts("embedding tied to the output layer", weight_under_two_shapes, WORDS)
 accepts("embedding tied by F.linear", ec(tied, c=L(4, 4)), WORDS)
-either("a weight that is a bias too", wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w)) + s.w[:, 0])))
 either("a row of a weight as a bias", ac(lambda s, x: s.c(torch.tanh(s.a(x)) + s.a.weight[0, :4])))
 OVERLAPPING = wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w[:4])) * F.linear(x, s.w[2:])), w=P(6, 6))
 either("overlapping rows of one weight", OVERLAPPING)
-either("overlapping columns of one weight", wc(overlapping_columns))
-accepts("a weight and its transpose", wc(lambda s, x: s.c(F.linear(torch.tanh(F.linear(x, s.w)), s.w.T)), c=L(6, 3)))
 either("a weight and its flipped self", wc(lambda s, x: s.c(torch.tanh(F.linear(x, s.w)) + F.linear(x, s.w.flip(0)))))
-either("a weight seen through another shape", wc(other_shape, w=P(24)))
-either("mean of another layer's weight", abc(lambda s, x: s.c(s.a(x) + s.b(x) * s.a.weight.mean())))
-either("norm of a weight as a factor", ac(lambda s, x: s.c(s.a(x) / s.a.weight.norm())))
 either("a weight detached", ac(lambda s, x: s.c(s.a(x) + F.linear(x, s.a.weight.detach().roll(1, 0)))))
 either("all parameters summed", ac(lambda s, x: s.c(s.a(x) + sum(p.sum() for p in s.parameters()))))
 either("largest entry of a weight", ac(lambda s, x: s.c(s.a(x) * s.c.weight.amax())))
-either("sorted parameter", ac(lambda s, x: s.c(s.a(x) + s.g.sort().values), g=P(4)))
 either("parameter as a condition", ac(lambda s, x: s.c(torch.where(s.g > 0, s.a(x), x[:, :4])), g=P(4)))
 either("parameter written in place", ac(lambda s, x: (s.g.data.clamp_(-0.1, 0.1), s.c(s.a(x) * s.g))[1], g=P(4)))
 either("parameter normalised", ac(lambda s, x: s.c(s.a(x) * F.normalize(s.g, dim=0)), g=P(4)))
-either("softmax of a parameter", ac(lambda s, x: s.c(s.a(x) * s.g.softmax(0)), g=P(4)))
-either("parameters in a list, one twice", abc(listed_twice, g=lambda: nn.ParameterList([P(4)(), P(4)()])))
 
 
 def layers_in_a_row(s, x):
@@ -396,10 +243,6 @@ def class_token(s, x):
 
 def separate_columns(s, x):
     return s.c(torch.tanh(F.linear(x[:, :3], s.w[:, :3])) * F.linear(x[:, 3:], s.w[:, 3:]))
-
-
-def every_other_row(s, x):
-    return s.c(torch.tanh(F.linear(x, s.w[::2])) * F.linear(x, s.w[1::2]))
 
 
 def two_norms(s, x):
@@ -419,28 +262,18 @@ def two_layers():
 
 
 PLUS = ac(lambda s, x: s.c(s.a(x) + s.g), g=P(4))
-RIGHT_FACTOR = {"w": P(6, 4), "c": L(4, 3)}
 accepts("layers in a list", net(layers_in_a_row, layers=two_layers, c=L(6, 3)))
 accepts("class token", ac(class_token, t=P(1, 1, 4), g=P(1, 4, 4), m=attention()), TOKENS)
 accepts("separate columns of one weight", wc(separate_columns))
-accepts("every other row of one weight", wc(every_other_row, w=P(8, 6)))
 accepts("two weights side by side", wc(from_both, v=P(2, 6), c=L(6, 3)))
 accepts("a weight made by the network", net(made_weight, a=L(6, 4), o=L(6, 12)))
-accepts("a weight times a parameter", wc(lambda s, x: s.c(F.linear(x, s.w * s.g)), g=P(4, 1)))
-accepts("softmax of a weight", net(lambda s, x: s.c(x @ s.w.softmax(0)), **RIGHT_FACTOR))
-accepts("an unknown function of a weight", net(lambda s, x: s.c(x @ torch.linalg.qr(s.w)[0]), **RIGHT_FACTOR))
 accepts("a buffer as a weight", ac(lambda s, x: s.c(F.linear(s.a(x), s.n)), n=K(torch.arange(16.0).view(4, 4) / 9)))
-accepts("a bias read again", ac(lambda s, x: s.c(torch.tanh(s.a(x)) * s.a.bias)))
-accepts("entries of a parameter", abc(lambda s, x: s.c(s.g[0] * torch.tanh(s.a(x)) + s.g[1] * s.b(x)), g=P(2)))
 accepts("a parameter through a function", ac(lambda s, x: s.c(s.a(x) * s.g.tanh()), g=P(4)))
-accepts("padded and shifted", ac(lambda s, x: s.c(torch.tanh(F.pad(s.a(x), (1, 2)) + s.g)), g=P(7), c=L(7, 3)))
 accepts("parameter of the first task", PLUS, FLAT, {"frozen": ["g"]})
 accepts("parameter per task", PLUS, FLAT, {"task_owned": ["g"]})
 accepts("control flow per task", ac(lambda s, x: s.c(s.f(s.a(x))), f=Choosing), FLAT, {"task_owned": ["f"]})
-accepts("norm over padding", ac(lambda s, x: s.c(s.n(F.pad(s.a(x), (1, 2)))), n=part(nn.BatchNorm1d, 7), c=L(7, 3)))
 NORMS = {"n": part(nn.GroupNorm, 2, 4), "m": part(nn.BatchNorm2d, 4, affine=False)}
 accepts("norms of channels under one unit", kc(two_norms, o=C(2, 1, 3), **NORMS), IMAGE)
-accepts("norm over positions", ac(lambda s, x: s.c(s.n(s.a(x))).mean(1), n=part(nn.BatchNorm1d, 3)), TOKENS)
 accepts("norm of the input", ac(lambda s, x: s.c(s.a(s.n(x))), n=part(nn.LayerNorm, 6)))
 
 
@@ -462,4 +295,3 @@ def reads_another():
 
 either("frozen module that reads another layer", reads_another, FLAT, {"frozen": ["1"]})
 either("task's own module that reads another layer", reads_another, FLAT, {"task_owned": ["1"]})
-either("module that reads another layer", reads_another)
