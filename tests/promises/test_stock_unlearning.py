@@ -22,7 +22,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unit_graph import ModelError
 from avalanche_amnesia.unlearning.purging import purgers
 
-FULL = PermutedDigits(4, n_train=500)  # with ten classes an old head on a random backbone is near chance
+FULL = PermutedDigits(3, n_train=500)  # with ten classes an old head on a random backbone is near chance
 
 
 MODELS = {"ours": lambda: MultiHeadModel(MLP(64, hidden=(32,), features=32)), "avalanche's": AvalancheNet}
@@ -57,13 +57,13 @@ def accuracy_through(head, model) -> float:
         return float((head(features)[:, :10].argmax(1) == y).float().mean())
 
 
-def forget(method, model, when, *, n=4, unlearning=None):
+def forget(method, model, when, *, unlearning=None):
     make, options = METHODS[method]
     keeps = KeepsHead()
     strategy = stock(make, model=MODELS[model](), plugins=[keeps], unlearning=unlearning, epochs=8, **options)
     request = UnlearningRequest((0,), 1) if when == "after" else UnlearningRequest((0,), 1, "iteration", 5)
     accuracies = []
-    for experience in with_unlearning(FULL, [request]).train_stream[:n]:
+    for experience in with_unlearning(FULL, [request]).train_stream:
         strategy.train(experience)
         if keeps.head is not None:
             accuracies.append(accuracy_through(keeps.head, strategy.model))
@@ -80,7 +80,7 @@ def forget(method, model, when, *, n=4, unlearning=None):
 def test_an_unlearned_task_does_not_come_back(method, model, when):
     strategy, accuracies = forget(method, model, when)
     assert max(accuracies) < 0.35, accuracies  # chance is .1
-    assert unlearning_plugin(strategy).ledger.remaining == (1, 2, 3)
+    assert unlearning_plugin(strategy).ledger.remaining == (1, 2)
     own = [name for name in strategy.model.state_dict() if not name.startswith("backbone")]
     assert not [name for name in own if ".0." in name]
     assert not [name for log in trajectory(strategy).logs.values() for name in log if "heads.0." in name]
