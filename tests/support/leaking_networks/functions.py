@@ -14,7 +14,6 @@ from support.leaking_networks.kit import (
     abc,
     ac,
     accepts,
-    acd,
     beside,
     between,
     ec,
@@ -27,7 +26,6 @@ from support.leaking_networks.kit import (
 ZEROS = {
     "copysign": lambda h: torch.copysign(torch.ones_like(h), h),
     "signbit of a product": lambda h: torch.signbit(h * -1).float(),
-    "not a zero": lambda h: h.logical_not().float(),
     "cosine": lambda h: h.cos(),
     "exponential": lambda h: h.exp(),
     "zero to its power": lambda h: torch.pow(0.0, h.abs()),
@@ -37,7 +35,6 @@ ZEROS = {
     "double precision in between": lambda h: torch.sigmoid(h.double()).to(h.dtype),
 }
 POLES = {
-    "bits": lambda h: (h.view(torch.int32) >> 31).float() + 1,
     "power of minus one": lambda h: h.pow(-1).clamp(-9, 9),
     "normalised": lambda h: F.normalize(h, dim=1),
     "infinite where zero": lambda h: torch.isinf(1 / h).float(),
@@ -59,7 +56,6 @@ either("random units", between(lambda h: h + torch.bernoulli(h.sigmoid())), vari
 either("random choice by units", between(lambda h: h + F.gumbel_softmax(h, dim=1)), varies=True)
 accepts("input beside units as features", ac(lambda s, x: torch.cat([x[:, :2], torch.tanh(s.c(s.a(x)))], 1)))
 accepts("signs as features", ac(lambda s, x: torch.copysign(torch.ones(3), s.c(torch.tanh(s.a(x))))))
-either("parameter in a plain list", ac(lambda s, x: s.c(s.a(x)) + s.list[0], list=lambda: [P(3)()]))
 
 # Integers, booleans and constants used as values ----------------------------------------------------------------------
 
@@ -112,17 +108,12 @@ MAPS = {
 }
 
 
-def folded(s, x):
-    return s.c(torch.tanh(s.d(torch.tanh(s.a(x)).view(-1, 2))).view(-1, 4))
-
-
 for name, function in SAMPLES.items():
     either(name, between(function))
 for name, (function, width) in UNITS.items():
     accepts(name, between(function, c=L(width, 3)))
 for name, (function, width) in MAPS.items():
     accepts(name, maps(function, width), IMAGE)
-either("units folded into samples", acd(folded, d=L(2, 2)))
 accepts("outer product", beside(lambda h, g: (h[:, :, None] + g[:, None]).flatten(1), c=L(16, 3)))
 
 # Control flow ---------------------------------------------------------------------------------------------------------

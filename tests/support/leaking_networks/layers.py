@@ -86,7 +86,6 @@ either("the larger half of the weights", with_forward(lambda weight: weight * (w
 either("mixture of weights", ac(mixture, g=P(2), w=P(2, 4, 4)))
 either("weight centred through functional_call", ac(functional_call))
 either("weight norm over all", reparametrised(parametrizations.weight_norm, dim=None))
-either("spectral norm", reparametrised(parametrizations.spectral_norm))
 accepts("orthogonal weight", reparametrised(parametrizations.orthogonal))
 either("older weight norm", reparametrised(nn.utils.weight_norm))
 QAT = get_default_qat_qconfig("fbgemm")
@@ -118,7 +117,6 @@ def lstm(s, x):
 LSTM = part(nn.LSTM, 4, 4, batch_first=True)
 accepts("lstm per task", ac(lstm, r=LSTM), TOKENS, {"task_owned": ["r"]})
 accepts("lstm of the first task", ac(lstm, r=LSTM), TOKENS, {"frozen": ["r"]})
-either("gru", ac(lambda s, x: s.c(s.r(s.a(x))[1][0]), r=part(nn.GRU, 4, 4, batch_first=True)), TOKENS)
 
 
 def attention(**options):
@@ -138,10 +136,6 @@ def padding(x):
     return (x[..., 0] > 0) & (torch.arange(3) > 0)
 
 
-def encoded(s, x):
-    return s.c(s.m(s.a(x)).mean(1))
-
-
 def encoded_with_padding(s, x):
     return s.c(s.m(s.a(x), src_key_padding_mask=padding(x)).mean(1))
 
@@ -158,11 +152,6 @@ def biased(bias):
     return forward
 
 
-def encoder():
-    layer = nn.TransformerEncoderLayer(4, 2, 8, 0.0, batch_first=True, norm_first=True)
-    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-
 def other_width(s, x):
     return s.c(s.m(s.a(x), x, torch.tanh(s.b(x)))[0].mean(1))
 
@@ -174,7 +163,6 @@ accepts("attention with a mask", ac(partial(self_attention, attn_mask=CAUSAL), m
 accepts("attention of dropped weights", ac(self_attention, m=attention(dropout=0.5)), TOKENS, varies=True)
 either("attention with one more learned key", ac(self_attention, m=attention(add_bias_kv=True)), TOKENS)
 either("attention to keys of another width", abc(other_width, b=L(6, 5), m=attention(kdim=6, vdim=5)), TOKENS)
-accepts("encoder", ac(encoded, m=encoder), TOKENS)
 either("encoder layer with a padding mask", ac(encoded_with_padding, m=ENCODER_LAYER), TOKENS)
 either("learned keys and values", ac(learned_keys, q=P(1, 5, 4), v=P(1, 5, 4)))
 either("attention mask from units", ac(biased(lambda s, h: (h @ h.mT) > 0)), TOKENS)
@@ -203,18 +191,12 @@ def weight_under_two_shapes():
     return net
 
 
-def under_two_names():
-    layer = nn.Linear(6, 6)
-    return nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(6, 3))
-
-
 def tied(s, x):
     return F.linear(torch.tanh(s.c(s.e(x).mean(1))), s.e.weight)
 
 
 accepts("norm on two branches", abc(lambda s, x: s.c(torch.tanh(s.n(s.a(x))) * torch.sigmoid(s.n(s.b(x)))), n=NORM))
 accepts("norm after itself", ac(lambda s, x: s.c(s.n(torch.tanh(s.n(s.a(x))).flip(1))), n=NORM))
-accepts("one module under two names", under_two_names)
 accepts("one weight in two layers", twins(6, "weight"))
 accepts("embedding tied to the output layer", weight_under_two_shapes, WORDS)
 accepts("embedding tied by F.linear", ec(tied, c=L(4, 4)), WORDS)
@@ -228,12 +210,6 @@ either("largest entry of a weight", ac(lambda s, x: s.c(s.a(x) * s.c.weight.amax
 either("parameter as a condition", ac(lambda s, x: s.c(torch.where(s.g > 0, s.a(x), x[:, :4])), g=P(4)))
 either("parameter written in place", ac(lambda s, x: (s.g.data.clamp_(-0.1, 0.1), s.c(s.a(x) * s.g))[1], g=P(4)))
 either("parameter normalised", ac(lambda s, x: s.c(s.a(x) * F.normalize(s.g, dim=0)), g=P(4)))
-
-
-def layers_in_a_row(s, x):
-    for layer in s.layers:
-        x = torch.relu(layer(x)) + x
-    return s.c(x)
 
 
 def class_token(s, x):
@@ -257,12 +233,7 @@ def from_both(s, x):
     return s.c(torch.tanh(F.linear(x, torch.cat([s.v, s.w], 0))))
 
 
-def two_layers():
-    return nn.ModuleList([nn.Linear(6, 6), nn.Linear(6, 6)])
-
-
 PLUS = ac(lambda s, x: s.c(s.a(x) + s.g), g=P(4))
-accepts("layers in a list", net(layers_in_a_row, layers=two_layers, c=L(6, 3)))
 accepts("class token", ac(class_token, t=P(1, 1, 4), g=P(1, 4, 4), m=attention()), TOKENS)
 accepts("separate columns of one weight", wc(separate_columns))
 accepts("two weights side by side", wc(from_both, v=P(2, 6), c=L(6, 3)))
