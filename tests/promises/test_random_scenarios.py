@@ -104,7 +104,9 @@ def test_promises_hold_after_every_event_of_a_random_life(
 def test_an_unlearning_that_changes_nothing_breaks_a_promise(tmp_path, monkeypatch):
     """The control of the scenarios above, whose checks lie in support.scenario."""
     monkeypatch.setattr(applying, "_move", lambda *_: None)
-    scenario = Scenario(KINDS["backup"], tmp_path, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None)
+    scenario = Scenario(
+        KINDS["backup and repair"], tmp_path, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None
+    )
     scenario.train(0, None, None, None)
     scenario.train(1, None, None, None)
     with pytest.raises(AssertionError):

@@ -107,16 +107,17 @@ def hat(**options: Any) -> Callable[..., Any]:
 
 
 def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
-    return amnesiac_hat(trajectory, repair=RepairPlugin(steps=3, samples_per_task=8), **options)
+    repair = RepairPlugin(steps=3, samples_per_task=8)
+    return amnesiac_hat(trajectory, compensation=BackupPlugin(), repair=repair, **options)
 
 
 KINDS = {
     "hat": StrategyKind(hat(), protects=True),
     "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
-    "backup": StrategyKind(hat(compensation=BackupPlugin), protects=True, revises=True),
-    "repair": StrategyKind(repaired, protects=True, revises=True),
-    "int8": StrategyKind(hat(adjustment="constant"), {"dtype": torch.int8}, tolerance=1e-5),
-    "disk": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs"}),
+    "backup and repair": StrategyKind(repaired, protects=True, revises=True),
+    "int8 on disk": StrategyKind(
+        hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs", "dtype": torch.int8}, tolerance=1e-5
+    ),
     "constant": StrategyKind(hat(adjustment=ConstantRule(alpha=0.5), reset_optimizer=False)),
     "wsn": StrategyKind(wsn(scores="redraw"), protects=True, keeps_shared=True),
     "wsn, best": StrategyKind(wsn(keep="best", score_bits=2), protects=True, keeps_shared=True),
