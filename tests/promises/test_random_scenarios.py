@@ -4,17 +4,34 @@ import pytest
 from avalanche.training.plugins import EWCPlugin
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.fault_injection import UNLEARNING_STEPS
 from support.scenario import BATCHES, TASKS, Scenario
 from support.scenario_strategies import KINDS, NETS
 from support.thoroughness import examples
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
+from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
+from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.unlearning import applying
 from avalanche_amnesia.unlearning.purging import purgers
 
-STEPS = [*UNLEARNING_STEPS, (CounterfactualPlugin, "compensate"), (purgers._PURGERS, EWCPlugin)]
+STEPS = [
+    (Trajectory, "apply"),
+    (Trajectory, "remove"),
+    (MaskedModel, "remove_task"),
+    (TaskLedger, "forget"),
+    (TaskLedger, "check"),
+    (applying, "remove_task_modules"),
+    (applying, "_purge_optimizer"),
+    (applying, "state_hashes"),
+    (applying, "_move"),
+    (applying, "UnlearningRecord"),
+    (applying, "_hold_own"),
+    (CounterfactualPlugin, "compensate"),
+    (purgers._PURGERS, EWCPlugin),
+]
+"""Owner and name of functions that an unlearning calls, from its check to its record."""
 
 
 def failures(*events: str) -> st.SearchStrategy:

@@ -7,26 +7,6 @@ from unittest.mock import patch
 
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.ledger import TaskLedger
-from avalanche_amnesia.models import MaskedModel
-from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.unlearning import applying
-
-UNLEARNING_STEPS = [
-    (Trajectory, "apply"),
-    (Trajectory, "remove"),
-    (MaskedModel, "remove_task"),
-    (TaskLedger, "forget"),
-    (TaskLedger, "check"),
-    (applying, "remove_task_modules"),
-    (applying, "_purge_optimizer"),
-    (applying, "state_hashes"),
-    (applying, "_move"),
-    (applying, "UnlearningRecord"),
-    (applying, "_hold_own"),
-]
-"""Owner and name of functions that every unlearning calls, from its check to its record."""
-
 
 class InjectedError(BaseException):
     """Raised where a test wants it; no handler of ``Exception`` catches it."""
