@@ -152,6 +152,3 @@ def test_an_unlearning_in_the_middle_of_a_task_restores_scores_and_weights(keep)
         assert bool(same_bits(value, initial[name])[free[name]].all())
     assert strategy.unlearn([0, 2]).claim == "exact"
     assert all(bool(same_bits(v, initial[name]).all()) for name, v in weights(strategy.model).items())
-
-
-# Metrics and logging ------------------------------------------------------------------------------------------------
