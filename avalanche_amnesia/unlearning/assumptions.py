@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from avalanche.training.templates import SupervisedTemplate
+from blake3 import blake3
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 
@@ -31,8 +32,16 @@ _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
 _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
+_CALLED = (*_FUNCTIONS, MethodType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_DRAWING = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random, GeneratorType)
+_DRAWING = (
+    torch.Generator,
+    torch.quasirandom.SobolEngine,
+    np.random.Generator,
+    np.random.RandomState,
+    random.Random,
+    GeneratorType,
+)
 """Closed classes whose objects have a state that no task's seed sets: random generators, Python generators."""
 LONG = 1000  # longer containers hold samples
 LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
@@ -132,9 +141,9 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
             yield _name(module)
             continue
         for name, value in _attributes(module):
-            if isinstance(value, nn.Module) or _is_plain(value):
-                continue
-            if isinstance(value, CONTAINERS) or any(True for _ in _inside([value])):
+            compared = isinstance(value, (nn.Module, Tensor, np.ndarray, *_CALLED)) or _is_plain(value)
+            keeps = type(value).__module__ in sys.stdlib_module_names and not compared  # iterators, namespaces
+            if keeps or any(True for _ in _inside([value])):
                 yield f"{name} of {type(module).__name__}"
 
 
@@ -204,6 +213,8 @@ def attributes_of(strategy: Strategy) -> Attributes:
         elif not is_of(type(thing), "avalanche_amnesia"):
             own = _tensors(thing) if path.startswith("criterion") else []  # the model's tensors are what a task trains
             found[path] = {name: _as_text(value) for name, value in (*_attributes(thing), *own)}
+            if path.startswith("model.backbone"):  # heads of finished tasks are frozen
+                found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
     return found
 
 
@@ -229,7 +240,7 @@ def _of_function(thing: Any) -> dict[str, str]:
     if isinstance(thing, partial):
         given = {str(name): _as_text(value) for name, value in (*enumerate(thing.args), *thing.keywords.items())}
         return _of_function(thing.func) | given
-    return {"function": f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', '')}"}
+    return {"function": _as_text(thing)}
 
 
 def _tensors(thing: Any) -> list[tuple[str, Tensor]]:
@@ -242,6 +253,10 @@ def _tensors(thing: Any) -> list[tuple[str, Tensor]]:
 def _as_text(value: Any) -> str:
     if isinstance(value, Tensor):
         return tensor_hash(value)
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {value.shape} {blake3(value.tobytes()).hexdigest()}"
+    if isinstance(value, _FUNCTIONS):
+        return f"{value.__module__}.{value.__qualname__}"
     if _is_plain(value):
         return repr(value)
     size = f" of {len(value)}" if isinstance(value, CONTAINERS) else ""

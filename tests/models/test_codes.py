@@ -66,18 +66,6 @@ def test_the_code_takes_little_more_than_the_entropy(tasks, stay, share):
     assert rate * 0.99 < bits < rate + 0.04
 
 
-UNEVEN = [torch.ones(3, dtype=torch.bool), torch.ones(4, dtype=torch.bool)]
-
-
-REFUSED = [(UNEVEN, r"bool vectors of one length, got \['torch.bool \(3,\)', 'torch.bool"), ([torch.ones(3)], "bool v")]
-
-
-@pytest.mark.parametrize(("masks", "message"), REFUSED)
-def test_masks_of_other_shapes_or_types_are_refused(masks, message):
-    with pytest.raises(ValueError, match=message):
-        encode_masks(masks)
-
-
 def mask_of(scores):
     marked = [part.new_zeros(len(part)).index_fill_(0, part.abs().topk(k).indices, 1) for part, k in layers(scores)]
     return torch.cat(marked).bool()

@@ -378,3 +378,36 @@ def test_another_loss_function_between_two_tasks_is_a_reason(other):
     record = strategy.unlearn([0])
     assert record.claim == "approximate"
     assert "criterion" in " ".join(record.reasons)
+
+
+class Scaled(nn.Module):
+    """A network with an attribute that its forward reads."""
+
+    features = 8
+
+    def __init__(self, held):
+        super().__init__()
+        self.layer, self.held = nn.Linear(64, 8), held
+
+    def forward(self, x):
+        return torch.relu(self.layer(x.flatten(1))) * float(getattr(self.held, "real", 1.0))
+
+
+@pytest.mark.parametrize(
+    ("held", "change", "claim", "words"),
+    [
+        (np.ones(()), lambda net: net.held.fill(2), "approximate", "backbone.held differed"),
+        (SimpleNamespace(real=1), lambda net: vars(net.held).update(real=2), "conditional", "held of Scaled"),
+        (1.0, lambda net: net.layer.requires_grad_(False), "approximate", "layer.requires_grad differed"),
+    ],
+)
+def test_attributes_of_a_network_are_compared_or_named(held, change, claim, words):
+    torch.manual_seed(0)
+    model = DisjointModel(Scaled(held))
+    strategy = DisjointSubnets(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=10)
+    strategy.train(DIGITS.train_stream[0])
+    change(model.backbone)
+    strategy.train(DIGITS.train_stream[1])
+    record = strategy.unlearn([0])
+    assert record.claim == claim
+    assert words in " ".join((*record.reasons, *record.rests_on))
