@@ -2,10 +2,11 @@
 
 Such an open part may remember anything, which is not visible from outside. So it is only named, never run, searched
 or changed: only objects of closed classes (of these packages) are searched. A network's modules count as closed,
-because their tensors and plain attributes are compared between trainings (:func:`attributes_of`).
+because their tensors, plain attributes, arrays and functions are compared between trainings (:func:`attributes_of`).
 """
 
 import inspect
+import os
 import random
 import sys
 import sysconfig
@@ -22,26 +23,20 @@ from avalanche.training.templates import SupervisedTemplate
 from blake3 import blake3
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
+from torch.quasirandom import SobolEngine
 
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
 from avalanche_amnesia.strategy import Strategy
 
 _CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names}
-_STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_STANDARD = (os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
 _LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _CALLED = (*_FUNCTIONS, MethodType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_DRAWING = (
-    torch.Generator,
-    torch.quasirandom.SobolEngine,
-    np.random.Generator,
-    np.random.RandomState,
-    random.Random,
-    GeneratorType,
-)
+_DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, random.Random, GeneratorType)
 """Closed classes whose objects have a state that no task's seed sets: random generators, Python generators."""
 LONG = 1000  # longer containers hold samples
 LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
@@ -142,7 +137,8 @@ def _of_modules(model: nn.Module) -> Iterator[str]:
             continue
         for name, value in _attributes(module):
             compared = isinstance(value, (nn.Module, Tensor, np.ndarray, *_CALLED)) or _is_plain(value)
-            keeps = type(value).__module__ in sys.stdlib_module_names and not compared  # iterators, namespaces
+            # An iterator or a namespace may change without a trace in its text.
+            keeps = type(value).__module__ in sys.stdlib_module_names and not compared
             if keeps or any(True for _ in _inside([value])):
                 yield f"{name} of {type(module).__name__}"
 
@@ -236,7 +232,7 @@ def _attributes(thing: Any) -> list[tuple[str, Any]]:
 
 
 def _of_function(thing: Any) -> dict[str, str]:
-    """Return name, and arguments that a partial gives, of a function that is the loss."""
+    """Return argument or ``function`` → text for a loss that is a function, or a partial with arguments."""
     if isinstance(thing, partial):
         given = {str(name): _as_text(value) for name, value in (*enumerate(thing.args), *thing.keywords.items())}
         return _of_function(thing.func) | given

@@ -44,7 +44,7 @@ _PLAIN = (bool, int, float, str, type(None))
 _OF_EVALUATION = ("eval_streams",)
 """Names of arguments of ``train`` that the result of a training does not depend on."""
 TRAINED_HERE: set[str] = set()
-"""Task and number of samples (as text) of each training in this process, or in a process that started it."""
+"""Task and fingerprint of labels (as text) of each training in this process, or in a process that started it."""
 
 
 class TamperedError(RequestError):
