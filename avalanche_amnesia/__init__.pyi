@@ -2,6 +2,8 @@ from .benchmarks.digits import SplitDigits as SplitDigits
 from .benchmarks.requests import UnlearningRequest as UnlearningRequest
 from .benchmarks.requests import with_unlearning as with_unlearning
 from .benchmarks.tasks import task_benchmark as task_benchmark
+from .contrib.baselines.analytic import AnalyticModel as AnalyticModel
+from .contrib.baselines.ranpac import RanPAC as RanPAC
 from .evaluation.accuracy_difference import accuracy_difference_metrics as accuracy_difference_metrics
 from .evaluation.accuracy_matrix import accuracy_matrix_metrics as accuracy_matrix_metrics
 from .evaluation.capacity import capacity_metrics as capacity_metrics

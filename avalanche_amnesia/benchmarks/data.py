@@ -138,12 +138,12 @@ class LazyTask(Dataset[tuple[Any, int]]):
         return LazyTask(self.base, [self.index[i] for i in where], [self.targets[i] for i in where])
 
 
-def task_data(experience: Any, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return inputs and labels of an experience with evaluation transforms; no global random stream changes."""
+def task_data(experience: Any, index: Tensor | None = None, *, training: bool = False) -> tuple[Tensor, Tensor]:
+    """Return inputs and labels of an experience, by default with evaluation transforms; no random stream changes."""
     found: tuple[Tensor, Tensor] | None = getattr(experience, "tensors_at", lambda index: None)(index)
     if found is not None:
         return found
-    data = experience.dataset.eval()
+    data = experience.dataset.train() if training else experience.dataset.eval()
     if index is not None:
         data = data.subset(index.tolist())
     # A loader draws a seed for its workers even where it has none; a generator of its own takes that draw.

@@ -79,6 +79,7 @@ class MultiHeadModel(MultiTaskModule):
     """True if any strategy can train a task again in its old position, even after later tasks were trained."""
 
     _biased_heads = True
+    _head_entry = "weight"  # a tensor of every task's head
 
     def __init__(self, backbone: nn.Module, n_features: int | None = None) -> None:
         super().__init__()
@@ -326,7 +327,7 @@ class MultiHeadModel(MultiTaskModule):
         saved: dict[int, dict[str, Tensor]] = {}
         for match in filter(None, map(_OF_TASK.fullmatch, state)):
             saved.setdefault(int(match[1]), {})[match[2]] = state[match[0]]
-        saved = {task: tensors for task, tensors in saved.items() if "weight" in tensors}
+        saved = {task: tensors for task, tensors in saved.items() if self._head_entry in tensors}
         for task in set(self.tasks) - saved.keys():
             self.remove_task(task)
         for task, tensors in saved.items():

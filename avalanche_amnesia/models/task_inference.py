@@ -76,14 +76,14 @@ class TaskInference:
         trains = self.model.training
         self.model.eval()
         try:
-            read = [self._read(self.model(batch, label)) for label in tasks]
+            read = [self.read(self.model(batch, label)) for label in tasks]
         finally:
             self.model.train(trains)
         certainty, chosen = torch.stack([certain for certain, _ in read]).max(0)
         classes = torch.stack([classes for _, classes in read])[chosen, torch.arange(len(batch), device=batch.device)]
         return Prediction(torch.tensor(tasks, device=batch.device)[chosen], classes, certainty)
 
-    def _read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def read(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Return each sample's certainty and class from the logits of one head; certainty 0 for a head of one class."""
         n, p = logits.shape[1], logits.float().softmax(1)
         most, classes = p.max(1)

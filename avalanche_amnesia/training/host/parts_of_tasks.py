@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin
@@ -119,6 +120,16 @@ class LeftOut:
         return [at for at, row in enumerate(rows) if row in requested and at not in self.gone | self.before]
 
 
+def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
+    """Warn if samples that remain, at positions ``copies``, equal requested ones."""
+    if copies:
+        warnings.warn(
+            f"{event}: copies of the requested samples remain in task {task}, at positions {copies[:10]}: request "
+            "them as well to forget them",
+            stacklevel=2,
+        )
+
+
 class StreamInUse:
     """Weak reference to the stream of the last training; pickled copies do not contain it."""
 
@@ -192,11 +203,12 @@ def retraining(
         return None, None
     (task,), event = context.tasks, context.event
     parts = (strategy.model, *strategy.plugins)
-    if plugin.obey is not True or not any(getattr(part, "trains_again", False) for part in parts):
+    subtracts = hasattr(strategy.model, "subtract")
+    if plugin.obey is not True or not (subtracts or any(getattr(part, "trains_again", False) for part in parts)):
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(
             f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
-            "samples: DisjointSubnets and Independent can"
+            "samples: DisjointSubnets, Independent and RanPAC can"
         )
     experience = plugin.stream.experience_of(task, data, plugin.data[task], event)
     left = LeftOut(plugin.forgotten, task, request, experience, event)
@@ -210,6 +222,9 @@ def retraining(
     plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
     context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
 
+    if subtracts:
+        return _subtracting(plugin, context, task, left, experience), None
+
     def trained(data: Any, how: str, context: UnlearningContext, change: Transaction) -> None:
         plugin.forget(strategy, context.tasks, change)
         try:
@@ -219,13 +234,7 @@ def retraining(
 
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         trained(left.experience, "without these samples", context, change)
-        copies = left.copies(experience)  # last, because some data sets change when they are read
-        if copies:
-            warnings.warn(
-                f"{event}: copies of the requested samples remain in task {task}, at positions {copies[:10]}: request "
-                "them as well to forget them",
-                stacklevel=2,
-            )
+        warn_of_copies(left.copies(experience), task, event)  # last, because some data sets change when they are read
         change.set(plugin, forgotten=left.forgotten)
         reasons = plugin.claims.reasons_beside(context, first)
         unproved = () if reproduce else (f"code and data of task {task}, unchanged since its training",)
@@ -237,6 +246,55 @@ def retraining(
         raise Reproduced(hashes, plugin.claims.training(task).place)
 
     return again, as_before
+
+
+def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftOut, experience: Any) -> TrainAgain:
+    """Return a function that subtracts the requested samples from a model of sums (RanPAC)."""
+    strategy, event = context.strategy, context.event
+    model: Any = strategy.model
+
+    def batches(positions: Collection[int]) -> Iterator[tuple[list[int], Any, Tensor]]:
+        for some in torch.tensor(sorted(positions)).split(_AT_A_TIME):
+            with preserved_rng():
+                x, y = task_data(experience, some, training=True)
+            yield some.tolist(), x.to(strategy.device), y
+
+    def refuse_unlike(some: Collection[int]) -> NoReturn:
+        raise RequestError(
+            f"{event}: samples {list(some)[:10]} of task {task} have other features than those learned, so that they "
+            "can't be subtracted, and nothing was unlearned: the data, a random transform, the network, the device or "
+            "the number of threads differs, or a loader repeated or left out samples. Restore them, or unlearn the "
+            f"whole task, [{task}]"
+        )
+
+    sums, logs = model.task_state(), context.trajectory.logs
+
+    def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        plugin.forget(strategy, context.tasks, change)
+        model.restore_task_state(sums)  # the task was removed as a whole
+        context.trajectory.restore(logs)
+        requested: Counter[int] = Counter()
+        for some, x, y in batches(left.gone):
+            hashes = model.hashes(x, y)
+            if not model.subtract(task, x, y):
+                refuse_unlike(some)
+            requested.update(hashes)
+        still = {hashed: n for hashed in requested if (n := model.count(task, hashed))}
+        if still:  # equal samples, all of which must be in the data
+            rest = set(range(len(experience.dataset))) - left.gone - left.before
+            copies = [
+                at for some, x, y in batches(rest) for at, h in zip(some, model.hashes(x, y), strict=True) if h in still
+            ]
+            if len(copies) != sum(still.values()):
+                refuse_unlike(sorted(left.gone))
+            warn_of_copies(copies, task, event)
+        hashes = state_hashes(model.state_dict(keep_vars=True))
+        change.set(plugin.claims, _hashes=hashes)
+        change.set(plugin, forgotten=left.forgotten)
+        first = plugin.claims.training(task)
+        return replace(context.plan, **plugin.claims.decided(context, plugin.claims.reasons_beside(context, first)))
+
+    return again
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

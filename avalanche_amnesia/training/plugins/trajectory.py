@@ -119,12 +119,12 @@ class TrajectoryPlugin(SupervisedPlugin):
     def undo_training(self, strategy: Strategy) -> None:
         """Undo an interrupted task, and delete its modules from the model."""
         go_back(strategy)
-        if self.snapshot is not None:
-            self.snapshot.restore(strategy)
-        if self._new is not None:
+        if self._new is not None:  # first, because a training may change the shapes of its task's own tensors
             with Transaction() as change:
                 remove_task_modules(strategy.model, self._new, change)
                 change.commit()
+        if self.snapshot is not None:
+            self.snapshot.restore(strategy)
         self.training, self._new = None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -190,8 +190,8 @@ class TrajectoryPlugin(SupervisedPlugin):
 
 def _shared_statistics(model: nn.Module) -> list[str]:
     """Return the names of the modules whose running statistics all tasks share."""
-    if isinstance(model, MultiHeadModel) and model.features_per_task:
-        return []  # norms of the backbone run for no task, because each task has copies of its own
+    if isinstance(model, MultiHeadModel) and (model.features_per_task or model.state_per_task):
+        return []  # no training runs the backbone's norms: each task has copies of its own, or they are frozen
     return [
         name
         for name, module in model.named_modules()
