@@ -18,7 +18,7 @@ from support.interruptions import (
     interrupted_at,
     lines_of,
 )
-from support.strategies import NormedConvNet, learn, make, quiet
+from support.strategies import NormedConvNet, learn, make, quiet, ranpac
 from support.thoroughness import examples
 from torch import nn
 
@@ -86,6 +86,7 @@ KINDS = {
     "wsn, best": ours(WSN, net=NormedConvNet, masks=ScoredWeights(keep="best")),
     "pall": ours(PALL, repair_steps=3),
     "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
+    "ranpac": lambda path: ranpac(train_mb_size=10),
     "naive with masks": stock(Naive, wrap=MaskedModel, masks=lambda: [HATPlugin()]),
     "ewc, lwf and replay": stock(Naive, plugins=regularised),
     "der": stock(DER, wrap=one_head, mem_size=20, batch_size_mem=5),

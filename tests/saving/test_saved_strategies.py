@@ -21,6 +21,7 @@ from support.strategies import (
     make,
     mlp,
     quiet,
+    ranpac,
     stock,
 )
 from support.strategy_state import bits, frozen
@@ -79,6 +80,7 @@ STRATEGIES = {
     "CLPU": ours(CLPUDERpp),
     "PALL": ours(PALL),
     "Independent": ours(Independent),
+    "RanPAC": ranpac,
     "EWC": lambda: stock(EWC, ewc_lambda=1.0, epochs=1),
     "LwF": lambda: stock(LwF, alpha=1.0, temperature=2.0, epochs=1),
     "SI": lambda: stock(SynapticIntelligence, si_lambda=1.0, epochs=1),

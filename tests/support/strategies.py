@@ -18,7 +18,15 @@ from torch.optim import SGD, Adam, AdamW
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
+from avalanche_amnesia.contrib.baselines import (
+    PALL,
+    AnalyticModel,
+    CLPUDERpp,
+    Independent,
+    NetworkPerTask,
+    RanPAC,
+    SideNetworks,
+)
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import EVEN_BUDGET, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -163,6 +171,13 @@ def make(
     if kind is Naive:
         options.setdefault("evaluator", quiet())
     return kind(model=model, optimizer=factory(model.parameters()), **options)
+
+
+def ranpac(hidden: Any = (24,), **options: Any) -> RanPAC:
+    """A RanPAC over a frozen MLP with random weights."""
+    torch.manual_seed(0)
+    model = AnalyticModel(MLP(64, hidden=hidden, features=16), projection=40, ridge=1.0)
+    return RanPAC(model=model, **{"train_mb_size": 40, "eval_mb_size": 200, "evaluator": quiet(), **options})
 
 
 def amnesiac(**options: Any) -> AmnesiacHAT:

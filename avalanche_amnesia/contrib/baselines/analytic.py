@@ -150,8 +150,8 @@ class AnalyticModel(MultiHeadModel):
 
     ``model(x)`` compares all classes of all tasks (their sums are added), numbered as in the data before tasks gave
     them labels of their own; ``model(x, task_labels)`` uses each task's own regression, and its labels. The network
-    is set to evaluation mode, and its parameters are frozen. ``φ`` must not depend on a sample's mini-batch, so the network runs on ``batch`` samples
-    at a time, the last ones padded; the first mini-batch of each task is checked for it.
+    is set to evaluation mode, and its parameters are frozen. ``φ`` must not depend on a sample's mini-batch, so the
+    network runs on ``batch`` samples at a time, the last ones padded; the first mini-batch of each task is checked.
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, n_features)``; None: the inputs themselves, flattened.
@@ -276,7 +276,7 @@ class AnalyticModel(MultiHeadModel):
         return made
 
     def learn(self, task: int, labels: Tensor) -> None:
-        """Add the mini-batch that ``model(x, task)`` ran on in training mode to the sums of ``task``.
+        """Add the mini-batch that ``model(x, task)`` last ran on to the sums of ``task``, the one in training.
 
         Raises:
             ModelError: if a sum could reach 2⁵³ then, above which float64 rounds.
@@ -329,13 +329,15 @@ class AnalyticModel(MultiHeadModel):
     # Heads ----------------------------------------------------------------------------------------------------
 
     def head(self, task: int) -> nn.Module:
-        """Return the regression of a task; in training mode its sums.
+        """Return the regression of a task; for the task in training its sums, whose logits are zeros.
 
         Raises:
             UnknownTaskError: if the task was never trained, or was unlearned.
         """
         found = super().head(task)
-        return found if self.training or not isinstance(found, TaskSums) else self._solved(task, [found])
+        if not isinstance(found, TaskSums) or (self.training and task in self.heads.unfinished):
+            return found
+        return self._solved(task, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
         """Return the logits of a batch.

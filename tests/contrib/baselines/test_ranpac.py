@@ -1,0 +1,321 @@
+"""RanPAC: sums of whole numbers over a frozen network, from which any sample can be subtracted exactly."""
+
+import random
+from copy import deepcopy
+from functools import partial
+
+import pytest
+import torch
+from avalanche.benchmarks import nc_benchmark, split_online_stream, task_incremental_benchmark
+from avalanche.training.plugins import SupervisedPlugin
+from sklearn.linear_model import Ridge
+from support.small_networks import lived_in
+from support.strategies import batch_normed, learn, quiet
+from support.strategy_state import same_state, state
+from support.thoroughness import examples
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from avalanche_amnesia import AnalyticModel, ModelError, RanPAC, RequestError, SplitDigits, TaskError
+from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning, without_samples
+from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.baselines.analytic import TaskSums, _best_ridge
+from avalanche_amnesia.training.host.saving import load_state
+
+STREAM = SplitDigits(5)
+
+
+def network():
+    torch.manual_seed(0)
+    made = batch_normed(pooled=2)
+    for module in made.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            lived_in(module)
+    return made
+
+
+class Attention(nn.Module):
+    features = 16
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+
+    def forward(self, x):
+        return self.layer(x.reshape(-1, 4, 16)).mean(1)
+
+
+def ranpac(backbone=network, n_features=48, size=64, model=None, **options):
+    strategy = {name: options.pop(name) for name in ("plugins", "evaluator", "unlearning") if name in options}
+    model = AnalyticModel(backbone and backbone(), n_features, **{"ridge": 1.0, **options}) if model is None else model
+    return RanPAC(model=model, train_mb_size=size, **{"evaluator": quiet(), **strategy})
+
+
+def sums_of(strategy):
+    return state(strategy.model)
+
+
+# Exactness ----------------------------------------------------------------------------------------------------------
+
+
+def with_duplicates():
+    """Digits as five tasks, some of whose samples come twice."""
+    x, y = (torch.cat(parts) for parts in zip(*(task_data(e) for e in STREAM.train_stream), strict=True))
+    y = torch.cat([torch.tensor(e.original_classes)[torch.tensor(e.targets)] for e in STREAM.train_stream])
+    rows = torch.cat([torch.arange(0, len(x), 4), torch.arange(0, len(x), 20)])
+    return task_benchmark((x[rows], y[rows]), (x, y), [[0, 1, 2], [2, 3], [4, 5, 6], [7, 8], [9, 0]])
+
+
+@pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.filterwarnings("ignore:.*copies of the requested samples")
+def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batches(seed, tmp_path):
+    draw, benchmark = random.Random(seed), with_duplicates()
+    of_model = {"projection": draw.choice([0, 30]), "batch": draw.choice([1, 4])}
+    make = partial(ranpac, Attention if seed % 2 else network, 16 if seed % 2 else 48, **of_model)
+    size = draw.choice([7, 64])
+    strategy, left_out = make(size=size), {}
+    for task in range(5):
+        strategy.train(benchmark.train_stream[task])
+        left_out[task] = set()
+        one = draw.choice(list(left_out))
+        targets = benchmark.train_stream[one].targets
+        there = sorted(set(range(len(targets))) - left_out[one])
+        match draw.choice(["task", "class", "samples", "samples", "save"]):
+            case "task" if len(left_out) > 1:
+                record = strategy.unlearn([one])
+                del left_out[one]
+            case "class" if len({targets[at] for at in there}) > 1:
+                label = targets[draw.choice(there)]
+                record = strategy.unlearn(task=one, classes=[label])
+                left_out[one] |= {at for at, own in enumerate(targets) if own == label}
+            case "samples" if len(there) > 9:
+                some = draw.sample(there, 5)
+                record = strategy.unlearn(task=one, samples=some)
+                left_out[one] |= set(some)
+            case _:
+                strategy.save(tmp_path / "state")
+                strategy = make(size=size)
+                load_state(strategy, tmp_path / "state")
+                continue
+        assert record.claim == "exact"
+    fresh = make(size=23)
+    for task in sorted(left_out, reverse=True):
+        fresh.train(without_samples(benchmark, {task: left_out[task]}).train_stream[task], shuffle=False)
+    assert same_state(sums_of(strategy), sums_of(fresh))
+
+
+def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
+    benchmark = with_unlearning(STREAM, {1: [0]})
+    strategy = learn(ranpac(), benchmark, 3)
+    before = strategy.model.count(1, *_hash_of(strategy, 1, 5))
+    record = strategy.unlearn(task=1, samples=[5])
+    assert (before, strategy.model.count(1, *_hash_of(strategy, 1, 5))) == (1, 0)
+    assert record.plan.samples
+    record = strategy.prove(ranpac, benchmark)
+    assert (record.claim, record.proof.tasks) == ("exact", (1, 2))
+
+
+def _hash_of(strategy, task, at):
+    x, y = task_data(STREAM.train_stream[task], torch.tensor([at]))
+    return strategy.model.hashes(x, y)
+
+
+def test_a_class_without_samples_leaves_the_head():
+    strategy = learn(ranpac(), STREAM, 2)
+    x = task_data(STREAM.test_stream[0])[0]
+    assert set(strategy.model(x).argmax(1).tolist()) <= {0, 1, 2, 3}
+    strategy.unlearn(task=0, classes=[1])
+    assert strategy.model.heads[0].classes.tolist() == [0]
+    for logits, absent in ((strategy.model(x), 1), (strategy.model(x, 1), 5)):
+        assert logits.shape[1] <= absent or bool((logits[:, absent] == -1000).all())
+    strategy.unlearn([0, 1])
+    with pytest.raises(ValueError, match="the model has no task"):
+        strategy.model(x)
+
+
+# Values -------------------------------------------------------------------------------------------------------------
+
+
+def test_both_heads_equal_a_ridge_regression_of_scikit_learn():
+    strategy = learn(ranpac(projection=60, ridge=3.0), STREAM, 3)
+    model, unit = strategy.model, strategy.model.step
+    data = [task_data(experience) for experience in STREAM.train_stream[:3]]
+    named = [torch.tensor(e.original_classes)[y] for e, (_, y) in zip(STREAM.train_stream, data, strict=False)]
+    test = task_data(STREAM.test_stream[1])[0]
+    for x, y, logits in (
+        (*data[1], model(test, 1)),
+        (torch.cat([x for x, _ in data]), torch.cat(named), model(test)),
+    ):
+        peer = Ridge(alpha=3.0, fit_intercept=False)
+        peer.fit((model.features(x) * unit).numpy(), nn.functional.one_hot(y).numpy())
+        expected = torch.from_numpy(peer.predict((model.features(test) * unit).numpy()))
+        torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
+    found = strategy.predict(test)
+    assert found.tasks.unique().tolist() == [0, 1, 2] or len(found.tasks.unique()) > 1
+    originals = torch.stack([torch.tensor(e.original_classes) for e in STREAM.train_stream[:3]])
+    assert torch.equal(originals[found.tasks, found.classes], model(test).argmax(1))
+    assert torch.equal(strategy.predict(test, 1).classes, model(test, 1).argmax(1))
+
+
+def test_the_ridge_is_the_one_with_the_least_generalised_cross_validation():
+    torch.manual_seed(0)
+    phi, y = torch.randn((40, 12), dtype=torch.float64), nn.functional.one_hot(torch.arange(40) % 3).double()
+    values, vectors = torch.linalg.eigh(phi.T @ phi)
+    errors = {}
+    for ridge in (0.1, 3.0, 100.0):
+        hat = phi @ torch.linalg.solve(phi.T @ phi + ridge * torch.eye(12, dtype=torch.float64), phi.T)
+        errors[ridge] = float((y - hat @ y).square().sum() / (40 - hat.trace()) ** 2)
+        alone, _ = _best_ridge(values, vectors.T @ phi.T @ y, 40, [ridge])
+        assert alone == ridge
+    assert _best_ridge(values, vectors.T @ phi.T @ y, 40, errors)[0] == min(errors, key=errors.get)
+    strategy = learn(ranpac(ridge=None), STREAM, 2)
+    strategy.model(task_data(STREAM.test_stream[0])[0])
+    chosen = strategy.model._solved(None, [strategy.model.heads[task] for task in (0, 1)])
+    assert 0.1 <= chosen.ridge <= 1e6
+
+
+def test_random_features_of_pixels_read_a_stream_of_permutations():
+    stream = PermutedDigits(3, n_train=600, n_test=200)
+    strategy = learn(ranpac(None, 64, projection=500, ridge=None), stream)
+    for experience in stream.test_stream:
+        x, y = task_data(experience)
+        assert float((strategy.model(x, experience.task_label).argmax(1) == y).double().mean()) > 0.9
+
+
+def test_a_stream_of_classes_without_task_labels_is_trained_by_places():
+    x, y = (torch.cat(parts) for parts in zip(*(task_data(e) for e in STREAM.train_stream), strict=True))
+    data = TensorDataset(x, y)
+    data.targets = y.tolist()
+    benchmark = task_incremental_benchmark(nc_benchmark(data, data, 1, task_labels=False), reset_task_labels=True)
+    strategy = learn(ranpac(), benchmark)
+    assert float((strategy.model(x).argmax(1) == y).double().mean()) > 0.5
+
+
+# A sample's features are its own --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("backbone", "width"), [(network, 48), (Attention, 16), (None, 64)])
+def test_neighbours_and_place_change_no_bit_of_a_sample(backbone, width):
+    model = AnalyticModel(backbone and backbone(), width, projection=40, batch=8)
+    x = task_data(STREAM.train_stream[0])[0][:64]
+    whole = model.features(x)
+    order = torch.randperm(64)
+    assert torch.equal(model.features(x[order]), whole[order])
+    for some in ([3], [60, 3], range(5, 27)):
+        assert torch.equal(model.features(x[list(some)]), whole[list(some)])
+    assert torch.equal(model.features(x.to(memory_format=torch.channels_last)), whole)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model.features(x), whole)
+
+
+def depending():
+    return nn.Sequential(network(), nn.BatchNorm1d(48, track_running_stats=False))
+
+
+@pytest.mark.filterwarnings("ignore:.*track_running_stats=False")
+def test_features_that_depend_on_neighbours_are_refused():
+    strategy = ranpac(depending)
+    with pytest.raises(TaskError, match=r"depend on the other samples of its mini-batch \(batch=8\)"):
+        strategy.train(STREAM.train_stream[0])
+    assert strategy.model.tasks == ()
+
+
+def test_the_network_is_frozen_and_stays_in_evaluation_mode():
+    strategy = ranpac()
+    before = state(strategy.model.backbone)
+    learn(strategy, STREAM, 2)
+    assert same_state(before, state(strategy.model.backbone))
+    assert not any(module.training for module in strategy.model.train().backbone.modules())
+
+
+# Refusals: nothing changes ------------------------------------------------------------------------------------------
+
+
+def refused(strategy, match, data=STREAM, **request):
+    before = sums_of(strategy)
+    with pytest.raises(RequestError, match=match):
+        strategy.unlearn(**request, data=data.train_stream[request["task"]])
+    assert same_state(sums_of(strategy), before)
+    assert strategy.model.tasks == (0, 1)
+
+
+def test_samples_of_other_data_are_refused():
+    strategy = learn(ranpac(), STREAM, 2)
+    experience = STREAM.train_stream[1]
+    x, _ = task_data(experience)
+    other = task_benchmark(
+        (x + 1e-1, torch.tensor(experience.targets)), (x, torch.tensor(experience.targets)), [[0, 1]] * 2
+    )
+    refused(strategy, "samples \\[3\\] of task 1 have other features", other, task=1, samples=[3])
+
+
+class Repeats(SupervisedPlugin):
+    """Trains on the first sample of each mini-batch only, as often as there are samples."""
+
+    def before_training_iteration(self, strategy, **kwargs):
+        strategy.mbatch = [part[torch.zeros(len(part), dtype=torch.int64)] for part in strategy.mbatch]
+
+
+def test_samples_that_a_loader_repeated_are_refused():
+    strategy = learn(ranpac(plugins=[Repeats()]), STREAM, 2, shuffle=False)
+    refused(strategy, "a loader repeated or left out samples", task=1, samples=[0])
+
+
+def test_copies_that_remain_are_named():
+    strategy = learn(ranpac(), with_duplicates(), 1)
+    targets = len(with_duplicates().train_stream[0].targets)
+    x = task_data(with_duplicates().train_stream[0])[0]
+    (twin,) = [at for at in range(1, targets) if torch.equal(x[at], x[0])]
+    with pytest.warns(UserWarning, match=rf"copies of the requested samples remain in task 0, at positions \[{twin}\]"):
+        strategy.unlearn(task=0, samples=[0], data=with_duplicates().train_stream[0])
+
+
+def test_faults_of_samples_and_sums_undo_the_task():
+    strategy = learn(ranpac(), STREAM, 2)
+    before = sums_of(strategy)
+    strategy.model.bits = 24
+    with pytest.raises(TaskError, match=r"at most 32 samples fit; take fewer bits"):
+        strategy.train(STREAM.train_stream[2])
+    strategy.model.bits = 10
+    broken = deepcopy(STREAM.train_stream[2])
+    x, y = task_data(broken)
+    x[5] = 1e38
+    task = task_benchmark((x, y), (x, y), [[0, 1]], first_task=2).train_stream[0]
+    with pytest.raises(TaskError, match="NaN or infinite"):
+        strategy.train(task)
+    assert same_state(sums_of(strategy), before)
+
+
+def test_sums_at_the_bound_are_whole_numbers():
+    sums = TaskSums(2, 1, torch.device("cpu"))
+    for _ in range(2):
+        sums.add(torch.full((1000, 2), 2.0**20 - 1, dtype=torch.float64), torch.zeros(1000, dtype=torch.int64))
+    assert int(sums.gram[0]) == 2000 * (2**20 - 1) ** 2
+
+
+REFUSED = {
+    "step must be a power of 2": {"step": 0.03},
+    "ridge must be above 0": {"ridge": 0},
+    r"bits must lie in \[1,24\]": {"bits": 25},
+    "batch must be an int of at least 1": {"batch": 0},
+    "projection must be an int of at least 0": {"projection": -1},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_wrong_option_is_refused(message):
+    with pytest.raises(ValueError, match=message):
+        AnalyticModel(network(), 48, **REFUSED[message])
+
+
+def test_several_passes_and_parts_of_tasks_are_refused():
+    model = AnalyticModel(network(), 48)
+    with pytest.raises(ValueError, match="train_epochs must be 1, got 3: a second pass"):
+        RanPAC(model=model, train_epochs=3)
+    with pytest.raises(TypeError, match="AnalyticModel"):
+        RanPAC(model=network())
+    with pytest.raises(TaskError, match="train on the stream that was split"):
+        ranpac().train(next(iter(split_online_stream(STREAM.train_stream, 10))))
+    with pytest.raises(ModelError, match="n_features"):
+        AnalyticModel(None)
