@@ -252,9 +252,9 @@ def cells(mine):
 
 
 NOTES = f"""EfficientNet-Lite0 with ImageNet weights, images of {SIZE} × {SIZE}; features computed once. CIFAR-10 (JPEG
-of quality 75): five tasks of two classes, 8,000 training images drawn by the seed, {N_TEST:,} test images. Omniglot: eight
-alphabets, 242 characters, 14 training drawings of each. Accuracy (%, mean of tasks, mean and deviation of seeds 21 to
-23) before any request. All methods but RanPAC train an adapter (a residual bottleneck of 64 units) for
+of quality 75): five tasks of two classes, 8,000 training images drawn by the seed, {N_TEST:,} test images.
+Omniglot: eight alphabets, 242 characters, 14 training drawings of each. Accuracy (%, mean of tasks, mean and deviation
+of seeds 21 to 23) before any request. All methods but RanPAC train an adapter (a residual bottleneck of 64 units) for
 {TRAINING["train_epochs"]} epochs, Adam at the best of .001, .003 and .01 on held out training images of seed 101, their
 own setting at its middle value; all heads are fitted. Without labels they take the most certain head. Requests: CPU
 time with all hashes, on one thread."""

@@ -82,6 +82,7 @@ def apply(
         if train_again is not None:
             context.plan = train_again(context, change)
             after = state_hashes(model.state_dict(keep_vars=True))
+            change.set(claims, _hashes=dict(after))
         record = _record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)
         # Old log files are deleted last, after everything else has succeeded; a failure here can still be undone.

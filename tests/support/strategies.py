@@ -15,18 +15,10 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import AnalyticModel, DisjointModel, DisjointSubnets, RanPAC
 from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.baselines import (
-    PALL,
-    AnalyticModel,
-    CLPUDERpp,
-    Independent,
-    NetworkPerTask,
-    RanPAC,
-    SideNetworks,
-)
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
 from avalanche_amnesia.training import EVEN_BUDGET, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin

@@ -24,7 +24,9 @@ _RIDGES = tuple(10.0**power for power in range(-1, 7))
 
 @lru_cache(maxsize=4)
 def _lower(width: int, device: torch.device) -> Tensor:
-    return torch.ones((width, width), dtype=torch.bool, device=device).tril()
+    """Return the positions, in a flattened square matrix, of its lower triangle by rows."""
+    row, column = torch.tril_indices(width, width, device=device)
+    return row * width + column
 
 
 class Regression(nn.Module):
@@ -112,7 +114,7 @@ class TaskSums(nn.Module):
         counts += sign * torch.bincount(given, minlength=len(classes))
         sums += sign * (nn.functional.one_hot(given, len(classes)).to(features).T @ features)
         self.classes, self.counts, self.sums = (part[counts > 0] for part in (classes, counts, sums))
-        self.gram = self.gram + sign * (features.T @ features)[_lower(self.width, features.device)]
+        self.gram = self.gram + sign * (features.T @ features).view(-1)[_lower(self.width, features.device)]
         return True
 
 
@@ -291,18 +293,18 @@ class AnalyticModel(MultiHeadModel):
             )
         sums.add(sums.seen, labels)
 
-    def hashes(self, x: Any, labels: Tensor) -> list[int]:
+    def hashes(self, features: Tensor, labels: Tensor) -> list[int]:
         """Return the hash of each sample's ``φ`` and label."""
-        return hashes_of(self.features(x), labels.to(self._device)).tolist()
+        return hashes_of(features, labels).tolist()
 
     def count(self, task: int, hashed: int) -> int:
         """Return the number of samples with a hash in the sums of ``task``."""
         return int((self.heads[task].hashes == hashed).sum())
 
-    def subtract(self, task: int, x: Any, labels: Tensor) -> bool:
-        """Subtract samples from the sums of a finished task, which are replaced; return False if one is not there."""
+    def subtract(self, task: int, features: Tensor, labels: Tensor) -> bool:
+        """Subtract samples, ``φ`` and labels, from the sums of a finished task, which are replaced; return False if one is not there."""
         new = self.heads[task].copy()
-        if not new.add(self.features(x), labels.to(self._device), sign=-1):
+        if not new.add(features, labels, sign=-1):
             return False
         self.store_task(task, new)
         self.heads.finish(task)
@@ -377,7 +379,7 @@ class AnalyticModel(MultiHeadModel):
         for part, named in zip(parts, labels, strict=True):
             sums.index_add_(0, torch.searchsorted(classes, named), part.sums)
         gram = sums.new_zeros((self.width, self.width))
-        gram[_lower(self.width, gram.device)] = sum(part.gram for part in parts)
+        gram.view(-1)[_lower(self.width, gram.device)] = sum(part.gram for part in parts)
         n, unit = sum(len(part.hashes) for part in parts), self.step**-2
         if self.ridge is not None:
             gram.diagonal().add_(self.ridge * unit)

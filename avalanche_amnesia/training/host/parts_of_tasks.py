@@ -253,11 +253,12 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
     strategy, event = context.strategy, context.event
     model: Any = strategy.model
 
-    def batches(positions: Collection[int]) -> Iterator[tuple[list[int], Any, Tensor]]:
+    def batches(positions: Collection[int]) -> Iterator[tuple[list[int], Tensor, Tensor, list[int]]]:
         for some in torch.tensor(sorted(positions)).split(_AT_A_TIME):
             with preserved_rng():
                 x, y = task_data(experience, some, training=True)
-            yield some.tolist(), x.to(strategy.device), y
+            features, y = model.features(x.to(strategy.device)), y.to(strategy.device)
+            yield some.tolist(), features, y, model.hashes(features, y)
 
     def refuse_unlike(some: Collection[int]) -> NoReturn:
         raise RequestError(
@@ -274,22 +275,18 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         model.restore_task_state(sums)  # the task was removed as a whole
         context.trajectory.restore(logs)
         requested: Counter[int] = Counter()
-        for some, x, y in batches(left.gone):
-            hashes = model.hashes(x, y)
-            if not model.subtract(task, x, y):
+        for some, features, y, hashes in batches(left.gone):
+            if not model.subtract(task, features, y):
                 refuse_unlike(some)
             requested.update(hashes)
         still = {hashed: n for hashed in requested if (n := model.count(task, hashed))}
         if still:  # equal samples, all of which must be in the data
             rest = set(range(len(experience.dataset))) - left.gone - left.before
-            copies = [
-                at for some, x, y in batches(rest) for at, h in zip(some, model.hashes(x, y), strict=True) if h in still
-            ]
+            hashed_at = (pair for some, _, _, hashes in batches(rest) for pair in zip(some, hashes, strict=True))
+            copies = [at for at, hashed in hashed_at if hashed in still]
             if len(copies) != sum(still.values()):
                 refuse_unlike(sorted(left.gone))
             warn_of_copies(copies, task, event)
-        hashes = state_hashes(model.state_dict(keep_vars=True))
-        change.set(plugin.claims, _hashes=hashes)
         change.set(plugin, forgotten=left.forgotten)
         first = plugin.claims.training(task)
         return replace(context.plan, **plugin.claims.decided(context, plugin.claims.reasons_beside(context, first)))

@@ -1,0 +1,120 @@
+"""Cost of learning and unlearning by sums (RanPAC), in milliseconds of CPU time on one thread.
+
+    python -m benchmarks.sums_cost [--width M] [--tasks T] [--rounds N] [--device cuda]
+
+Medians over rounds, on random features of width M, 200 samples a task:
+
+    add        64 samples added to the sums of a task
+    subtract   one sample subtracted, and 10,000 at once
+    head       the regression from the sums: with a given ridge, and with a cross-validated one
+    request    `strategy.unlearn` of a sample and of a task: plan, hashes of all tensors, record
+    hashes     one hash of all tensors of the model, for comparison
+    drift      the largest relative error of the inverse that ACU keeps, in float32 and float64, after 1,000 samples
+               were added and removed one by one (Sherman-Morrison; Tang et al., 2025, arXiv 2505.12239); sums have none
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia import AnalyticModel, RanPAC, task_benchmark
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.baselines.analytic import TaskSums
+
+PER_TASK, MANY = 200, 10_000
+
+
+def milliseconds(work: Callable[[int], object], rounds: int) -> float:
+    seconds = []
+    for at in range(rounds):
+        began = time.process_time()
+        work(at)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(time.process_time() - began)
+    return 1e3 * median(seconds)
+
+
+def of_sums(width: int, rounds: int, device: torch.device) -> dict[str, float]:
+    model = AnalyticModel(None, width)
+    phi = model.features(torch.randn(MANY, width)).to(device)
+    y = torch.arange(MANY, device=device) % 10
+    sums = TaskSums(width + 1, 10, device)
+    times = {
+        "add 64": milliseconds(lambda at: sums.add(phi[64 * at : 64 * at + 64], y[64 * at : 64 * at + 64]), rounds)
+    }
+    sums = TaskSums(width + 1, 10, device)
+    sums.add(phi, y)
+    one = [phi[at : at + 1] for at in range(rounds)]
+    times["subtract 1"] = milliseconds(lambda at: sums.add(one[at], y[at : at + 1], -1), rounds)
+    rest = slice(rounds, MANY)
+    times[f"subtract {MANY - rounds:,}"] = milliseconds(lambda _: sums.copy().add(phi[rest], y[rest], -1), 1)
+    for ridge in (1.0, None):
+        model.ridge = ridge
+        name = "head, cross-validated" if ridge is None else "head"
+        times[name] = milliseconds(lambda _: model._regression([sums], False), 3)
+    return times
+
+
+def of_requests(width: int, tasks: int, rounds: int, device: torch.device) -> dict[str, float]:
+    x = torch.randn(PER_TASK, width, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(PER_TASK) % 10
+    benchmark = task_benchmark((x, y), (x, y), [list(range(10))] * tasks)
+    model = AnalyticModel(None, width, ridge=1.0).to(device)
+    strategy = RanPAC(model=model, train_mb_size=64, device=device)
+    strategy.train(benchmark.train_stream)
+    first = benchmark.train_stream[0]
+    return {
+        f"request for a sample, {tasks} tasks": milliseconds(
+            lambda at: strategy.unlearn(task=0, samples=[at], data=first), rounds
+        ),
+        f"hashes, {tasks} tasks": milliseconds(lambda _: state_hashes(model.state_dict()), rounds),
+        f"request for a task, {tasks} tasks": milliseconds(
+            lambda at: strategy.unlearn([at + 1]), min(rounds, tasks - 1)
+        ),
+    }
+
+
+def drift(width: int, dtype: torch.dtype) -> float:
+    """Relative error of an inverse after 1,000 samples were added and removed in another order."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2000, width, generator=generator, dtype=torch.float64)
+    exact = torch.linalg.inv(x[1000:].T @ x[1000:] + torch.eye(width, dtype=torch.float64))
+    inverse = exact.to(dtype)
+
+    def change(inverse: Tensor, row: Tensor, sign: int) -> Tensor:
+        turned = inverse @ row
+        return inverse - sign * torch.outer(turned, turned) / (1 + sign * (row @ turned))
+
+    for sign in (1, -1):
+        for at in torch.randperm(1000, generator=generator):
+            inverse = change(inverse, x[at].to(dtype), sign)
+    return float((inverse.double() - exact).abs().max() / exact.abs().max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--tasks", type=int, nargs="+", default=[5, 20, 100])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device(options.device)
+    figures = of_sums(options.width, options.rounds, device)
+    for tasks in options.tasks:
+        figures |= of_requests(options.width, tasks, options.rounds, device)
+    for name, value in figures.items():
+        print(f"{name:40}{value:>10.1f} ms")
+    for dtype in (torch.float32, torch.float64):
+        print(f"{f'drift of a recursive inverse, {dtype}':40}{drift(200, dtype):>12.1e}")
+
+
+if __name__ == "__main__":
+    main()
