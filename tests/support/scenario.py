@@ -25,8 +25,7 @@ from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlug
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning import UnlearningContext
-from avalanche_amnesia.unlearning.context import own_parameters
+from avalanche_amnesia.unlearning.context import UnlearningContext, own_parameters
 from avalanche_amnesia.unlearning.purging import register_purger
 from support.fault_injection import FailsAtEvent, InjectedError, injected
 from support.interruptions import give_up

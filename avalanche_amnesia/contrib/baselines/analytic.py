@@ -302,7 +302,7 @@ class AnalyticModel(MultiHeadModel):
         return int((self.heads[task].hashes == hashed).sum())
 
     def subtract(self, task: int, features: Tensor, labels: Tensor) -> bool:
-        """Subtract samples, ``φ`` and labels, from the sums of a finished task, which are replaced; return False if one is not there."""
+        """Subtract samples, ``φ`` and labels, from a finished task's sums; return False if one is not there."""
         new = self.heads[task].copy()
         if not new.add(features, labels, sign=-1):
             return False
