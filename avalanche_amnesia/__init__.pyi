@@ -11,7 +11,6 @@ from .evaluation.jsd import jsd_metrics as jsd_metrics
 from .evaluation.references import References as References
 from .evaluation.unlearned_accuracy import unlearned_accuracy_metrics as unlearned_accuracy_metrics
 from .isolation.pools import Pools as Pools
-from .lab.logging.json_lines import JSONLogger as JSONLogger
 from .ledger import RequestError as RequestError
 from .logging.wandb import WandBLogger as WandBLogger
 from .models.disjoint import DisjointModel as DisjointModel
@@ -21,7 +20,6 @@ from .models.multi_head import MultiHeadModel as MultiHeadModel
 from .models.subnet import SubnetModel as SubnetModel
 from .training.amnesiac_hat import AmnesiacHAT as AmnesiacHAT
 from .training.hard_attention import HardAttention as HardAttention
-from .training.host.saving import load_state as load_state
 from .training.plugins.seeding import SeedingPlugin as SeedingPlugin
 from .training.plugins.task_mask import TaskError as TaskError
 from .training.plugins.trajectory import TrajectoryPlugin as TrajectoryPlugin

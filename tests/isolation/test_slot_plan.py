@@ -16,13 +16,13 @@ from avalanche_amnesia import (
     References,
     SplitDigits,
     UnlearningRequest,
-    load_state,
     with_unlearning,
 )
 from avalanche_amnesia.benchmarks.requests import without_requests
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning, StreamLayout
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.saving import load_state
 
 DIGITS = SplitDigits(n_tasks=5, n_train=200, seed=2)
 PUBLISHED = {1: [0], 3: [1], 4: [4]}

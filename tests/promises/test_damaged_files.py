@@ -16,10 +16,11 @@ from support.strategies import DIGITS, amnesiac, learn, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
 from support.trajectory_oracle import contents, files, with_three_tasks
 
-from avalanche_amnesia import TrajectoryPlugin, load_state
+from avalanche_amnesia import TrajectoryPlugin
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.trajectory import Trajectory, log_files
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.trajectory.undo_log import LogFile

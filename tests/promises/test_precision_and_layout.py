@@ -18,8 +18,8 @@ from avalanche_amnesia import (
     References,
     SubnetModel,
     TrajectoryPlugin,
-    load_state,
 )
+from avalanche_amnesia.training.host.saving import load_state
 
 
 class Net(nn.Module):

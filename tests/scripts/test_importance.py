@@ -6,9 +6,10 @@ from support.strategies import make
 from support.strategy_state import bits
 from torch.nn.functional import cross_entropy
 
-from avalanche_amnesia import AdaHATRule, SplitDigits, load_state
+from avalanche_amnesia import AdaHATRule, SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.training import TaskStrategy
+from avalanche_amnesia.training.host.saving import load_state
 from experiments.importance import input_gradient, output_contribution
 
 MEASURES = [input_gradient, output_contribution]
