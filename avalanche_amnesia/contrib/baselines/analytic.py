@@ -69,16 +69,11 @@ class TaskSums(nn.Module):
     def __init__(self, width: int, n_classes: int, device: torch.device) -> None:
         super().__init__()
         self.out_features, self.width = n_classes, width
-        shapes = {
-            "gram": (width * (width + 1) // 2,),
-            "sums": (0, width),
-            "classes": (0,),
-            "counts": (0,),
-            "hashes": (0,),
-        }
-        for name, shape in shapes.items():
-            dtype = torch.float64 if name in ("gram", "sums") else torch.int64
-            self.register_buffer(name, torch.zeros(shape, dtype=dtype, device=device))
+        real, whole = torch.zeros(0, dtype=torch.float64, device=device), torch.arange(0, device=device)
+        self.register_buffer("gram", real.new_zeros(width * (width + 1) // 2))
+        self.register_buffer("sums", real.new_zeros((0, width)))
+        for name in ("classes", "counts", "hashes"):
+            self.register_buffer(name, whole.clone())
         self.register_buffer("originals", torch.arange(n_classes, device=device))
         self.seen: Tensor | None = None
 
@@ -98,14 +93,11 @@ class TaskSums(nn.Module):
 
         Return False, and change nothing, if a sample to subtract is not in the sums.
         """
-        hashes, self.seen = hashes_of(features, labels), None
-        if sign > 0:
-            hashes = torch.cat([self.hashes, hashes]).sort().values
-        elif (left := _without(self.hashes, hashes)) is not None:
-            hashes = left
-        else:
+        self.seen, hashes = None, hashes_of(features, labels)
+        left = torch.cat([self.hashes, hashes]).sort().values if sign > 0 else _without(self.hashes, hashes)
+        if left is None:
             return False
-        self.hashes = hashes
+        self.hashes = left
         classes = torch.cat([self.classes, labels]).unique()
         counts = self.counts.new_zeros(len(classes))
         sums = self.sums.new_zeros((len(classes), self.width))
@@ -190,8 +182,7 @@ class AnalyticModel(MultiHeadModel):
         batch: int = 8,
         seed: int = 0,
     ) -> None:
-        for name, value in (("projection", projection), ("seed", seed)):
-            checks.whole_number(name, value, 0 if name == "projection" else None)
+        checks.whole_number("projection", projection, 0)
         checks.above("step", step, 0)
         if torch.tensor(step).frexp().mantissa != 0.5:
             raise ValueError(f"step must be a power of 2, such as 2**-5, got {step!r}: dividing by it is then exact")
@@ -306,6 +297,7 @@ class AnalyticModel(MultiHeadModel):
         new = self.heads[task].copy()
         if not new.add(features, labels, sign=-1):
             return False
+        _SOLVED.pop(self, None)
         self.store_task(task, new)
         self.heads.finish(task)
         return True
@@ -313,20 +305,10 @@ class AnalyticModel(MultiHeadModel):
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
         """Do nothing: a class without samples has no sums."""
 
-    def store_task(self, task: int, head: nn.Module) -> None:
-        """Store the sums of a task."""
-        _SOLVED.pop(self, None)
-        super().store_task(task, head)
-
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task``, and all heads computed with them."""
         _SOLVED.pop(self, None)
         super().remove_task(task)
-
-    def restore_task_state(self, state: Any) -> None:
-        """Restore the sums that :meth:`task_state` returned."""
-        _SOLVED.pop(self, None)
-        super().restore_task_state(state)
 
     # Heads ----------------------------------------------------------------------------------------------------
 

@@ -103,15 +103,7 @@ class RanPAC(TaskStrategy):
     ) -> Prediction:
         """Return each sample's class, among those of all tasks, and the last remaining task with samples of that class.
 
-        Args:
-            x: ``(batch, …)``, on any device; or several such tensors by the names of the backbone's arguments.
-            task: label of all samples' task, whose own regression is used; None: all classes are compared.
-            rule: of the certainty, ``entropy`` or ``confidence``.
-
-        Raises:
-            TypeError: if ``x`` is no batch.
-            UnknownTaskError: if the task was never trained, or was unlearned.
-            ValueError: if no task is left, for an unknown rule, and for samples that the model can't process.
+        With ``task`` its own regression is used. Arguments and errors are those of :meth:`TaskStrategy.predict`.
         """
         if task is not None:
             return super().predict(x, task, rule)
