@@ -13,6 +13,12 @@ PENALTY = 10.0
 of 2,000 images: accuracy .868, .881, .889); a large one underfits many classes (Omniglot: .704, .696, .677)."""
 
 
+CROWDED = 10.0
+"""Variance added to each feature, in mean variances, for 1.5 or more features per sample; none up to .5. Best of 1, 10,
+100 on validation images of 1,280 pretrained features: CIFAR-10 .777 without it, .906, .929, .931; Omniglot .613, .751,
+.748, .683."""
+
+
 class FitError(ArithmeticError):
     """Error raised if no head can be fitted, because the features are not finite or their products overflow."""
 
@@ -51,7 +57,9 @@ def fit_head(
     one = torch.eye(len(covariance)).to(covariance)
     # Contiguous matrices, so that every device adds in the same order.
     total = covariance.diagonal().contiguous().sum()
-    floor = 1e-4 * total / features.shape[1] + torch.finfo(features.dtype).tiny
+    # With few samples for the features, whitening would magnify directions that only these samples have.
+    crowded = min(max(len(mean) / n - 0.5, 0.0), 1.0)
+    floor = max(1e-4, CROWDED * crowded) * total / features.shape[1] + torch.finfo(features.dtype).tiny
     if not bool(covariance.isfinite().all()):
         raise FitError("the features are not finite, or their covariance overflows")
     factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)

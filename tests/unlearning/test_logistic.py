@@ -104,3 +104,20 @@ def test_no_head_is_fitted_to_features_that_overflow(size):
     features[:, 5] = size * torch.arange(len(x))
     with pytest.raises(FitError):
         fit_head(features, y, 2)
+
+
+def test_a_head_of_more_features_than_samples_reads_new_samples(monkeypatch):
+    stream = PermutedDigits(1, n_train=600, n_test=300)
+    (x, y), (tx, ty) = (task_data(of[0]) for of in (stream.train_stream, stream.test_stream))
+    noise = torch.randn(64, 600, generator=torch.Generator().manual_seed(0))
+    x, tx = (torch.relu(part.flatten(1) @ noise) for part in (x, tx))
+
+    def read(rows):
+        weight, bias = fit_head(x[:rows], y[:rows], 10)
+        return float(((tx @ weight.T + bias).argmax(1) == ty).double().mean())
+
+    found = read(400)
+    many = fit_head(x[:, :200], y, 10)
+    monkeypatch.setattr(logistic, "CROWDED", 0.0)
+    assert found > read(400) + 0.02
+    assert torch.equal(many[0], fit_head(x[:, :200], y, 10)[0])  # with many samples nothing is added
