@@ -472,19 +472,27 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     Args:
         download: names of data sets to download with torchvision
     """
-    from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
+    from torchvision import datasets
+
+    from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT, JPEG, absent_files
     from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
-    from avalanche_amnesia.lab.runs.catalogue import DATA_SETS
+    from avalanche_amnesia.lab.study.settings import DATA_SETS
 
     typed(list[Literal[tuple(DATA_SETS)]], download or [], "--download")  # type: ignore[misc]
     given = data_root or os.environ.get(ENVIRONMENT)
     root = Path(given) if given else None
     for name in download or ():
-        DATA_SETS[name].download(found_root("amnesia data --download", root, "data sets"))
+        folder = found_root("amnesia data --download", root, "data sets")
+        if not hasattr(datasets, name):
+            way_out = f"put {JPEG} into {folder}" if name == "CIFAR10-JPEG" else "scikit-learn holds them"
+            raise ValueError(f"{name} can't be downloaded by torchvision: {way_out}")
+        folder.mkdir(parents=True, exist_ok=True)
+        getattr(datasets, name)(str(folder), download=True)
     _print("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
-    for each in DATA_SETS.values():
-        state = "there" if each.is_there(root) else "--download" if each.downloads else "missing"
-        _print(f"{each.name:15}{state:11}{each.content} ({each.streams})")
+    for name, content in DATA_SETS.items():
+        is_there = name == "digits" or (root is not None and not absent_files(name, root))
+        state = "there" if is_there else "--download" if hasattr(datasets, name) else "missing"
+        _print(f"{name:15}{state:11}{content}")
 
 
 COMMANDS: Any = (

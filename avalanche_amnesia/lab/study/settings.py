@@ -39,6 +39,14 @@ STREAMS = {
     "SplitCIFAR10": "the ten classes of CIFAR-10 in equal parts",
     "SplitCIFAR100": "the hundred classes of CIFAR-100 in equal parts",
 }
+DATA_SETS = {
+    "digits": "1,797 digits of 8 × 8, inside scikit-learn (Split-, Permuted-, RotatedDigits)",
+    "MNIST": "70,000 digits of 28 × 28 (Split-, Permuted-, RotatedMNIST)",
+    "FashionMNIST": "70,000 clothes, 28 × 28 (SplitFashionMNIST)",
+    "CIFAR10": "60,000 colour images of 32 × 32, 10 classes (SplitCIFAR10)",
+    "CIFAR10-JPEG": "the same from JPEG of quality 75 (jpeg: true)",
+    "CIFAR100": "60,000 colour images of 32 × 32, 100 classes (SplitCIFAR100)",
+}
 NETWORKS = {
     "MLP": "layers of the given widths",
     "CharacterNet": "convolutions for characters of 28 × 28",
