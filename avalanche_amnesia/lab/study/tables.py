@@ -8,16 +8,18 @@ from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any
 
+import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
-from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, seedless, spread
+from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, read_run, seedless, spread
 from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
-from avalanche_amnesia.lab.study.experiment import finished, slug
+from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
 from avalanche_amnesia.saving.files import replace_file
 
 _NAME_WIDTH = 28
@@ -50,8 +52,15 @@ def read_rows(folder: Path) -> list[Row]:
             raise ValueError(
                 f"{folder} holds no results of a seed, as amnesia report --tables writes them: {error!r}"
             ) from error
-    runs = finished(folder)
-    return [_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]) for _, settings, run in runs]
+    places = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
+    read = [(yaml.safe_load((place / SETTINGS).read_text()), read_run(place)) for place in places]
+    rows = [_row(settings, claim_of([run]), list(map(_after, run.moments))) for settings, run in read if run.moments]
+    if not rows:
+        raise ValueError(
+            f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE}); logs of a "
+            "script have a page, by amnesia report without --tables, but no tables"
+        )
+    return rows
 
 
 def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, Any]]) -> Row:
