@@ -35,8 +35,8 @@ from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.lab.study.typed import typed
 from avalanche_amnesia.saving.files import read_body, read_state, refuse_foreign, replace_file, replacing
+from avalanche_amnesia.saving.typed import typed
 
 Changes = list[tuple[str, str]]
 """Settings to change: pairs of a dotted name and a value as YAML, given as ``key=value``."""

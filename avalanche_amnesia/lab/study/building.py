@@ -37,9 +37,9 @@ from avalanche_amnesia.lab.study.settings import (
     TrainingSettings,
     named,
 )
-from avalanche_amnesia.lab.study.typed import typed
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
+from avalanche_amnesia.saving.typed import typed
 from avalanche_amnesia.training import (
     HAT,
     WSN,

@@ -21,7 +21,7 @@ from avalanche_amnesia.lab.study.settings import (
     MethodSettings,
     ScenarioSettings,
 )
-from avalanche_amnesia.lab.study.typed import typed
+from avalanche_amnesia.saving.typed import typed
 
 SETTINGS = "settings.yaml"
 

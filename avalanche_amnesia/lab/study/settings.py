@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from avalanche_amnesia.lab.study.typed import known_name
+from avalanche_amnesia.saving.typed import known_name
 
 METHODS = {
     "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have heads in store for what they lose",

@@ -16,7 +16,7 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
     """Convert a JSON value to the type ``kind``, mappings to data classes; errors name ``place``.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
-    ``Annotated[int, 1]`` allows integers of at least 1. A class that JSON has no values for allows any value.
+    ``Annotated[int, 1]`` allows integers of at least 1. Classes that JSON has no values for allow any value.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated and arguments[0] is int:
@@ -27,7 +27,8 @@ def typed(kind: Any, value: Any, place: str = "") -> Any:
         return _made(kind, _checked(value, Mapping, "a mapping", place), place)
     if origin in (list, tuple, Sequence):
         items = _checked(value, (list, tuple), "a list", place)
-        return [typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items)]
+        made = [typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items)]
+        return tuple(made) if origin is tuple else made
     if isinstance(origin, type) and issubclass(origin, Mapping):
         name_of: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
         items = _checked(value, Mapping, "a mapping", place)
