@@ -126,9 +126,6 @@ class MaskOverlap(EventMetric):
         table = Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
         return {str(self): mean_overlap(matrix), "Figure/Overlap": Picture(overlap_figure, tasks, rows, table=table)}
 
-    def __str__(self) -> str:
-        return "MaskOverlap"
-
 
 class Owners(EventMetric):
     """Metric of the shares of every layer that are free, shared, and used by only one remaining task.
@@ -153,9 +150,6 @@ class Owners(EventMetric):
             for layer, shares in layers.items()
             for owner, share in shares.items()
         }
-
-    def __str__(self) -> str:
-        return "Owners"
 
 
 def mask_overlap_metrics() -> list[MaskOverlap]:
@@ -300,9 +294,6 @@ class CapacityPictures(CallbackMetric):
     def reset(self, strategy: Strategy | None = None) -> None:
         """Delete the stored events (trained tasks and unlearnings) of the capacity picture."""
         self._events = []
-
-    def __str__(self) -> str:
-        return "CapacityPictures"
 
 
 def capacity_pictures_metrics() -> list[CapacityPictures]:
