@@ -133,25 +133,24 @@ class RepairPlugin(MemoryPlugin):
             parameters |= {name: model.get_parameter(name) for name in sorted(own)}
             buffers = [model.get_buffer(name) for name in model.buffer_names(tasks)]
         now = {name: p.detach().clone() for name, p in parameters.items()}
-        committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
+        before = {} if before is None else before
+        committed = {name: value if name in own else before.get(name, value) for name, value in now.items()}
         for tensor in (*parameters.values(), *buffers):
             change.write(tensor, tensor)  # notes the values, which the repair changes
         # The repair restores these flags itself, but may be interrupted before.
         for parameter in {*model.parameters(), *parameters.values()}:
             change.call(parameter.requires_grad_, parameter.requires_grad)
-        if before is not None:
-            change.call(before.update, dict(before))
-            for name, value in committed.items():
-                parameters[name].copy_(value)
+        change.call(before.update, dict(before))
+        for name, value in committed.items():
+            parameters[name].copy_(value)
         free = _free_entries(model, tasks, changed)
         steps = self.repair(model, optimizer, tasks, compensated, free)
         moved = {n: p.detach().clone() for n, p in parameters.items() if not same_bits(p.detach(), committed[n]).all()}
         after = moved | {name: committed[name] for name in free.keys() - moved.keys()}
         trajectory.record_repair({name: committed[name] for name in after}, after, free=free)
-        if before is not None:
-            for name, value in committed.items():
-                parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
-            before.update(moved)
+        for name, value in committed.items():
+            parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
+        before.update(moved)
         return RepairSummary(
             samples={task: len(self.memory.samples[task]) for task in tasks},
             steps=steps,
