@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -324,10 +325,8 @@ class StoredRun:
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
         """Return the keys of the states after each training of the given tasks from the beginning, without training."""
-        keys: list[str] = []
-        for experience in experiences:
-            keys.append(self._key_of_training(keys[-1] if keys else self._root, experience, options))
-        return keys
+        keys = accumulate(experiences, lambda key, e: self._key_of_training(key, e, options), initial=self._root)
+        return list(keys)[1:]
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
         told = _told(options)
