@@ -207,9 +207,9 @@ def report(folders: list[Path], *, out: Path | None = None, tables: Path | None 
     page_file = out or Path("report.html")
     _check_writable({"--tables": tables}, {"--out": page_file} if tables is None else {})
     if tables is not None:
-        from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
+        from avalanche_amnesia.lab.study.tables import read_rows, write_tables
 
-        for file in write_tables(join_rows((str(folder), read_rows(folder)) for folder in folders), tables):
+        for file in write_tables([row for folder in folders for row in read_rows(folder)], tables):
             _print(f"{file}: {file.stat().st_size:,} bytes")
         return
     shown = [run for folder in folders for run in read_runs(folder)]

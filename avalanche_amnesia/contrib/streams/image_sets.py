@@ -293,14 +293,15 @@ def files_of(name: str) -> list[Path]:
     if name == "CIFAR10-JPEG":
         return [JPEG]
     family = getattr(datasets, name)
-    if hasattr(family, "resources"):
+    if name.endswith("MNIST"):
         return [Path(name, "raw", gz).with_suffix("") for gz, _ in family.resources]
     return [Path(family.base_folder, file) for file, _ in (*family.train_list, *family.test_list)]
 
 
 def absent_files(name: str, root: Path) -> list[Path]:
-    """Return the files of a data set that are missing below a data root, also with ``.gz``."""
-    return [file for file in files_of(name) if not any((root / f"{file}{end}").is_file() for end in ("", ".gz"))]
+    """Return the files of a data set that are missing below a data root; idx files may end with ``.gz``."""
+    ends = ("", ".gz") if name.endswith("MNIST") else ("",)
+    return [file for file in files_of(name) if not any((root / f"{file}{end}").is_file() for end in ends)]
 
 
 def _found(name: str, root: str | Path | None, download: bool) -> tuple[Path, bool]:
@@ -311,7 +312,8 @@ def _found(name: str, root: str | Path | None, download: bool) -> tuple[Path, bo
     if absent and not download:
         copied = name == "CIFAR10" and (given / JPEG).is_file()
         lossy = f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers"
-        what = f"{', '.join(file.name for file in absent)} of {folder}"
+        also = " (or the same with .gz)" if name.endswith("MNIST") else ""
+        what = f"{', '.join(file.name for file in absent)}{also} of {folder}"
         raise missing(name, what, given / folder, instead=lossy if copied else "")
     return given, bool(absent)
 
