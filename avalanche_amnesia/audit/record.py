@@ -6,17 +6,17 @@ import json
 import platform
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import replace_file, writing
+from avalanche_amnesia.saving.typed import typed
 
 NOT_OBEYED = "obey=False: requests are only entered into the ledger"
 """Reason in the plans of a control strategy (``obey=False``), which unlearns nothing."""
@@ -297,7 +297,7 @@ class UnlearningRecord:
             data = json_of(text)
             if isinstance(data, dict) and {"record", "signature"} <= data.keys():
                 data = data["record"]
-            record: UnlearningRecord = _read(cls, data, cls.__name__)
+            record: UnlearningRecord = typed(cls, data, cls.__name__)
             return record
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordError(
@@ -356,39 +356,3 @@ def verify(document: str, public_key: Any) -> UnlearningRecord:
         SigningError: if the document is not signed, or was changed, or was signed with another key.
     """
     return UnlearningRecord.from_json(json.dumps(checked(document, public_key)))
-
-
-def _read(kind: Any, value: Any, place: str) -> Any:
-    """Convert a JSON value to ``kind``, the type of a field; a ValueError names the field that does not fit."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if is_dataclass(kind) and isinstance(kind, type):
-        return _read_fields(kind, _expect(value, dict, place), place)
-    if NoneType in arguments:  # only ``X | None`` occurs
-        return None if value is None else _read(arguments[0], value, place)
-    if origin is tuple:
-        return tuple(_read(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(_expect(value, list, place)))
-    if origin is Mapping:
-        key = int if arguments[0] is int else str  # JSON's keys are strings
-        return {key(k): _read(arguments[1], v, f"{place}.{k}") for k, v in _expect(value, dict, place).items()}
-    if origin is Literal:
-        if value not in arguments:
-            raise ValueError(f"{place} must be one of {', '.join(map(repr, arguments))}, got {value!r}")
-        return value
-    return value if kind is Any else _expect(value, (int, float) if kind is float else kind, place)
-
-
-def _read_fields(kind: type[Any], values: dict[str, Any], place: str) -> Any:
-    hints = get_type_hints(kind)
-    if unknown := [name for name in values if name not in hints]:
-        raise ValueError(f"{place} has no {', '.join(unknown)}; its fields are {', '.join(hints)}")
-    required = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
-    if missing := [name for name in required if name not in values]:
-        raise ValueError(f"{place} lacks {', '.join(missing)}")
-    return kind(**{name: _read(hints[name], value, f"{place}.{name}") for name, value in values.items()})
-
-
-def _expect(value: Any, kinds: Any, place: str) -> Any:
-    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-        names = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
-        raise ValueError(f"{place} must be {names}, got {value!r}")
-    return value

@@ -1,6 +1,6 @@
 """Split and permuted streams from any set of images."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -105,10 +105,16 @@ def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
             f"{purpose}: {n!r} samples asked for; give an int from {len(classes)} (one per class) to {total} "
             f"(all there are)"
         )
+    quotas = dict(zip(classes.tolist(), _quotas(counts.tolist(), number), strict=True))
+    return drawn(labels, quotas, seed, "subset", purpose)
+
+
+def drawn(labels: Tensor, quotas: Mapping[int, int], seed: int, *purpose: int | str) -> Tensor:
+    """Return positions of samples drawn for each class: as many as ``quotas`` says, or all of a smaller class."""
     chosen = []
-    for label, count in zip(classes.tolist(), _quotas(counts.tolist(), number), strict=True):
+    for label, count in quotas.items():
         where = (labels == label).nonzero()[:, 0]
-        generator = torch.Generator().manual_seed(derive_seed(seed, "subset", purpose, label))
+        generator = torch.Generator().manual_seed(derive_seed(seed, *purpose, label))
         chosen.append(where[torch.randperm(len(where), generator=generator)[:count]])
     return torch.cat(chosen).sort().values
 

@@ -26,12 +26,17 @@ import shtab
 
 from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
+from avalanche_amnesia.audit.signing import signed_by
 from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, seconds_in_words, wrapped
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
+from avalanche_amnesia.lab.executors import clusters, jobs
+from avalanche_amnesia.lab.report.reading import read_runs
+from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.lab.study.typed import typed
+from avalanche_amnesia.saving.files import read_body, read_state, refuse_foreign, replace_file, replacing
+from avalanche_amnesia.saving.typed import typed
 
 Changes = list[tuple[str, str]]
 """Settings to change: pairs of a dotted name and a value as YAML, given as ``key=value``."""
@@ -172,17 +177,12 @@ def sweep(
     from avalanche_amnesia.lab.study.building import check_device, check_names
 
     check_names(missing)  # before using the cluster
-    from avalanche_amnesia.lab.executors.jobs import Executor
 
-    where: Executor
+    where: jobs.Executor
     if executor == "ray":
-        from avalanche_amnesia.lab.executors.clusters import RayExecutor
-
-        where = RayExecutor(address, gpus=gpus)
+        where = clusters.RayExecutor(address, gpus=gpus)
     elif executor == "slurm":
-        from avalanche_amnesia.lab.executors.clusters import SlurmExecutor
-
-        where = SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
+        where = clusters.SlurmExecutor(out / "slurm", workers=workers or 64, gpus=gpus, parameters=parameters)
     else:
         check_device(missing[0].experiment.training)  # remote workers may have other devices
         where = executors.ProcessExecutor(workers, gpus)
@@ -207,20 +207,16 @@ def report(folders: list[Path], *, out: Path | None = None, tables: Path | None 
     page_file = out or Path("report.html")
     _check_writable({"--tables": tables}, {"--out": page_file} if tables is None else {})
     if tables is not None:
-        from avalanche_amnesia.lab.study.tables import join_rows, read_rows, write_tables
+        from avalanche_amnesia.lab.study.tables import read_rows, write_tables
 
-        for file in write_tables(join_rows((str(folder), read_rows(folder)) for folder in folders), tables):
+        for file in write_tables([row for folder in folders for row in read_rows(folder)], tables):
             _print(f"{file}: {file.stat().st_size:,} bytes")
         return
-    from avalanche_amnesia.lab.report.reading import read_runs
-
     shown = [run for folder in folders for run in read_runs(folder)]
     from avalanche_amnesia.lab.report.page import report_page
 
     page = report_page(shown).encode(errors="replace")
     page_file.parent.mkdir(parents=True, exist_ok=True)
-    from avalanche_amnesia.saving.files import replace_file
-
     replace_file(page_file, page)
     from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
 
@@ -358,10 +354,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
 
 def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[str]:
     """Return the parts of a saved state that differ from an unlearning's record: tensors, updates, last record."""
-    from avalanche_amnesia.saving.files import read_body, read_state
-
     read_body(state)  # report a path without a state before importing torch
-    from avalanche_amnesia.audit.signing import signed_by
     from avalanche_amnesia.bits import state_hashes
     from avalanche_amnesia.saving.encoding import decode
 
@@ -453,11 +446,11 @@ def sync(folders: list[Path], *, project: str | None = None, mode: Literal["onli
 def list_() -> None:
     """List methods, streams, networks, request scenarios and metrics, one line each."""
     from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES, READINGS
-    from avalanche_amnesia.lab.study.settings import METHODS, NETWORKS, SCENARIOS, STREAMS
 
     measured = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     metrics = measured | {reading.check: reading.title for reading in READINGS if reading.check not in measured}
-    kinds = {"methods": METHODS, "streams": STREAMS, "networks": NETWORKS, "scenarios": SCENARIOS, "metrics": metrics}
+    kinds = {kind: getattr(settings, kind.upper()) for kind in ("methods", "streams", "networks", "scenarios")}
+    kinds["metrics"] = metrics
     for kind, names in kinds.items():
         own = "" if kind == "metrics" else ", or MODULE:NAME of your own"
         _print(f"{kind}{own}")
@@ -472,19 +465,26 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     Args:
         download: names of data sets to download with torchvision
     """
-    from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
-    from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
-    from avalanche_amnesia.lab.runs.catalogue import DATA_SETS
+    from torchvision import datasets
 
-    typed(list[Literal[tuple(DATA_SETS)]], download or [], "--download")  # type: ignore[misc]
+    from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT, JPEG, absent_files
+    from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
+
+    typed(list[Literal[tuple(settings.DATA_SETS)]], download or [], "--download")  # type: ignore[misc]
     given = data_root or os.environ.get(ENVIRONMENT)
     root = Path(given) if given else None
     for name in download or ():
-        DATA_SETS[name].download(found_root("amnesia data --download", root, "data sets"))
+        folder = found_root("amnesia data --download", root, "data sets")
+        if not hasattr(datasets, name):
+            way_out = f"put {JPEG} into {folder}" if name == "CIFAR10-JPEG" else "scikit-learn holds them"
+            raise ValueError(f"{name} can't be downloaded by torchvision: {way_out}")
+        folder.mkdir(parents=True, exist_ok=True)
+        getattr(datasets, name)(str(folder), download=True)
     _print("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
-    for each in DATA_SETS.values():
-        state = "there" if each.is_there(root) else "--download" if each.downloads else "missing"
-        _print(f"{each.name:15}{state:11}{each.content} ({each.streams})")
+    for name, content in settings.DATA_SETS.items():
+        is_there = name == "digits" or (root is not None and not absent_files(name, root))
+        state = "there" if is_there else "--download" if hasattr(datasets, name) else "missing"
+        _print(f"{name:15}{state:11}{content}")
 
 
 COMMANDS: Any = (
@@ -697,8 +697,6 @@ def _missing_runs(
 
 def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None, key: bytes | None) -> None:
     """Save a strategy and, if a file is given, its record: none of the two without the other."""
-    from avalanche_amnesia.saving.files import replacing
-
     if record is None:
         training.save_state(strategy, into, key)
         return
@@ -710,8 +708,6 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
 
 def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:
     """Return a factory's strategy with a loaded state, and its unlearning plugin; refuse ``into`` with other files."""
-    from avalanche_amnesia.saving.files import read_body, refuse_foreign
-
     read_body(state)  # report a path without a state first
     refuse_foreign(into)
     strategy = _call_factory(factory, "--factory")

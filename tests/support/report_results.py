@@ -61,7 +61,9 @@ def runs_of(content: dict[str, Any], folder: str | Path = FOLDER, timings: bool 
             seed=content["settings"]["seed"],
             versions=content["versions"],
             moments=[_moment(event) for event in run["events"]],
-            records=[{**record, "signature": "not signed"} for record in run["unlearnings"]],
+            records=[
+                {**record, "claim": record["plan"]["claim"], "signature": "not signed"} for record in run["unlearnings"]
+            ],
             costs=[Cost(of["after_task"], of["unlearn"], of["retrain"]) for of in seconds.get(name, ())],
         )
         for name, run in content["strategies"].items()

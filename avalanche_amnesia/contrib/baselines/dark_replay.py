@@ -39,18 +39,10 @@ class Samples:
         """Return copies of the samples at the positions ``index``, ``(k,)``."""
         return Samples(self.x[index], self.y[index], self.logits[index], self.known)
 
-    def without_logits(self) -> Samples:
-        """Return the samples with labels only, i.e. with NaN for all logits."""
-        return replace(self, logits=torch.full_like(self.logits, torch.nan))
-
     @property
     def has_logits(self) -> Tensor:
         """Return a bool mask ``(n,)``, True for samples with logits."""
         return ~self.logits.isnan().any(1)
-
-    def first(self, n: int) -> Samples:
-        """Return copies of the first ``n`` samples, or this object if it has at most ``n`` samples."""
-        return self if n >= len(self) else self.at(torch.arange(n))
 
 
 class TaskMemory:
@@ -70,7 +62,9 @@ class TaskMemory:
         index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
         x, y = (part.clone() for part in task_data(experience, index))
         stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
-        self.samples = {other: samples.first(quota) for other, samples in others.items()} | {task: stored}
+        first = torch.arange(quota)
+        kept = {other: samples.at(first[: len(samples)]) for other, samples in others.items()}
+        self.samples = kept | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
         """Replace a task's stored logits by the model's current logits; ``only_right``: NaN for misclassified."""
@@ -106,11 +100,11 @@ class TaskMemory:
         """Delete samples of ``tasks``, and all logits depending on ``tasks``; return the number of deleted samples."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
-        self.samples = {
-            task: samples if samples.known.isdisjoint(tasks) else samples.without_logits()
-            for task, samples in self.samples.items()
-            if task not in tasks
-        }
+        kept = {task: samples for task, samples in self.samples.items() if task not in tasks}
+        for task, samples in kept.items():
+            if not samples.known.isdisjoint(tasks):
+                kept[task] = replace(samples, logits=torch.full_like(samples.logits, torch.nan))
+        self.samples = kept
         return dropped
 
 

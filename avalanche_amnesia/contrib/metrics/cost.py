@@ -63,9 +63,6 @@ class UnlearningCost(CallbackMetric):
         named = {get_metric_name(name, strategy, add_task=False): value for name, value in values.items()}
         return self.emit(strategy, named)
 
-    def __str__(self) -> str:
-        return "UnlearningCost"
-
 
 def cost_metrics(references: References) -> list[UnlearningCost]:
     """Return the metric that compares the time to unlearn with the time to retrain."""

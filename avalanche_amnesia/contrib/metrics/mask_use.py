@@ -44,10 +44,10 @@ def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
 
 
 def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
-    """Return the Jaccard index ``|a ∩ b| / |a ∪ b|`` of each pair of masks (bool ``(n,)``, units or weights).
+    """Return the Jaccard index ``|a ∩ b| / |a ∪ b|`` of each pair of masks (bool ``(n,)``, n > 0, units or weights).
 
     Float64 ``(tasks, tasks)`` in the mapping's order, symmetric, in [0, 1]; 1 on the diagonal, 0 for an empty mask.
-    ``ValueError`` if masks are not bool, or differ in shape.
+    ``ValueError`` if masks are not bool, are empty, or differ in shape.
     """
     _check(masks)
     rows = [[mask_overlap(a, b) for b in masks.values()] for a in masks.values()]
@@ -73,7 +73,7 @@ def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
     Raises:
         ValueError: if masks are not bool, are empty, or differ in shape.
     """
-    _check(masks, empty=False)
+    _check(masks)
     if not masks:
         return {"free": 1.0, "shared": 0.0}
     users = torch.stack(list(masks.values())).sum(0)
@@ -82,12 +82,11 @@ def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
     return shares | {str(task): int((mask & (users == 1)).sum()) / n for task, mask in masks.items()}
 
 
-def _check(masks: Mapping[int, Tensor], empty: bool = True) -> None:
+def _check(masks: Mapping[int, Tensor]) -> None:
     shapes = {(tuple(mask.shape), mask.dtype) for mask in masks.values()}
-    fit = all(dtype == torch.bool and len(shape) == 1 and (empty or 0 not in shape) for shape, dtype in shapes)
+    fit = all(dtype == torch.bool and len(shape) == 1 and 0 not in shape for shape, dtype in shapes)
     if len(shapes) > 1 or not fit:
-        least = "" if empty else ", n > 0"
-        raise ValueError(f"masks must be bool tensors of one shape (n,){least}, got {sorted(map(str, shapes))}")
+        raise ValueError(f"masks must be bool tensors of one shape (n,), n > 0, got {sorted(map(str, shapes))}")
 
 
 def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
@@ -127,9 +126,6 @@ class MaskOverlap(EventMetric):
         table = Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
         return {str(self): mean_overlap(matrix), "Figure/Overlap": Picture(overlap_figure, tasks, rows, table=table)}
 
-    def __str__(self) -> str:
-        return "MaskOverlap"
-
 
 class Owners(EventMetric):
     """Metric of the shares of every layer that are free, shared, and used by only one remaining task.
@@ -154,9 +150,6 @@ class Owners(EventMetric):
             for layer, shares in layers.items()
             for owner, share in shares.items()
         }
-
-    def __str__(self) -> str:
-        return "Owners"
 
 
 def mask_overlap_metrics() -> list[MaskOverlap]:
@@ -301,9 +294,6 @@ class CapacityPictures(CallbackMetric):
     def reset(self, strategy: Strategy | None = None) -> None:
         """Delete the stored events (trained tasks and unlearnings) of the capacity picture."""
         self._events = []
-
-    def __str__(self) -> str:
-        return "CapacityPictures"
 
 
 def capacity_pictures_metrics() -> list[CapacityPictures]:

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, linear
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
+from avalanche_amnesia.benchmarks.families import drawn
 from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.probes import ProbeKind
@@ -242,12 +243,7 @@ def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
         ValueError: if ``shots`` is below 1, or ``seed`` is no integer.
     """
     checks.whole_number("shots", shots)
-    chosen = []
-    for label in labels.unique().tolist():
-        where = (labels == label).nonzero()[:, 0]
-        generator = torch.Generator().manual_seed(derive_seed(seed, label))
-        chosen.append(where[torch.randperm(len(where), generator=generator)[:shots]])
-    return torch.cat(chosen).sort().values
+    return drawn(labels, dict.fromkeys(labels.unique().tolist(), shots), seed)
 
 
 def relapse_metrics(

@@ -13,7 +13,6 @@ from avalanche_amnesia.audit.record import RepairSummary
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, MemoryPlugin, Samples, TaskMemory
-from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.optimizers import sibling_optimizer
@@ -104,11 +103,9 @@ class RepairPlugin(MemoryPlugin):
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
         """Return tasks in ``affected`` and ``tainted`` with samples; the deletion alone restores untainted tasks."""
-        if not isinstance(model, TaskMaskedModel):
-            return ()
-        samples = self.memory.samples
-        held = [task for task in model.masked_tasks if task in tainted and len(samples.get(task, ()))]
-        return tuple(task for task in affected if task in held)
+        masked = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()
+        able = {task for task, samples in self.memory.samples.items() if len(samples)}.intersection(masked, tainted)
+        return tuple(task for task in affected if task in able)
 
     def forget(self, tasks: Collection[int], change: Transaction) -> str:
         """Delete the stored samples of the tasks in ``tasks``; return a line for the record."""
@@ -136,28 +133,24 @@ class RepairPlugin(MemoryPlugin):
             parameters |= {name: model.get_parameter(name) for name in sorted(own)}
             buffers = [model.get_buffer(name) for name in model.buffer_names(tasks)]
         now = {name: p.detach().clone() for name, p in parameters.items()}
-        committed = {name: value if before is None or name in own else before[name] for name, value in now.items()}
-        for name, value in now.items():
-            change.call(parameters[name].copy_, value)
+        before = {} if before is None else before
+        committed = {name: value if name in own else before.get(name, value) for name, value in now.items()}
+        for tensor in (*parameters.values(), *buffers):
+            change.write(tensor, tensor)  # notes the values, which the repair changes
         # The repair restores these flags itself, but may be interrupted before.
         for parameter in {*model.parameters(), *parameters.values()}:
             change.call(parameter.requires_grad_, parameter.requires_grad)
-        for buffer in buffers:
-            change.call(buffer.copy_, buffer.clone())
-        if before is not None:
-            change.call(before.update, dict(before))
-            for name, value in committed.items():
-                parameters[name].copy_(value)
+        change.call(before.update, dict(before))
+        for name, value in committed.items():
+            parameters[name].copy_(value)
         free = _free_entries(model, tasks, changed)
         steps = self.repair(model, optimizer, tasks, compensated, free)
         moved = {n: p.detach().clone() for n, p in parameters.items() if not same_bits(p.detach(), committed[n]).all()}
-        noted = {f"backbone.{name}": where for name, where in free.items()}
-        after = moved | {name: committed[name] for name in noted.keys() - moved.keys()}
-        trajectory.record_repair({name: committed[name] for name in after}, after, free=noted)
-        if before is not None:
-            for name, value in committed.items():
-                parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
-            before.update(moved)
+        after = moved | {name: committed[name] for name in free.keys() - moved.keys()}
+        trajectory.record_repair({name: committed[name] for name in after}, after, free=free)
+        for name, value in committed.items():
+            parameters[name].copy_(moved_along(now[name], value, moved[name]) if name in moved else now[name])
+        before.update(moved)
         return RepairSummary(
             samples={task: len(self.memory.samples[task]) for task in tasks},
             steps=steps,
@@ -182,7 +175,7 @@ class RepairPlugin(MemoryPlugin):
                 held = self.memory.samples[task]
                 if not bool(held.has_logits.any()):  # stay close to the model's output, because labels are few
                     self.memory.renew(model, task, only_right=True)
-            movable = {model.backbone.get_parameter(name): entries for name, entries in free.items()}
+            movable = {model.get_parameter(name): entries for name, entries in free.items()}
             self._train(model, optimizer, tasks, movable)
         return self.steps
 
@@ -233,17 +226,15 @@ class RepairPlugin(MemoryPlugin):
 
 
 def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return backbone parameter name → bool tensor, True for entries in ``changed`` that only ``tasks`` use."""
+    """Return parameter name → bool tensor, True for entries of the backbone in ``changed`` that only ``tasks`` use."""
     others = [task for task in model.tasks if task not in tasks and task != model.current_task]
-    if not set(others) <= set(model.masked_tasks):
-        return {}  # a task without a mask uses every entry
-    masks = model.masks
-    held = model.graph.parameter_use(*(masks[task] for task in others)) if others else {}
-    free, changed = {}, inside_backbone(changed)
-    for name, use in model.graph.parameter_use(*(masks[task] for task in tasks)).items():
+    mine, theirs = ([model.entries_of(task) for task in group] for group in (tasks, others))
+    free = {}
+    for name in mine[0]:
         if name in changed:
-            entries = changed[name] & (use > 0)
-            entries = entries & ~(held[name] > 0) if held else entries
+            entries = changed[name] & torch.stack([of[name] for of in mine]).any(0)
+            for of in theirs:
+                entries = entries & ~of[name]
             if bool(entries.any()):
                 free[name] = entries
     return free

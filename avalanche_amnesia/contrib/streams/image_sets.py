@@ -286,29 +286,56 @@ def SplitCIFAR100(
 # Files --------------------------------------------------------------------------------------------------------------
 
 
+def files_of(name: str) -> list[Path]:
+    """Return the paths of a data set's files below a data root, by torchvision; for idx files, without ``.gz``."""
+    from torchvision import datasets
+
+    if name == "CIFAR10-JPEG":
+        return [JPEG]
+    family = getattr(datasets, name)
+    if name.endswith("MNIST"):
+        return [Path(name, "raw", gz).with_suffix("") for gz, _ in family.resources]
+    return [Path(family.base_folder, file) for file, _ in (*family.train_list, *family.test_list)]
+
+
+def absent_files(name: str, root: Path) -> list[Path]:
+    """Return the files of a data set that are missing below a data root; idx files may end with ``.gz``."""
+    ends = ("", ".gz") if name.endswith("MNIST") else ("",)
+    return [file for file in files_of(name) if not any((root / f"{file}{end}").is_file() for end in ends)]
+
+
+def _found(name: str, root: str | Path | None, download: bool) -> tuple[Path, bool]:
+    """Return the data root with a torchvision data set, and True if files are missing and may be downloaded."""
+    folder = files_of(name)[0].parent
+    given = data_root(name, root, str(folder))
+    absent = absent_files(name, given)
+    if absent and not download:
+        copied = name == "CIFAR10" and (given / JPEG).is_file()
+        lossy = f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers"
+        also = " (or the same with .gz)" if name.endswith("MNIST") else ""
+        what = f"{', '.join(file.name for file in absent)}{also} of {folder}"
+        raise missing(name, what, given / folder, instead=lossy if copied else "")
+    return given, bool(absent)
+
+
 def load_idx(name: str, root: str | Path | None, download: bool) -> Parts:
     """Return training and test set of MNIST or Fashion-MNIST from torchvision's files, without changing the files."""
     from torchvision import datasets
 
-    given = data_root(name, root, f"{name}/raw")
-    family, raw = getattr(datasets, name), given / name / "raw"
-    files = [(raw / gz.removesuffix(".gz"), raw / gz, md5) for gz, md5 in family.resources]
-    absent = [extracted.name for extracted, packed, _ in files if not extracted.is_file() and not packed.is_file()]
-    if absent and not download:
-        raise missing(name, f"{', '.join(absent)} (or the same with .gz) of {name}/raw", raw)
-    if absent:
+    family = getattr(datasets, name)
+    given, is_missing = _found(name, root, download)
+    if is_missing:
         family(given, download=True)
-    train_x, train_y, test_x, test_y = (_read(*file) for file in files)
+    train_x, train_y, test_x, test_y = (_read(given / name / "raw" / gz, md5) for gz, md5 in family.resources)
     return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)
 
 
-def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
+def _read(packed: Path, md5: str) -> Tensor:
     from torchvision.datasets.mnist import read_image_file, read_label_file
     from torchvision.datasets.utils import check_integrity, extract_archive
 
-    read = read_image_file if "images" in extracted.name else read_label_file
+    path = extracted = packed.with_suffix("")
     with TemporaryDirectory() as folder:  # extracts .gz files, as the root may be read-only
-        path = extracted
         if not extracted.is_file():
             if not check_integrity(packed, md5):
                 raise CorruptDataError(
@@ -316,7 +343,7 @@ def _read(extracted: Path, packed: Path, md5: str) -> Tensor:
                 )
             path = extract_archive(packed, folder)
         try:
-            tensor: Tensor = read(path)
+            tensor: Tensor = (read_image_file if "images" in packed.name else read_label_file)(path)
         except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise CorruptDataError(
                 f"{extracted} is no complete idx file of bytes; delete it and fetch it again"
@@ -346,21 +373,12 @@ def cifar(name: str, root: str | Path | None, download: bool) -> Parts:
     """Return training and test set of CIFAR-10 or CIFAR-100 from torchvision, x uint8 (n, 3, 32, 32)."""
     from torchvision import datasets
 
-    family = getattr(datasets, name)
-    given = data_root(name, root, family.base_folder)
-    files = [given / family.base_folder / file for file, _ in (*family.train_list, *family.test_list)]
-    absent = [file.name for file in files if not file.is_file()]
-    if absent and not download:
-        copied = name == "CIFAR10" and (given / JPEG).is_file()
-        lossy = f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers"
-        raise missing(name, f"{', '.join(absent)} of {family.base_folder}", given, instead=lossy if copied else "")
-    parts = []
-    for train in (True, False):
-        try:
-            part = family(given, train=train, download=bool(absent))
-        except RuntimeError as error:  # wrong checksum
-            raise CorruptDataError(
-                f"{given / family.base_folder} is not what was published ({error}); delete it and fetch it again"
-            ) from error
-        parts.append((torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(part.targets)))
-    return parts[0], parts[1]
+    given, is_missing = _found(name, root, download)
+    try:
+        train, test = (getattr(datasets, name)(given, train=train, download=is_missing) for train in (True, False))
+    except RuntimeError as error:  # wrong checksum
+        raise CorruptDataError(
+            f"{name} in {given} is not what was published ({error}); delete its folder and fetch it again"
+        ) from error
+    images = (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test))
+    return (next(images), torch.tensor(train.targets)), (next(images), torch.tensor(test.targets))

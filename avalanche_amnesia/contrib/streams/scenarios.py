@@ -62,12 +62,9 @@ def none(n_tasks: int) -> Scenario:
     return Scenario()
 
 
-Listed = Sequence[int] | Mapping[str, Any]
-
-
 def listed(
     n_tasks: int,
-    requests: Mapping[int | str, Listed] | Sequence[Mapping[str, Any]] | None = None,
+    requests: Mapping[int | str, Sequence[int] | Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
     permanent: Sequence[int] = (),
     deadline: int | None = None,
 ) -> Scenario:

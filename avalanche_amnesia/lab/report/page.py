@@ -8,7 +8,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.charts import legend_of
 from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, grouped, number, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, grouped, number, planned, spread
 from avalanche_amnesia.lab.report.sections import sections_of
 from avalanche_amnesia.lab.report.tables import Row, Table, cell, mean, of_seeds, table, text
 from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, verdict_of
@@ -45,7 +45,9 @@ def report_page(runs: Sequence[Run]) -> str:
             sections=sections_of(runs, found),
             readings={reading.key: reading for reading in (JSD, *READINGS)},
             sources=_sources(runs),
-            records=[(e.name, _reasons(e), of_seeds(f"Records of {e.name}", [e], _records)) for e in found],
+            records=[
+                (e.name, planned(e.runs, "reasons"), of_seeds(f"Records of {e.name}", [e], _records)) for e in found
+            ],
         )
     )
 
@@ -147,27 +149,21 @@ def _sources(runs: Sequence[Run]) -> Table | None:
     return table("Sources of the runs", rows) if len(rows) > 1 else None
 
 
-def _reasons(entry: Entry) -> Sequence[str]:
-    """Return the distinct reasons in all records of a strategy why an unlearning does not claim to be exact."""
-    plans = [record.get("plan") or {} for run in entry.runs for record in run.records]
-    return list(dict.fromkeys(reason for plan in plans for reason in plan.get("reasons") or ()))
-
-
 def _records(run: Run) -> Iterator[Row]:
-    """Yield a table row per unlearning record of a run; cells without data are empty."""
+    """Yield a table row per unlearning record of a run."""
     for record in run.records:
-        plan: dict[str, Any] = record.get("plan") or {}
-        touched = sum((plan.get("entries") or {}).values())
+        plan: dict[str, Any] = record["plan"]
+        touched = sum(plan["entries"].values())
         taken = f"{touched:,} entries of {len(plan['entries'])} tensors" if touched else ""
         yield {
-            "request": text(f"{tasks(plan.get('tasks') or [])} {plan.get('event', '')}"),
-            "claim": text(record.get("claim") or plan.get("claim", "")),
-            "remaining": text(tasks(record.get("remaining") or [])),
-            **{name: text(listed(plan.get(name) or [])) for name in ("affected", "compensated", "repaired")},
+            "request": text(f"{tasks(plan['tasks'])} {plan['event']}"),
+            "claim": text(record["claim"]),
+            "remaining": text(tasks(record["remaining"])),
+            **{name: text(listed(plan[name])) for name in ("affected", "compensated", "repaired")},
             "taken out": text(taken),
-            "removed": text(", ".join(plan.get("removed") or ())),
-            "cleaned": text(", ".join(record.get("purged") or ())),
-            "not cleaned": text(", ".join(plan.get("unpurged") or ())),
+            "removed": text(", ".join(plan["removed"])),
+            "cleaned": text(", ".join(record["purged"])),
+            "not cleaned": text(", ".join(plan["unpurged"])),
             "signature": text(record["signature"]),
         }
 

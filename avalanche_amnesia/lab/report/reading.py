@@ -126,8 +126,7 @@ class Run:
     @property
     def obeys(self) -> bool:
         """False if all requests were only recorded and nothing was unlearned."""
-        reasons = [(record.get("plan") or {}).get("reasons") or () for record in self.records]
-        return not reasons or not all(NOT_OBEYED in of for of in reasons)
+        return not self.records or not all(NOT_OBEYED in record["plan"]["reasons"] for record in self.records)
 
     @property
     def of_seed(self) -> str:
@@ -187,6 +186,12 @@ def spread(values: Iterable[float | None]) -> Spread | None:
         return None
     low, high = min(there), max(there)
     return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # limits rounding errors
+
+
+def planned(runs: Sequence[Run], name: str) -> list[str]:
+    """Return the distinct entries of a field in the plans of all unlearnings of some runs."""
+    plans = (record["plan"] for run in runs for record in run.records)
+    return list(dict.fromkeys(entry for plan in plans for entry in plan.get(name, ())))
 
 
 def number(name: str, task: int | None = None) -> Get:

@@ -13,7 +13,7 @@ from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, capacity_before, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, grouped, is_number, number
-from avalanche_amnesia.lab.report.tables import Row, Table, cell, numbers, of_moments, of_seeds, text
+from avalanche_amnesia.lab.report.tables import Row, Table, TableCell, cell, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, seconds, share, tasks, times
 from avalanche_amnesia.saving.values import fits
 
@@ -112,12 +112,12 @@ def _accuracy_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _jsd_rows(moment: Moment) -> Iterator[Row]:
-    for name in _distances(moment, "JSD_"):
+    for name, value, floors in _distances(moment, "JSD_"):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
             "probe": text(name),
-            "JSD (bit)": cell(moment.number(name), distance_in_words),
-            **_floor_cells(moment, name),
+            "JSD (bit)": value,
+            **floors,
             "old head": cell(moment.number(OLD_HEAD.metric), percent),
             "old head, retrained model": cell(moment.number(f"{OLD_HEAD.metric}_reference"), percent),
             "by task": text("; ".join(by_task) or MISSING),
@@ -125,25 +125,19 @@ def _jsd_rows(moment: Moment) -> Iterator[Row]:
 
 
 def _distance_rows(moment: Moment) -> Iterator[Row]:
-    for name in _distances(moment, "Euclidean_", "Cosine_", "CKA_"):
-        yield {
-            "distance": text(name),
-            "value": cell(moment.number(name), distance_in_words),
-            **_floor_cells(moment, name),
+    for name, value, floors in _distances(moment, "Euclidean_", "Cosine_", "CKA_"):
+        yield {"distance": text(name), "value": value, **floors}
+
+
+def _distances(moment: Moment, *kinds: str) -> Iterator[tuple[str, TableCell, Row]]:
+    """Yield name, value and noise floors of the measured distances whose names start with one of ``kinds``."""
+    for name in sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE)):
+        floors = {
+            "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
+            "value / order floor": cell(ratio_of(moment, name), times),
+            "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
         }
-
-
-def _floor_cells(moment: Moment, name: str) -> Row:
-    return {
-        "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
-        "value / order floor": cell(ratio_of(moment, name), times),
-        "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
-    }
-
-
-def _distances(moment: Moment, *kinds: str) -> list[str]:
-    """Return the names of measured distances that start with one of ``kinds``, without noise floors and ratios."""
-    return sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE))
+        yield name, cell(moment.number(name), distance_in_words), floors
 
 
 def _cost_rows(run: Run) -> Iterator[Row]:

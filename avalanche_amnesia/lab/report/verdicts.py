@@ -10,7 +10,7 @@ from avalanche_amnesia.audit.words import PROVED
 from avalanche_amnesia.contrib.metrics.statistics import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
-from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, grouped, planned, spread
 from avalanche_amnesia.lab.report.wording import listed, tasks
 
 FAR = 8
@@ -127,9 +127,7 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
     outcomes = list(_outcomes(runs, exact=said in by_construction))
     kind: Kind = _gravest(outcomes).finding
     kind = by_construction.get(said, kind) if kind in ("weak", "clear") else kind
-    plans = (record.get("plan") or {} for run in runs for record in run.records)
-    rests_on = tuple(dict.fromkeys(part for plan in plans for part in plan.get("rests_on") or ()))
-    return Verdict(kind, said, outcomes, rests_on, beside)
+    return Verdict(kind, said, outcomes, planned(runs, "rests_on"), beside)
 
 
 def claim_of(runs: Sequence[Run]) -> str:
@@ -137,10 +135,8 @@ def claim_of(runs: Sequence[Run]) -> str:
 
     ``exact, proved`` if every claim is ``exact``, and the last one of each run was proved.
     """
-    last = [(run.records[-1].get("claim") if run.records and not run.unrecorded else "") for run in runs]
-    claims = {
-        record.get("claim") or record["plan"]["claim"] for run in runs for record in run.records if record.get("plan")
-    }
+    last = {run.records[-1]["claim"] if run.records and not run.unrecorded else "" for run in runs}
+    claims = {record["claim"] for run in runs for record in run.records}
     claims |= {moment.claim for run in runs for moment in run.moments if moment.claim}
     if not claims or not any(run.obeys for run in runs):
         return ""
@@ -148,7 +144,7 @@ def claim_of(runs: Sequence[Run]) -> str:
         return "approximate"
     if "conditional" in claims:
         return "conditional"
-    return PROVED if set(last) == {PROVED} else "exact"
+    return PROVED if last == {PROVED} else "exact"
 
 
 def _beside(runs: Sequence[Run]) -> Iterator[str]:
@@ -227,9 +223,7 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
             return found("possible", "within another seed's floor" if wider else "no seed floor was measured")
         return found("trace")
     # Allow twice the tolerance for one task or one seed, because these vary more than the mean of all.
-    by_task: dict[int | None, list[Pair]] = {}
-    for pair in pairs:
-        by_task.setdefault(pair.task, []).append(pair)
+    by_task = grouped(pairs, lambda pair: pair.task)
     far = [task for task, of in by_task.items() if task is not None and _exceeds(reading, of)]
     if far:
         return found("possible", f"on {tasks(far)}")

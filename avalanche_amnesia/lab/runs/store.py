@@ -8,12 +8,12 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -142,24 +142,22 @@ class RunStore:
             raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
         with self.lock("store"):
             before = self.nbytes()
-            stay = [node for node in self.nodes() if node.key in spare or not set(node.trained) & set(tasks)]
-            parts = {node.key: set(read_body(self._folder(node.key))[1].values()) for node in stay}
-            size = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
-            named_by = Counter(name for names in parts.values() for name in names)
-            total = sum(size[name] for name in named_by) + sum(node.nbytes for node in stay)
-            for node in [node for node in reversed(stay) if node.key not in spare]:  # the oldest first
-                if keep is None or total <= keep:
+            keys, named, total = set[str](), set[str](), 0
+            for node in sorted(self.nodes(), key=lambda node: node.key not in spare):  # then the last used first
+                if node.key not in spare and not set(node.trained).isdisjoint(tasks):
+                    continue
+                new = set(read_body(self._folder(node.key))[1].values()) - named
+                total += node.nbytes + sum((self.path / "blobs" / name).stat().st_size for name in new)
+                if keep is not None and total > keep and node.key not in spare:
                     break
-                stay.remove(node)
-                named_by -= Counter(parts[node.key])
-                total -= node.nbytes + sum(size[name] for name in parts[node.key] if name not in named_by)
-            keys = {node.key for node in stay}
+                keys.add(node.key)
+                named |= new
             for folder in (self.path / "nodes").iterdir():
                 if folder.name not in keys:
                     (folder / STATE).unlink(missing_ok=True)
                     shutil.rmtree(folder)
             for file in (self.path / "blobs").iterdir():  # last: an interruption leaves every state whole
-                if BLOB.fullmatch(file.name) and file.name not in named_by:
+                if BLOB.fullmatch(file.name) and file.name not in named:
                     file.unlink()
             return before - self.nbytes()
 
@@ -237,7 +235,7 @@ class StoredRun:
         try:
             self._fresh = deepcopy(encoded_state(strategy))  # a copy, because its tensors are shared with the strategy
         except StateError as error:
-            self._tell(error)
+            self._stop(error)
         self._root = self._held = _root_key(strategy, self._fresh)
         self._facts = facts_of(strategy)
 
@@ -288,8 +286,7 @@ class StoredRun:
         self._strategy.train(experience, **options)
         changed = sorted(before.difference(script_code([experience.dataset])))  # new values may be a cache
         if self.stored and changed:  # a run that loads this task would lack the change
-            self._fresh = None
-            self._tell(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
+            self._stop(f"the training is not repeatable: it changed {changed[0].rsplit(' ', 1)[0]} in its data set")
 
     def unlearn(self, tasks: Iterable[int], **options: Any) -> UnlearningRecord:
         """Unlearn tasks, or load the result if the store contains it.
@@ -328,32 +325,24 @@ class StoredRun:
 
     def keys_of(self, experiences: Iterable[Any], **options: Any) -> list[str]:
         """Return the keys of the states after each training of the given tasks from the beginning, without training."""
-        keys: list[str] = []
-        for experience in experiences:
-            keys.append(self._key_of_training(keys[-1] if keys else self._root, experience, options))
-        return keys
+        keys = accumulate(experiences, lambda key, e: self._key_of_training(key, e, options), initial=self._root)
+        return list(keys)[1:]
 
     def _key_of_training(self, parent: str, experience: Any, options: Mapping[str, Any]) -> str:
         told = _told(options)
         which = id(experience), repr(told)
+        if which not in self._data:
+            self._leave_if_changed()
         if self.stored and which not in self._data:
-            data = [*_facts_of_data(experience), *self._first_batches(experience, options)]
-            self._data[which] = experience, _digest(data)
+            try:
+                batches = first_batches(self._strategy, experience, _STEPS, **options)
+                self._data[which] = experience, _digest([*_facts_of_data(experience), *batches])
+            except NotRepeatableError as error:
+                self._leave(str(error))
         if not self.stored:
             return os.urandom(16).hex()
         step = {"train": int(experience.task_label), "data": self._data[which][1], "options": told}
         return _digest([parent, step])
-
-    def _first_batches(self, experience: Any, options: Mapping[str, Any]) -> list[Any]:
-        """Return hashes of a training's first mini-batches; stop sharing states if two reads of the data differ."""
-        self._leave_if_changed()
-        if not self.stored:
-            return []
-        try:
-            return first_batches(self._strategy, experience, _STEPS, **options)
-        except NotRepeatableError as error:
-            self._leave(str(error))
-            return []
 
     def _go(self, key: str, name: str, do: Callable[[], Any], trained: tuple[int, ...] = ()) -> None:
         self._leave_if_changed()
@@ -379,8 +368,12 @@ class StoredRun:
     def _leave(self, reason: str) -> None:
         if self._held != self.key:
             self._settle()
+        self._stop(reason)
+
+    def _stop(self, reason: StateError | str) -> None:
+        """Share no states from now on, and warn."""
         self._fresh = None
-        self._tell(reason)
+        warnings.warn(f"the states of this run are not stored: {reason}", stacklevel=6)
 
     def _settle(self) -> None:
         """Set the strategy to the run's current state: load the last stored state, and compute the steps after it."""
@@ -393,16 +386,13 @@ class StoredRun:
             if self._held != self._root:
                 if not self.stored:
                     raise StateError("a step of this run failed, and no state is stored: build the strategy again")
-                self._go_to_root()
+                self._held = ""  # after an interruption the strategy is in no known state
+                give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
+                self._stands_at(self._root)
         for step in reversed(ahead):
             with self._store.lock(step.key):
                 if not self._takes(step.key):  # another process may have computed it meanwhile
                     self._compute(step)
-
-    def _go_to_root(self) -> None:
-        self._held = ""  # after an interruption the strategy is in no known state
-        give_state(self._strategy, partial(deepcopy, self._fresh), self._store.path)
-        self._stands_at(self._root)
 
     def _takes(self, key: str) -> bool:
         """Load the state with this key into the strategy; return False if the state is missing or broken."""
@@ -437,14 +427,10 @@ class StoredRun:
             try:
                 body, parts = encoded_state(self._strategy)
             except StateError as error:
-                self._fresh = None
-                self._tell(error)
+                self._stop(error)
                 return
             node = {"parent": step.parent, "trained": step.trained, "step": step.name}
             self._store.write(step.key, {**body, "node": {**node, "seconds": self._seconds[step.key]}}, parts)
-
-    def _tell(self, error: StateError | str) -> None:
-        warnings.warn(f"the states of this run are not stored: {error}", stacklevel=6)
 
 
 def _facts_of_data(experience: Any) -> list[Any]:

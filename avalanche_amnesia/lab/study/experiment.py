@@ -11,7 +11,7 @@ import yaml
 
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
-from avalanche_amnesia.lab.report.reading import Run, flat, read_run
+from avalanche_amnesia.lab.report.reading import flat
 from avalanche_amnesia.lab.study.settings import (
     METHODS,
     OBEY_NOTHING,
@@ -21,7 +21,7 @@ from avalanche_amnesia.lab.study.settings import (
     MethodSettings,
     ScenarioSettings,
 )
-from avalanche_amnesia.lab.study.typed import typed
+from avalanche_amnesia.saving.typed import typed
 
 SETTINGS = "settings.yaml"
 
@@ -198,19 +198,6 @@ def folder_of(cell: Cell, out: Path) -> Path:
 def is_done(cell: Cell, folder: Path) -> bool:
     """Return True if a folder contains results of the run ``cell`` with equal settings."""
     return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
-
-
-def finished(folder: Path) -> list[tuple[Path, dict[str, Any], Run]]:
-    """Return (folder, settings, logged run) for every finished run below a folder."""
-    places = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
-    read = [(place, yaml.safe_load((place / SETTINGS).read_text()), read_run(place)) for place in places]
-    found = [each for each in read if each[2].moments]
-    if not found:
-        raise ValueError(
-            f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE}); logs of a "
-            "script have a page, by amnesia report without --tables, but no tables"
-        )
-    return found
 
 
 def changed(cell: Cell, folder: Path) -> list[str]:

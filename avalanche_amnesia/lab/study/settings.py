@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from avalanche_amnesia.lab.study.typed import known_name
+from avalanche_amnesia.saving.typed import known_name
 
 METHODS = {
     "AmnesiacHAT": "HAT that unlearns: masks over units; later tasks have heads in store for what they lose",
@@ -38,6 +38,14 @@ STREAMS = {
     "SplitFashionMNIST": "the ten classes of Fashion-MNIST in equal parts",
     "SplitCIFAR10": "the ten classes of CIFAR-10 in equal parts",
     "SplitCIFAR100": "the hundred classes of CIFAR-100 in equal parts",
+}
+DATA_SETS = {
+    "digits": "1,797 digits of 8 × 8, inside scikit-learn (Split-, Permuted-, RotatedDigits)",
+    "MNIST": "70,000 digits of 28 × 28 (Split-, Permuted-, RotatedMNIST)",
+    "FashionMNIST": "70,000 clothes, 28 × 28 (SplitFashionMNIST)",
+    "CIFAR10": "60,000 colour images of 32 × 32, 10 classes (SplitCIFAR10)",
+    "CIFAR10-JPEG": "the same from JPEG of quality 75 (jpeg: true)",
+    "CIFAR100": "60,000 colour images of 32 × 32, 100 classes (SplitCIFAR100)",
 }
 NETWORKS = {
     "MLP": "layers of the given widths",

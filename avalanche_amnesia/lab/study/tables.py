@@ -1,23 +1,25 @@
 """Tables and figures of a study: CSV of all runs, means over seeds, a figure per experiment, JSON per seed."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 from textwrap import fill
 from typing import Any
 
+import yaml
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.figures import COLOURS, as_png, house_style, new_figure
 from avalanche_amnesia.evaluation.resolution import RESOLUTION, distance_in_words, two_digits
+from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
-from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, seedless, spread
+from avalanche_amnesia.lab.report.reading import OF_STUDY, Moment, flat, grouped, read_run, seedless, spread
 from avalanche_amnesia.lab.report.tables import csv_text
 from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
-from avalanche_amnesia.lab.study.experiment import finished, slug
+from avalanche_amnesia.lab.study.experiment import SETTINGS, slug
 from avalanche_amnesia.saving.files import replace_file
 
 _NAME_WIDTH = 28
@@ -45,19 +47,27 @@ def read_rows(folder: Path) -> list[Row]:
     """Return a table row per finished run in a folder, or in a JSON file written by :func:`write_tables`."""
     if folder.is_file():
         try:
-            return [_row(run["settings"], run["claim"], run["after"]) for run in json.loads(folder.read_text())]
+            runs = json.loads(folder.read_text())
+            return [_row(run["settings"], run["claim"], run["after"], str(folder)) for run in runs]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{folder} holds no results of a seed, as amnesia report --tables writes them: {error!r}"
             ) from error
-    runs = finished(folder)
-    return [_row(settings, claim_of([run]), [_after(moment) for moment in run.moments]) for _, settings, run in runs]
+    places = sorted(file.parent for file in folder.rglob(SETTINGS) if (file.parent / RUN_FILE).is_file())
+    read = [(yaml.safe_load((place / SETTINGS).read_text()), read_run(place)) for place in places]
+    logged = [(settings, claim_of([run]), list(map(_after, run.moments))) for settings, run in read if run.moments]
+    if not logged:
+        raise ValueError(
+            f"{folder} holds no results of amnesia run or amnesia sweep ({SETTINGS}, {RUN_FILE}); logs of a "
+            "script have a page, by amnesia report without --tables, but no tables"
+        )
+    return [_row(*run, str(folder)) for run in logged]
 
 
-def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, Any]]) -> Row:
+def _row(settings: Mapping[str, Any], claim: str, after: Sequence[Mapping[str, Any]], source: str) -> Row:
     names = settings["method"]["name"], settings["scenario"]["name"], settings["seed"]
     values = {key: after[-1]["measures"].get(key) for key in MEASURES}
-    return Row(settings["experiment"], *names, claim, values, settings, after)
+    return Row(settings["experiment"], *names, claim, values, settings, after, source)
 
 
 def _after(moment: Moment) -> dict[str, Any]:
@@ -170,13 +180,12 @@ def _below_detection(row: Row) -> bool:
     return jsd is not None and jsd < RESOLUTION
 
 
-def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
-    """Return the rows of several result folders in one list; raise ValueError if the rows cannot share a table.
+def _check_rows(rows: Sequence[Row]) -> None:
+    """Raise ValueError if the rows, of one or more result folders, cannot share a table.
 
     Rows of an experiment need the same stream, network and budget; rows of one method and scenario need the same
     settings and distinct seeds. Settings missing in one of two rows (from another version) are not compared.
     """
-    rows = [replace(row, source=source) for source, found in sources for row in found]
     seen: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         settings = _as_compared(row)
@@ -196,7 +205,6 @@ def join_rows(sources: Iterable[tuple[str, Sequence[Row]]]) -> list[Row]:
                 f"{', '.join(map(str, names))} is in {seen[names].source} and in {row.source}: give it once"
             )
         seen[names] = row
-    return rows
 
 
 def _as_compared(row: Row) -> dict[str, Any]:
@@ -206,6 +214,7 @@ def _as_compared(row: Row) -> dict[str, Any]:
 
 def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write ``results.csv``, ``results.md`` and, for each experiment, a figure and a JSON file per seed."""
+    _check_rows(rows)
     out.mkdir(parents=True, exist_ok=True)
     contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
     for experiment, mine in grouped(rows, lambda row: row.experiment).items():

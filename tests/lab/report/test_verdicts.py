@@ -116,12 +116,14 @@ def test_an_exact_claim_includes_the_accuracy_on_remaining_tasks():
 
 def test_a_conditional_verdict_names_the_parts_of_all_records():
     plan = {"claim": "conditional", "rests_on": ["mine.Data"]}
-    run = replace(run_of(claim="conditional", **EQUAL), records=({"plan": plan},))
+    run = replace(
+        run_of(claim="conditional", **EQUAL), records=({"plan": plan | {"reasons": []}, "claim": "conditional"},)
+    )
     assert "if these are repeatable: mine.Data, and no test contradicts it" in verdict_of([run]).why
 
 
 def test_controls_and_stopped_runs_are_named():
-    ignored = {"plan": {"claim": "approximate", "reasons": [NOT_OBEYED]}}
+    ignored = {"plan": {"reasons": [NOT_OBEYED]}, "claim": "approximate"}
     control = verdict_of([replace(run_of(), records=[ignored])])
     assert (control.claim, control.why.split("; ")[1]) == ("", "obeys no request")
     stopped = [run_of(1), replace(run_of(2), ended=False)]

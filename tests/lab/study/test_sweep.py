@@ -347,7 +347,7 @@ def test_data_sets_are_listed_and_downloaded_by_torchvision(tmp_path, data_root,
     assert states["CIFAR100"] == "--download"
     asked = []
     monkeypatch.setattr("torchvision.datasets.CIFAR100", lambda root, download: asked.append((root, download)))
-    monkeypatch.setattr("avalanche_amnesia.lab.runs.catalogue.DataSet.is_there", lambda self, root: False)
+    monkeypatch.setattr("avalanche_amnesia.contrib.streams.image_sets.absent_files", lambda name, root: [name])
     assert main(["data", "--data-root", str(tmp_path / "new"), "--download", "CIFAR100"]) == 0
     assert asked == [(str(tmp_path / "new"), True)]
     monkeypatch.delenv("AMNESIA_DATA", raising=False)

@@ -1,6 +1,7 @@
 """Convert plain JSON and YAML values to declared types, and check them."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -8,37 +9,44 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from avalanche_amnesia import checks
 from avalanche_amnesia.checks import did_you_mean
 
-_SCALARS = {int: (int,), float: (int, float), str: (str,), bool: (bool,)}
+_SCALARS: dict[Any, Any] = {int: int, float: (int, float), str: str, bool: bool, NoneType: NoneType}
 
 
 def typed(kind: Any, value: Any, place: str = "") -> Any:
     """Convert a JSON value to the type ``kind``, mappings to data classes; errors name ``place``.
 
     ``Annotated[str, names]`` allows these names and ``module:name`` for an object of the user's own;
-    ``Annotated[int, 1]`` allows integers of at least 1.
+    ``Annotated[int, 1]`` allows integers of at least 1. Classes that JSON has no values for allow any value.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated and arguments[0] is int:
         return checks.whole_number(place, value, arguments[1])
     if origin is Annotated:
         return known_name(typed(arguments[0], value, place), arguments[1], place)
-    if origin in (Union, UnionType):
-        if value is None and NoneType in arguments:
-            return None
-        return typed(next(option for option in arguments if option is not NoneType), value, place)
-    if is_dataclass(kind) and isinstance(kind, type):
+    if is_dataclass(kind) and isinstance(kind, type) and not isinstance(value, kind):
         return _made(kind, _checked(value, Mapping, "a mapping", place), place)
-    if origin is list:
+    if origin in (list, tuple, Sequence):
         items = _checked(value, (list, tuple), "a list", place)
-        return [typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items)]
+        made = [typed(arguments[0], item, f"{place}[{at}]") for at, item in enumerate(items)]
+        return tuple(made) if origin is tuple else made
     if isinstance(origin, type) and issubclass(origin, Mapping):
         name_of: Any = arguments[0] if arguments[0] is int else str  # JSON's keys are strings
         items = _checked(value, Mapping, "a mapping", place)
         return {name_of(name): typed(arguments[1], item, _inside(place, name)) for name, item in items.items()}
-    if not is_of(kind, value):
-        near = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
-        raise ValueError(f"{place} must be {shown(kind)}, got {value!r}{near}")
-    return value
+    if origin in (Union, UnionType):
+        for option in arguments:
+            with suppress(ValueError):
+                return typed(option, value, place)
+    elif value in arguments if origin is Literal else _is_scalar(kind, value):
+        return value
+    near = did_you_mean(str(value), map(str, arguments)) if origin is Literal else ""
+    raise ValueError(f"{place} must be {shown(kind)}, got {value!r}{near}")
+
+
+def _is_scalar(kind: Any, value: Any) -> bool:
+    """Return True if a value is a number, text or None of type ``kind``, or if ``kind`` is any other class."""
+    allowed = _SCALARS.get(kind, object)
+    return isinstance(value, allowed) and (allowed is object or isinstance(value, bool) == (kind is bool))
 
 
 def known_name(name: str, names: Iterable[str], place: str) -> str:
@@ -47,20 +55,6 @@ def known_name(name: str, names: Iterable[str], place: str) -> str:
         allowed = f"{', '.join(map(repr, names))}, or MODULE:NAME of your own"
         raise ValueError(f"{place} must be one of {allowed}, got {name!r}{did_you_mean(name, names)}")
     return name
-
-
-def is_of(kind: Any, value: Any) -> bool:
-    """Return True if a JSON value has the type ``kind``, or if ``kind`` is not for numbers, text, lists or choices."""
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(is_of(option, value) for option in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin in (list, tuple, Sequence):
-        return isinstance(value, (list, tuple)) and all(is_of(arguments[0], item) for item in value)
-    if kind is NoneType:
-        return value is None
-    return kind not in _SCALARS or (isinstance(value, _SCALARS[kind]) and isinstance(value, bool) == (kind is bool))
 
 
 def shown(kind: Any) -> str:
