@@ -35,6 +35,7 @@ PRINTS = {
     "getting_started.md": ["torch.Size([16])", "approximate"],
     "forgetting.md": ["exact", "task 2 was trained beside task 1"],
     "compliance.md": ["exact"],
+    "pretrained.md": ["claim        exact"],
     "first_request.ipynb": [NOTEBOOK_ENDS],
 }
 
