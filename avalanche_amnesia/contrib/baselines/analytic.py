@@ -29,24 +29,6 @@ def _lower(width: int, device: torch.device) -> Tensor:
     return row * width + column
 
 
-class Regression(nn.Module):
-    """Head of ridge regression: features ``(batch, M)`` → logits ``(batch, largest class + 1)``.
-
-    Attributes: ``weight``, float64 ``(M, classes)``; ``classes``, their labels; ``ridge``, λ. Absent classes get -1000.
-    """
-
-    def __init__(self, weight: Tensor, classes: Tensor, ridge: float) -> None:
-        super().__init__()
-        self.weight, self.classes, self.ridge = weight, classes, ridge
-        self.out_features = int(classes.max()) + 1
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Return float32 logits."""
-        logits = features.new_full((len(features), self.out_features), NO_CLASS, dtype=torch.float32)
-        logits[:, self.classes] = (features @ self.weight).float()
-        return logits
-
-
 class TaskSums(nn.Module):
     """Sums over the samples of one task: whole numbers in float64, which do not depend on the samples' order.
 
@@ -76,12 +58,6 @@ class TaskSums(nn.Module):
             self.register_buffer(name, whole.clone())
         self.register_buffer("originals", torch.arange(n_classes, device=device))
         self.seen: Tensor | None = None
-
-    def copy(self) -> "TaskSums":
-        """Return a copy that shares the tensors, which :meth:`add` replaces."""
-        twin = copy(self)
-        twin._buffers = dict(self._buffers)
-        return twin
 
     def forward(self, features: Tensor) -> Tensor:
         """Store the features of a mini-batch in training, to be added; return zeros as logits."""
@@ -130,7 +106,7 @@ def _without(held: Tensor, hashes: Tensor) -> Tensor | None:
     return held[left]
 
 
-_SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, Regression]]] = WeakKeyDictionary()
+_SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear]]] = WeakKeyDictionary()
 """Model → its heads, each with the versions of the sums it was computed from; outside of the model: no state of it."""
 
 
@@ -294,7 +270,8 @@ class AnalyticModel(MultiHeadModel):
 
     def subtract(self, task: int, features: Tensor, labels: Tensor) -> bool:
         """Subtract samples, ``φ`` and labels, from a finished task's sums; return False if one is not there."""
-        new = self.heads[task].copy()
+        new = copy(self.heads[task])
+        new._buffers = dict(new._buffers)  # ``add`` replaces them
         if not new.add(features, labels, sign=-1):
             return False
         _SOLVED.pop(self, None)
@@ -343,9 +320,9 @@ class AnalyticModel(MultiHeadModel):
         if not self.tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
         joint = self._solved(None, [self.heads[task] for task in self.tasks])
-        return joint.forward(self.features(x))
+        return joint(self.features(x))
 
-    def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> Regression:
+    def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
         """Return the regression on the sums ``parts``, computed again if they have changed."""
         versions = self.ridge, [(id(buffer), buffer._version) for part in parts for buffer in part.buffers()]
         known = _SOLVED.setdefault(self, {})
@@ -353,7 +330,7 @@ class AnalyticModel(MultiHeadModel):
             known[task] = versions, self._regression(parts, task is None)
         return known[task][1]
 
-    def _regression(self, parts: Sequence[TaskSums], joint: bool) -> Regression:
+    def _regression(self, parts: Sequence[TaskSums], joint: bool) -> nn.Linear:
         """Return the regression on the sums ``parts``, by classes of the user's data if ``joint``, else by labels."""
         labels = [part.originals[part.classes] if joint else part.classes for part in parts]
         classes = torch.cat(labels).unique()
@@ -365,10 +342,15 @@ class AnalyticModel(MultiHeadModel):
         n, unit = sum(len(part.hashes) for part in parts), self.step**-2
         if self.ridge is not None:
             gram.diagonal().add_(self.ridge * unit)
-            return Regression(torch.cholesky_solve(sums.T, torch.linalg.cholesky(gram)), classes, self.ridge)
-        values, vectors = torch.linalg.eigh(gram)  # of the lower triangle
-        ridge, shrunk = _best_ridge(values.clamp(min=0), vectors.T @ sums.T, n, (r * unit for r in _RIDGES))
-        return Regression(vectors @ shrunk, classes, ridge / unit)
+            weight = torch.cholesky_solve(sums.T, torch.linalg.cholesky(gram))
+        else:
+            values, vectors = torch.linalg.eigh(gram)  # of the lower triangle
+            weight = vectors @ _best_ridge(values.clamp(min=0), vectors.T @ sums.T, n, [r * unit for r in _RIDGES])[1]
+        head = nn.utils.skip_init(nn.Linear, self.width, int(classes.max()) + 1, device=gram.device, dtype=gram.dtype)
+        head.requires_grad_(False)
+        head.weight.zero_()[classes] = weight.T
+        head.bias.fill_(NO_CLASS)[classes] = 0.0
+        return head
 
 
 def _best_ridge(values: Tensor, turned: Tensor, n: int, ridges: Iterable[float]) -> tuple[float, Tensor]:
