@@ -36,6 +36,12 @@ def set_rng_state(state: RngState) -> None:
     np.random.set_state(state[3])  # noqa: NPY002
 
 
+def same_state(one: RngState, other: RngState) -> bool:
+    """Return True if two results of :func:`rng_state` on the CPU are equal."""
+    same_numpy = all(map(np.array_equal, one[3], other[3]))
+    return torch.equal(one[0], other[0]) and one[2] == other[2] and same_numpy
+
+
 def seed_all(seed: int) -> None:
     """Seed the global random generators of torch, Python and numpy."""
     if torch.accelerator.is_available():

@@ -48,11 +48,12 @@ from avalanche_amnesia.training.task_faults import (
     fault_of_single,
 )
 from avalanche_amnesia.unit_graph.backbones import as_batch
+from avalanche_amnesia.unit_graph.findings import ModelError
 
 if TYPE_CHECKING:  # a strategy that does not unlearn imports none of these
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
     from avalanche_amnesia.benchmarks.requests import UnlearningRequest
-    from avalanche_amnesia.models.task_inference import InferenceRule, Prediction
+    from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
     from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 
@@ -312,10 +313,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             UnknownTaskError: if the task has no head: it was never trained, or was unlearned.
             ValueError: if no task is left, for an unknown rule, and for samples that the model can't process.
         """
-        from avalanche_amnesia.models.task_inference import TaskInference  # lazy: most trainings predict nothing
-
         refuse_unfinished(self)
-        x, infer = as_batch(x).to(self.device), TaskInference(self.model, rule)
+        x, infer = as_batch(x).to(self.device), self._inference(rule)
         try:
             return infer(x, task)
         except Exception as error:  # any error of the model
@@ -326,6 +325,11 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             if fault is None:
                 raise
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
+
+    def _inference(self, rule: InferenceRule) -> TaskInference:
+        from avalanche_amnesia.models.task_inference import TaskInference  # lazy: most trainings predict nothing
+
+        return TaskInference(self.model, rule)
 
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
 
@@ -353,7 +357,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # any error of the model
-            self._refuse(fault_of_single(self.mb_x, self.model, error), error)
+            known = str(error) if isinstance(error, ModelError) else None
+            self._refuse(known or fault_of_single(self.mb_x, self.model, error), error)
             self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from math import sqrt
+from math import frexp, sqrt
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
-from avalanche_amnesia.unit_graph.backbones import run_on
+from avalanche_amnesia.unit_graph.backbones import as_batch, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _RIDGES = tuple(10.0**power for power in range(-1, 7))
@@ -33,12 +33,14 @@ class TaskSums(nn.Module):
     """Sums over the samples of one task: whole numbers in float64, which do not depend on the samples' order.
 
     Attributes:
-        gram: lower triangle, by rows, of the sum of ``φφᵀ``, ``(M (M + 1) / 2,)``.
+        gram: lower triangle, by rows, of the sum of ``φφᵀ``, float64 ``(M (M + 1) / 2,)``.
         classes: labels of the classes with samples, in order, int64 ``(C,)``.
         counts: number of samples of each class, int64 ``(C,)``.
-        sums: sum of ``φ`` of each class, ``(C, M)``.
-        hashes: 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, sorted, int64 ``(n,)``.
+        sums: sum of ``φ`` of each class, float64 ``(C, M)``.
+        hashes: 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, in the order of learning, int64 ``(n,)``.
         originals: label in the task → class in the user's data, int64 ``(n_classes,)``.
+        units: ``step``, ``bits`` and ``batch`` of the model, float64 ``(3,)``.
+        seen: ``φ`` of the present mini-batch in training, else None.
     """
 
     gram: Tensor
@@ -47,43 +49,56 @@ class TaskSums(nn.Module):
     sums: Tensor
     hashes: Tensor
     originals: Tensor
+    units: Tensor
 
-    def __init__(self, width: int, n_classes: int, device: torch.device) -> None:
+    def __init__(self, width: int, n_classes: int, units: Sequence[float], device: torch.device) -> None:
         super().__init__()
-        self.out_features, self.width = n_classes, width
         real, whole = torch.zeros(0, dtype=torch.float64, device=device), torch.arange(0, device=device)
         self.register_buffer("gram", real.new_zeros(width * (width + 1) // 2))
         self.register_buffer("sums", real.new_zeros((0, width)))
         for name in ("classes", "counts", "hashes"):
             self.register_buffer(name, whole.clone())
         self.register_buffer("originals", torch.arange(n_classes, device=device))
+        self.register_buffer("units", real.new_tensor(units))
         self.seen: Tensor | None = None
 
+    @property
+    def out_features(self) -> int:
+        """Return the number of the task's labels."""
+        return len(self.originals)
+
     def forward(self, features: Tensor) -> Tensor:
-        """Store the features of a mini-batch in training, to be added; return zeros as logits."""
-        self.seen = features
-        return features.new_zeros((len(features), self.out_features), dtype=torch.float32)
+        """Store the first mini-batch since the last :meth:`add`, which adds it; return zeros as logits."""
+        self.seen = features if self.seen is None else self.seen
+        return features.new_zeros((len(features), self.out_features))
 
-    def add(self, features: Tensor, labels: Tensor, sign: int = 1) -> bool:
-        """Add samples, ``φ`` ``(n, M)`` and labels ``(n,)``, or subtract them with ``sign=-1``; buffers are replaced.
+    @torch.inference_mode(False)
+    def add(self, features: Tensor, labels: Tensor) -> None:
+        """Add samples, ``φ`` ``(n, M)`` and labels ``(n,)``."""
+        self.hashes, self.seen = torch.cat([self.hashes, hashes_of(features, labels)]), None
+        self._change(features, labels, 1)
 
-        Return False, and change nothing, if a sample to subtract is not in the sums.
-        """
-        self.seen, hashes = None, hashes_of(features, labels)
-        left = torch.cat([self.hashes, hashes]).sort().values if sign > 0 else _without(self.hashes, hashes)
-        if left is None:
+    @torch.inference_mode(False)
+    def subtract(self, rows: Tensor, features: Tensor, labels: Tensor) -> bool:
+        """Subtract the samples at places ``rows`` of :attr:`hashes`; return False if they have other hashes there."""
+        if not torch.equal(self.hashes[rows], hashes_of(features, labels)):
             return False
-        self.hashes = left
+        kept = torch.ones_like(self.hashes, dtype=torch.bool)
+        kept[rows] = False
+        self.hashes = self.hashes[kept]
+        self._change(features, labels, -1)
+        return True
+
+    def _change(self, features: Tensor, labels: Tensor, sign: int) -> None:
         classes = torch.cat([self.classes, labels]).unique()
         counts = self.counts.new_zeros(len(classes))
-        sums = self.sums.new_zeros((len(classes), self.width))
+        sums = self.sums.new_zeros((len(classes), features.shape[1]))
         held, given = torch.searchsorted(classes, self.classes), torch.searchsorted(classes, labels)
         counts[held], sums[held] = self.counts, self.sums
         counts += sign * torch.bincount(given, minlength=len(classes))
         sums += sign * (nn.functional.one_hot(given, len(classes)).to(features).T @ features)
         self.classes, self.counts, self.sums = (part[counts > 0] for part in (classes, counts, sums))
-        self.gram = self.gram + sign * (features.T @ features).view(-1)[_lower(self.width, features.device)]
-        return True
+        self.gram = self.gram + sign * (features.T @ features).view(-1)[_lower(features.shape[1], features.device)]
 
 
 def hashes_of(features: Tensor, labels: Tensor) -> Tensor:
@@ -91,19 +106,6 @@ def hashes_of(features: Tensor, labels: Tensor) -> Tensor:
     rows = torch.cat([features.to(torch.int32), labels[:, None].to(torch.int32)], 1).cpu().numpy()
     made = [int.from_bytes(blake3(row.tobytes()).digest(8), "little", signed=True) for row in rows]
     return torch.tensor(made, dtype=torch.int64, device=features.device)
-
-
-def _without(held: Tensor, hashes: Tensor) -> Tensor | None:
-    """Return the sorted ``held`` without one occurrence of each of ``hashes``; None if one of them is not there."""
-    wanted = hashes.sort().values
-    # The k-th of equal hashes takes the k-th of its occurrences.
-    place = torch.searchsorted(held, wanted) + torch.arange(len(wanted), device=held.device)
-    place -= torch.searchsorted(wanted, wanted)
-    if not bool((place < len(held)).all()) or not torch.equal(held[place], wanted):
-        return None
-    left = torch.ones_like(held, dtype=torch.bool)
-    left[place] = False
-    return held[left]
 
 
 _SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear]]] = WeakKeyDictionary()
@@ -158,16 +160,15 @@ class AnalyticModel(MultiHeadModel):
         batch: int = 8,
         seed: int = 0,
     ) -> None:
-        checks.whole_number("projection", projection, 0)
-        checks.above("step", step, 0)
-        if torch.tensor(step).frexp().mantissa != 0.5:
+        for name, value in ({"step": step} | ({} if ridge is None else {"ridge": ridge})).items():
+            checks.within(name, value, "(0,inf)")
+        if frexp(step)[0] != 0.5:
             raise ValueError(f"step must be a power of 2, such as 2**-5, got {step!r}: dividing by it is then exact")
-        if ridge is not None:
-            checks.above("ridge", ridge, 0)
+        checks.within("bits", bits, "[1,24]")
         super().__init__(nn.Flatten() if backbone is None else backbone, n_features)
         self.ridge, self.step, self.bits = ridge, step, checks.whole_number("bits", bits)
-        checks.within("bits", bits, "[1,24]")
-        self.batch, self.width = checks.whole_number("batch", batch), (projection or self.n_features) + 1
+        self.batch = checks.whole_number("batch", batch)
+        self.width = (checks.whole_number("projection", projection, 0) or self.n_features) + 1
         generator = torch.Generator().manual_seed(derive_seed(seed, "projection"))
         drawn = torch.randn((self.n_features if projection else 0, projection), generator=generator)
         device = next((p.device for p in self.backbone.parameters()), drawn.device)
@@ -193,7 +194,7 @@ class AnalyticModel(MultiHeadModel):
         Raises:
             ModelError: for features that are not finite.
         """
-        u = self._real_features(x)
+        u = self._real_features(as_batch(x))
         if not bool(u.isfinite().all()):
             raise ModelError("features of these samples are NaN or infinite: mend the samples, or leave them out")
         phi = (u / self.step).round().clamp(-(2.0**self.bits), 2.0**self.bits - 1).double()
@@ -201,33 +202,49 @@ class AnalyticModel(MultiHeadModel):
 
     @torch.no_grad()
     def _real_features(self, x: Any) -> Tensor:
-        made = []
+        self.backbone.eval()  # its owner may have set it to training mode
+        made = [self.projection.new_zeros((0, self.width - 1))]
         with autocast(()):
             for start in range(0, len(x), self.batch):
                 rows = torch.arange(start, start + self.batch, device=x.device)
                 part = x[rows.clamp(max=len(x) - 1)]  # padded with the last sample
                 if isinstance(part, Tensor):  # kernels for another memory format round differently
                     part = part.contiguous()
-                z = run_on(self.backbone, part).float().flatten(1)
-                z = nn.functional.layer_norm(z, z.shape[1:])
+                z = run_on(self.backbone, part)
+                shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
+                if shape != (self.batch, self.n_features):
+                    raise ModelError(f"the network returns {shape}, and must return {(self.batch, self.n_features)}")
+                z = nn.functional.layer_norm(z.float().flatten(1), (self.n_features,))
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
-        return torch.cat(made)[: len(x)] if made else self.projection.new_zeros((0, self.width - 1))
+        return torch.cat(made)[: len(x)]
 
-    def check_neighbours(self, x: Any) -> None:
-        """Raise ModelError if the features of a sample depend on its place in a mini-batch, or on other samples."""
-        first = x[torch.arange(min(self.batch, len(x)), device=x.device)]
-        alone = self._real_features(first[torch.tensor([len(first) - 1], device=x.device)])
-        if not torch.equal(alone[0], self._real_features(first)[-1]):
+    def check_network(self, x: Any) -> None:
+        """Raise ModelError if the network changes in a forward, or features depend on place or neighbours in ``x``."""
+        buffers = {name: buffer.clone() for name, buffer in self.backbone.named_buffers()}
+        first = x[torch.arange(self.batch, device=x.device).clamp(max=len(x) - 1)]
+        there, moved = self._real_features(first), torch.arange(self.batch, device=x.device).roll(1)
+        changed = [name for name, buffer in self.backbone.named_buffers() if not torch.equal(buffer, buffers[name])]
+        if changed:
+            raise ModelError(f"the network changes its buffers {changed} in a forward, and must stay as it is")
+        same = torch.equal(self._real_features(first[moved]), there[moved])
+        if self.batch > 1 and isinstance(first, Tensor):
+            alone = torch.cat([first[:1], torch.zeros_like(first[1:])])
+            same &= torch.equal(self._real_features(alone)[0], there[0])
+        if not same:
             raise ModelError(
-                f"the features of a sample depend on the other samples of its mini-batch (batch={self.batch}), so that "
-                f"it can't be subtracted later: AnalyticModel(…, batch=1) runs each by itself"
+                f"the features of a sample depend on its place in a mini-batch of {self.batch} or on the other samples "
+                "there, or are random: it couldn't be subtracted later. AnalyticModel(…, batch=1) runs each by itself"
             )
 
     # Sums of tasks --------------------------------------------------------------------------------------------
 
+    @property
+    def _units(self) -> tuple[float, int, int]:
+        return self.step, self.bits, self.batch
+
     def add_head(self, task: int, n_classes: int) -> None:
         """Create the empty sums of a task."""
-        self.store_task(task, TaskSums(self.width, n_classes, self._device))
+        self.store_task(task, TaskSums(self.width, n_classes, self._units, self._device))
 
     def adaptation(self, experience: Any) -> None:
         """Create the sums of an experience's new tasks; store which class of the user's data each label names."""
@@ -239,40 +256,47 @@ class AnalyticModel(MultiHeadModel):
 
     def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
         """Return sums into which the tensors ``saved`` can be loaded."""
-        made = TaskSums(self.width, 0, self._device)
+        made = TaskSums(self.width, 0, self._units, self._device)
         for name, value in saved.items():
             setattr(made, name, torch.zeros_like(value, device=self._device))
         return made
 
     def learn(self, task: int, labels: Tensor) -> None:
-        """Add the mini-batch that ``model(x, task)`` last ran on to the sums of ``task``, the one in training.
+        """Add the mini-batch that ``model(x, task)`` ran on in training to the sums of ``task``.
 
         Raises:
-            ModelError: if a sum could reach 2⁵³ then, above which float64 rounds.
+            ModelError: if a sum could exceed 2⁵³, above which float64 rounds; if ``step``, ``bits`` or ``batch``
+                changed since another task; for negative labels, or of another number than the samples.
         """
-        sums = self.heads[task]
-        n = sum(len(self.heads[t].hashes) for t in self.tasks) + len(labels)
-        largest = max(2**self.bits, 1 / self.step) ** 2
-        if n * largest >= 2**53:
-            raise ModelError(
-                f"sums of {n} samples with bits={self.bits} and step={self.step} may reach 2**53, above which they are "
-                f"not exact: at most {int(2**53 / largest)} samples fit; take fewer bits"
+        sums, parts = self.heads[task], [self.heads[each] for each in self.tasks]
+        n, largest = sum(len(part.hashes) for part in parts) + len(labels), max(2**self.bits, 1 / self.step) ** 2
+        units = self.heads[self.tasks[0]].units.tolist()
+        fault = None
+        if n * largest > 2**53:
+            fault = (
+                f"sums of {n} samples with bits={self.bits} and step={self.step} may exceed 2**53, and are not exact "
+                f"then: at most {int(2**53 / largest)} samples fit; take fewer bits"
             )
+        elif units != [*self._units]:
+            fault = f"(step, bits, batch) of the model are {self._units}, and were {units} for task {self.tasks[0]}"
+        elif sums.seen is None or len(sums.seen) != len(labels):
+            fault = "a plugin changed the mini-batch, or mixed samples of several tasks in it"
+        elif int(labels.min()) < 0:
+            fault = f"labels must be at least 0, got {int(labels.min())}"
+        if fault is not None:
+            raise ModelError(fault)
+        _SOLVED.pop(self, None)
         sums.add(sums.seen, labels)
 
-    def hashes(self, features: Tensor, labels: Tensor) -> list[int]:
-        """Return the hash of each sample's ``φ`` and label."""
-        return hashes_of(features, labels).tolist()
+    def hashes(self, features: Tensor, labels: Tensor) -> Tensor:
+        """Return the hash of each sample's ``φ`` and label, int64 ``(n,)``."""
+        return hashes_of(features, labels)
 
-    def count(self, task: int, hashed: int) -> int:
-        """Return the number of samples with a hash in the sums of ``task``."""
-        return int((self.heads[task].hashes == hashed).sum())
-
-    def subtract(self, task: int, features: Tensor, labels: Tensor) -> bool:
-        """Subtract samples, ``φ`` and labels, from a finished task's sums; return False if one is not there."""
+    def subtract(self, task: int, rows: Tensor, features: Tensor, labels: Tensor) -> bool:
+        """Subtract samples from a finished task's sums; see :meth:`TaskSums.subtract`."""
         new = copy(self.heads[task])
-        new._buffers = dict(new._buffers)  # ``add`` replaces them
-        if not new.add(features, labels, sign=-1):
+        new._buffers = dict(new._buffers)  # they are replaced
+        if not new.subtract(rows, features, labels):
             return False
         _SOLVED.pop(self, None)
         self.store_task(task, new)
@@ -342,11 +366,15 @@ class AnalyticModel(MultiHeadModel):
         n, unit = sum(len(part.hashes) for part in parts), self.step**-2
         if self.ridge is not None:
             gram.diagonal().add_(self.ridge * unit)
-            weight = torch.cholesky_solve(sums.T, torch.linalg.cholesky(gram))
+            factor, failed_at = torch.linalg.cholesky_ex(gram)
+            if bool(failed_at):
+                raise ModelError(f"ridge={self.ridge} is too small for these features: take a larger one, or None")
+            weight = torch.cholesky_solve(sums.T, factor)
         else:
             values, vectors = torch.linalg.eigh(gram)  # of the lower triangle
             weight = vectors @ _best_ridge(values.clamp(min=0), vectors.T @ sums.T, n, [r * unit for r in _RIDGES])[1]
-        head = nn.utils.skip_init(nn.Linear, self.width, int(classes.max()) + 1, device=gram.device, dtype=gram.dtype)
+        out = int(max(part.originals.max() for part in parts)) + 1 if joint else parts[0].out_features
+        head = nn.utils.skip_init(nn.Linear, self.width, out, device=gram.device, dtype=gram.dtype)
         head.requires_grad_(False)
         head.weight.zero_()[classes] = weight.T
         head.bias.fill_(NO_CLASS)[classes] = 0.0

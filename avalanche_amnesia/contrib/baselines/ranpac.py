@@ -1,26 +1,30 @@
 """Strategy RanPAC: one pass over each task's samples, whose features are summed; unlearning subtracts them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
 from avalanche.core import SupervisedPlugin
+from avalanche.training import plugins as stock
 from torch import Tensor
 from torch.optim import SGD
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.contrib.baselines.analytic import AnalyticModel
+from avalanche_amnesia.models.multi_head import NO_CLASS
 from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.host.lookup import refuse_unfinished
 from avalanche_amnesia.training.host.rollback import begin_finishing
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.unit_graph.backbones import as_batch
 from avalanche_amnesia.unit_graph.findings import ModelError
+
+_TRAINING = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
+_USELESS = tuple(getattr(stock, f"{name}Plugin") for name in _TRAINING if hasattr(stock, f"{name}Plugin"))
 
 
 class _FinishSums(SupervisedPlugin):
@@ -34,21 +38,45 @@ class _FinishSums(SupervisedPlugin):
         strategy.model.heads.finish(single_task(strategy.experience))
 
 
+class _AllClasses(TaskInference):
+    """Inference of class and task by the regression over the classes of all tasks."""
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
+        """Return each sample's class; its task is the one with samples of the class that was learned last."""
+        if task is not None:
+            return super().__call__(x, task)
+        logits = self.model(as_batch(x))
+        present = (logits != NO_CLASS).any(0).nonzero()[:, 0]
+        certainty, found = self.read(logits[:, present])
+        tasks, classes = torch.zeros_like(found), torch.zeros_like(found)
+        for label in self.model.tasks:
+            sums: Any = self.model.heads[label]
+            for own in sums.classes:
+                here = present[found] == sums.originals[own]
+                tasks[here], classes[here] = label, own
+        return Prediction(tasks, classes, certainty)
+
+
 class RanPAC(TaskStrategy):
     """Strategy over a frozen network: tasks, classes and samples are unlearned by subtraction, exactly.
 
-    One pass over the samples of each task adds them to the task's sums; no optimizer. A request for samples or classes
-    computes their features again from the task's data, compares their hashes, and subtracts them.
+    One pass over the samples of each task, in the order of its data, adds them to the task's sums; there is no
+    optimizer. A request for samples or classes computes their features again from the task's data, compares their
+    hashes with those that were stored, and subtracts them: no task is trained again. ``strategy.predict(x)`` compares
+    the classes of all tasks.
 
     Args:
         model: an :class:`AnalyticModel`.
         unlearning: settings of the unlearning, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
-        seed: seed of random transforms in the data; sums depend on nothing else.
+        seed: seed of random transforms in the data. From data that draw random numbers only whole tasks can be
+            unlearned.
         options: Avalanche's own options, see :class:`TaskStrategy`; ``train_epochs`` is 1.
 
     Raises:
         TypeError: if ``model`` is not an :class:`AnalyticModel`, or for an unknown option.
-        ValueError: for an invalid value.
+        ValueError: for an invalid value, and for a plugin that needs gradients or replays samples.
+        TaskError: in a training, for the faults of :class:`AnalyticModel`; the task was undone.
 
     Reference: McDonnell et al., RanPAC: Random projections and pre-trained models for continual learning, NeurIPS 2023.
     """
@@ -65,10 +93,9 @@ class RanPAC(TaskStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, AnalyticModel)
-        if options.get("train_epochs", 1) != 1:
-            raise ValueError(
-                f"train_epochs must be 1, got {options['train_epochs']!r}: a second pass would count each sample twice"
-            )
+        wrong = [type(plugin).__name__ for plugin in options.get("plugins") or () if isinstance(plugin, _USELESS)]
+        if wrong:
+            raise ValueError(f"RanPAC trains no parameter and replays no sample: leave {wrong[0]} out of plugins")
         obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         super().__init__(
             model=model,
@@ -77,15 +104,26 @@ class RanPAC(TaskStrategy):
             seed=seed,
             **options,
         )
+        self._check_epochs()
+
+    def _check_epochs(self) -> None:
+        if self.train_epochs != 1:
+            raise ValueError(
+                f"train_epochs must be 1, got {self.train_epochs}: a second pass would count samples twice"
+            )
+
+    def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+        """Add the samples of experiences to the sums of their tasks; see :meth:`TaskStrategy.train`."""
+        self._check_epochs()
+        return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
 
     def forward(self) -> Any:
         """Return the logits, zeros in training; check at the first mini-batch that a sample's features are its own."""
+        if self.is_training:
+            self.model.heads[single_task(self.experience)].seen = None
         output = super().forward()
         if self.is_training and not self.clock.train_exp_iterations:
-            try:
-                self.model.check_neighbours(self.mb_x)
-            except ModelError as error:
-                self._refuse(str(error), error)
+            self._checked(self.model.check_network, self.mb_x)
         return output
 
     def backward(self) -> None:
@@ -93,27 +131,13 @@ class RanPAC(TaskStrategy):
 
     def optimizer_step(self) -> None:
         """Add the mini-batch to the sums of its task."""
+        self._checked(self.model.learn, single_task(self.experience), self.mb_y)
+
+    def _checked(self, call: Any, *arguments: Any) -> None:
         try:
-            self.model.learn(single_task(self.experience), self.mb_y)
+            call(*arguments)
         except ModelError as error:
             self._refuse(str(error), error)
 
-    def predict(
-        self, x: Tensor | Mapping[str, Tensor], task: int | None = None, rule: InferenceRule = "entropy"
-    ) -> Prediction:
-        """Return each sample's class, among those of all tasks, and the last remaining task with samples of that class.
-
-        With ``task`` its own regression is used. Arguments and errors are those of :meth:`TaskStrategy.predict`.
-        """
-        if task is not None:
-            return super().predict(x, task, rule)
-        refuse_unfinished(self)
-        self.model.eval()
-        certainty, found = TaskInference(self.model, rule).read(self.model(as_batch(x).to(self.device)))
-        tasks, classes = torch.zeros_like(found), torch.zeros_like(found)
-        for task in self.model.tasks:
-            sums = self.model.heads[task]
-            for label in sums.classes:
-                here = found == sums.originals[label]
-                tasks[here], classes[here] = task, label
-        return Prediction(tasks, classes, certainty)
+    def _inference(self, rule: InferenceRule) -> TaskInference:
+        return _AllClasses(self.model, rule)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import secrets
 import warnings
 import weakref
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin
@@ -23,7 +22,7 @@ from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.seeding import preserved_rng
+from avalanche_amnesia.seeding import preserved_rng, rng_state, same_state
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
@@ -155,7 +154,7 @@ class StreamInUse:
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(
-                f"{event}: task {task} is trained again, for which its data is needed: give its experience, "
+                f"{event}: this request needs the data of task {task}: give its experience, "
                 f"data=benchmark.train_stream[…]" + ("" if given is None else f", in the place of {given!r}")
             )
         same = next((e for e in of_task if labels_fingerprint(e) == fingerprint), None)
@@ -252,46 +251,54 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
     """Return a function that subtracts the requested samples from a model of sums (RanPAC)."""
     strategy, event = context.strategy, context.event
     model: Any = strategy.model
+    sums, logs, n = model.task_state(), context.trajectory.logs, len(experience.dataset)
+    position_of = [at for at in range(n) if at not in left.before]  # of each sample in the sums
 
-    def batches(positions: Collection[int]) -> Iterator[tuple[list[int], Tensor, Tensor, list[int]]]:
-        for some in torch.tensor(sorted(positions)).split(_AT_A_TIME):
-            with preserved_rng():
-                x, y = task_data(experience, some, training=True)
-            features, y = model.features(x.to(strategy.device)), y.to(strategy.device)
-            yield some.tolist(), features, y, model.hashes(features, y)
-
-    def refuse_unlike(some: Collection[int]) -> NoReturn:
-        raise RequestError(
-            f"{event}: samples {list(some)[:10]} of task {task} have other features than those learned, so that they "
-            "can't be subtracted, and nothing was unlearned: the data, a random transform, the network, the device or "
-            "the number of threads differs, or a loader repeated or left out samples. Restore them, or unlearn the "
-            f"whole task, [{task}]"
+    def refusal(why: str) -> RequestError:
+        return RequestError(
+            f"{event}: {why}, so that they can't be subtracted. Nothing was unlearned. Restore the data, network and "
+            f"settings with which the task was learned, or unlearn the whole task, [{task}]"
         )
 
-    sums, logs = model.task_state(), context.trajectory.logs
+    def read(some: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features and labels of the samples at places ``some`` of the sums."""
+        with preserved_rng():
+            before = rng_state()
+            x, y = task_data(experience, torch.tensor(position_of)[some], training=True)
+            if not same_state(before, rng_state()):
+                raise refusal(f"the data of task {task} draw random numbers")
+        return model.features(x.to(strategy.device)), y.to(strategy.device)
 
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         plugin.forget(strategy, context.tasks, change)
         model.restore_task_state(sums)  # the task was removed as a whole
         context.trajectory.restore(logs)
-        requested: Counter[int] = Counter()
-        for some, features, y, hashes in batches(left.gone):
-            if not model.subtract(task, features, y):
-                refuse_unlike(some)
-            requested.update(hashes)
-        still = {hashed: n for hashed in requested if (n := model.count(task, hashed))}
-        if still:  # equal samples, all of which must be in the data
-            rest = set(range(len(experience.dataset))) - left.gone - left.before
-            hashed_at = (pair for some, _, _, hashes in batches(rest) for pair in zip(some, hashes, strict=True))
-            copies = [at for at, hashed in hashed_at if hashed in still]
-            if len(copies) != sum(still.values()):
-                refuse_unlike(sorted(left.gone))
-            warn_of_copies(copies, task, event)
+        held = model.heads[task].hashes
+        if len(held) != len(position_of):
+            raise refusal(f"task {task} learned {len(held)} samples, and its data has {len(position_of)} by now")
+        rows = torch.tensor([row for row, at in enumerate(position_of) if at in left.gone])
+        copies = torch.isin(held.cpu(), held.cpu()[rows])
+        copies[rows] = False
+        for some in copies.nonzero()[:, 0].split(_AT_A_TIME) if bool(copies.any()) else ():
+            if not torch.equal(model.hashes(*read(some)), held[some]):
+                raise refusal(f"a loader or plugin repeated samples of task {task}")
+        for some in reversed(rows.split(_AT_A_TIME)):  # the last ones first, so that the places of others stay
+            if not model.subtract(task, some, *read(some)):
+                raise refusal(f"samples {[position_of[row] for row in some[:10]]} of task {task} have other features")
+        warn_of_copies([position_of[row] for row in copies.nonzero()[:, 0]], task, event)
         change.set(plugin, forgotten=left.forgotten)
         first = plugin.claims.training(task)
         return replace(context.plan, **plugin.claims.decided(context, plugin.claims.reasons_beside(context, first)))
 
-    return again
+    def all_or_nothing(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
+        try:
+            return again(context, change)
+        except RequestError:
+            raise
+        except Exception as error:  # of the user's data, or of a network that can't run on them
+            raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
+
+    return all_or_nothing
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

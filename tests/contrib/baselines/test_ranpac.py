@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark, split_online_stream, task_incremental_benchmark
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin, SupervisedPlugin
 from sklearn.linear_model import Ridge
 from support.small_networks import lived_in
 from support.strategies import batch_normed, learn, quiet
@@ -15,6 +15,8 @@ from support.strategy_state import same_state, state
 from support.thoroughness import examples
 from torch import nn
 from torch.utils.data import TensorDataset
+from torchvision.datasets import FakeData
+from torchvision.transforms import Compose, RandomErasing, ToTensor
 
 from avalanche_amnesia import AnalyticModel, ModelError, RanPAC, RequestError, SplitDigits, TaskError
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning, without_samples
@@ -109,9 +111,9 @@ def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
     benchmark = with_unlearning(STREAM, {1: [0]})
     strategy = learn(ranpac(), benchmark, 3)
     (hashed,) = strategy.model.hashes(*phi_of(strategy, 1, 5))
-    before = strategy.model.count(1, hashed)
+    before = int((strategy.model.heads[1].hashes == hashed).sum())
     record = strategy.unlearn(task=1, samples=[5])
-    assert (before, strategy.model.count(1, hashed)) == (1, 0)
+    assert (before, int((strategy.model.heads[1].hashes == hashed).sum())) == (1, 0)
     assert record.plan.samples
     record = strategy.prove(ranpac, benchmark)
     assert (record.claim, record.proof.tasks) == ("exact", (1, 2))
@@ -128,8 +130,10 @@ def test_a_class_without_samples_leaves_the_head():
     assert set(strategy.model(x).argmax(1).tolist()) <= {0, 1, 2, 3}
     strategy.unlearn(task=0, classes=[1])
     assert strategy.model.heads[0].classes.tolist() == [0]
-    for logits, absent in ((strategy.model(x), 1), (strategy.model(x, 1), 5)):
-        assert logits.shape[1] <= absent or bool((logits[:, absent] == -1000).all())
+    assert bool((strategy.model(x)[:, 1] == -1000).all())
+    assert bool((strategy.model(x, 0)[:, 1] == -1000).all())
+    assert not strategy.predict(x, 0).classes.any()
+    strategy.eval(STREAM.test_stream)  # samples of the class among them
     strategy.unlearn([0, 1])
     with pytest.raises(ValueError, match="the model has no task"):
         strategy.model(x)
@@ -157,6 +161,8 @@ def test_both_heads_equal_a_ridge_regression_of_scikit_learn():
     originals = torch.stack([torch.tensor(e.original_classes) for e in STREAM.train_stream[:3]])
     assert torch.equal(originals[found.tasks, found.classes], model(test).argmax(1))
     assert torch.equal(strategy.predict(test, 1).classes, model(test, 1).argmax(1))
+    mixed = model(test, torch.arange(len(test)) % 3)
+    assert torch.equal(mixed[1::3, :2], model(test[1::3], 1))
 
 
 def test_the_ridge_is_the_one_with_the_least_generalised_cross_validation():
@@ -206,14 +212,44 @@ def test_neighbours_and_place_change_no_bit_of_a_sample(backbone, width):
         assert torch.equal(model.features(x), whole)
 
 
-def depending():
-    return nn.Sequential(network(), nn.BatchNorm1d(48, track_running_stats=False))
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 48)
+        self.register_buffer("n", torch.zeros(()))
+
+    def forward(self, x):
+        self.n += 1
+        return self.layer(x.flatten(1))
 
 
+class ByPlace(nn.Module):
+    def forward(self, x):
+        return x.flatten(1)[:, :48] + torch.arange(len(x))[:, None] * 1e-7
+
+
+UNFIT = {
+    "depend on its place in a mini-batch of 8": lambda: nn.Sequential(
+        network(), nn.BatchNorm1d(48, track_running_stats=False)
+    ),
+    "depend on its place": ByPlace,
+    r"changes its buffers \['n'\] in a forward": Counts,
+    r"returns \(8, 64\), and must return \(8, 48\)": nn.Flatten,
+    "are random": lambda: nn.Sequential(network(), Noise()),
+}
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("size", [1, 64])
+@pytest.mark.parametrize("message", UNFIT)
 @pytest.mark.filterwarnings("ignore:.*track_running_stats=False")
-def test_features_that_depend_on_neighbours_are_refused():
-    strategy = ranpac(depending)
-    with pytest.raises(TaskError, match=r"depend on the other samples of its mini-batch \(batch=8\)"):
+def test_networks_whose_features_are_not_a_function_of_the_sample_are_refused(message, size):
+    strategy = ranpac(UNFIT[message], size=size)
+    with pytest.raises(TaskError, match=message):
         strategy.train(STREAM.train_stream[0])
     assert strategy.model.tasks == ()
 
@@ -224,6 +260,15 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
     learn(strategy, STREAM, 2)
     assert same_state(before, state(strategy.model.backbone))
     assert not any(module.training for module in strategy.model.train().backbone.modules())
+    x = task_data(STREAM.test_stream[0])[0]
+    found = strategy.model(x)
+    strategy.model.backbone.train()  # by its owner
+    assert torch.equal(strategy.model(x), found)
+    assert strategy.unlearn(task=1, samples=[3]).claim == "exact"
+    assert same_state(before, state(strategy.model.backbone))
+    with torch.inference_mode():
+        strategy.unlearn(task=1, samples=[5])
+    assert strategy.model(x).shape == found.shape
 
 
 # Refusals: nothing changes ------------------------------------------------------------------------------------------
@@ -256,7 +301,33 @@ class Repeats(SupervisedPlugin):
 
 def test_samples_that_a_loader_repeated_are_refused():
     strategy = learn(ranpac(plugins=[Repeats()]), STREAM, 2, shuffle=False)
-    refused(strategy, "a loader repeated or left out samples", task=1, samples=[0])
+    refused(strategy, "a loader or plugin repeated samples of task 1", task=1, samples=[0])
+
+
+def test_samples_that_were_left_out_or_transformed_at_random_are_refused():
+    n = len(STREAM.train_stream[1].targets)
+    strategy = learn(ranpac(), STREAM, 2, drop_last=True)
+    assert strategy.unlearn([0]).claim == "exact"
+    with pytest.raises(RequestError, match=rf"task 1 learned {n - n % 64} samples, and its data has {n} by now"):
+        strategy.unlearn(task=1, samples=[0])
+    images = FakeData(60, (1, 8, 8), 2, transform=Compose([ToTensor(), RandomErasing(0.1)]))
+    images.targets = [int(label) for _, label in images]
+    benchmark = task_benchmark(images, images, [[0, 1]] * 2)
+    strategy = learn(ranpac(), benchmark)
+    refused(strategy, "the data of task 1 draw random numbers", benchmark, task=1, samples=[0])
+    assert strategy.unlearn([0]).claim == "exact"
+
+
+def test_samples_in_another_order_are_refused():
+    strategy = learn(ranpac(), STREAM, 2)
+    x, y = task_data(STREAM.train_stream[1])
+    twin = next(at for at in range(1, len(y)) if y[at] == y[0])
+    order = torch.arange(len(y))
+    order[[0, twin]] = order[[twin, 0]]
+    other = task_benchmark((x[order], y[order]), (x, y), [[0, 1]] * 2)
+    refused(strategy, r"samples \[0\] of task 1 have other features", other, task=1, samples=[0])
+    small = task_benchmark((torch.cat([x, x], 1), y), (torch.cat([x, x], 1), y), [[0, 1]] * 2)
+    refused(strategy, r"the samples can't be read \(RuntimeError", small, task=1, samples=[0])
 
 
 def test_copies_that_remain_are_named():
@@ -274,6 +345,9 @@ def test_faults_of_samples_and_sums_undo_the_task():
     strategy.model.bits = 24
     with pytest.raises(TaskError, match=r"at most 32 samples fit; take fewer bits"):
         strategy.train(STREAM.train_stream[2])
+    strategy.model.bits = 12
+    with pytest.raises(TaskError, match=r"\(step, bits, batch\) of the model are \(0.03125, 12, 8\), and were"):
+        strategy.train(STREAM.train_stream[2])
     strategy.model.bits = 10
     broken = deepcopy(STREAM.train_stream[2])
     x, y = task_data(broken)
@@ -285,15 +359,15 @@ def test_faults_of_samples_and_sums_undo_the_task():
 
 
 def test_sums_at_the_bound_are_whole_numbers():
-    sums = TaskSums(2, 1, torch.device("cpu"))
+    sums = TaskSums(2, 1, (1.0, 20, 8), torch.device("cpu"))
     for _ in range(2):
         sums.add(torch.full((1000, 2), 2.0**20 - 1, dtype=torch.float64), torch.zeros(1000, dtype=torch.int64))
     assert int(sums.gram[0]) == 2000 * (2**20 - 1) ** 2
 
 
 REFUSED = {
-    "step must be a power of 2": {"step": 0.03},
-    "ridge must be above 0": {"ridge": 0},
+    "step must be a power of 2": {"step": 1 + 2**-40},
+    r"ridge must lie in \(0,inf\)": {"ridge": float("inf")},
     r"bits must lie in \[1,24\]": {"bits": 25},
     "batch must be an int of at least 1": {"batch": 0},
     "projection must be an int of at least 0": {"projection": -1},
@@ -310,6 +384,12 @@ def test_several_passes_and_parts_of_tasks_are_refused():
     model = AnalyticModel(network(), 48)
     with pytest.raises(ValueError, match="train_epochs must be 1, got 3: a second pass"):
         RanPAC(model=model, train_epochs=3)
+    strategy = RanPAC(model=model)
+    strategy.train_epochs = 2
+    with pytest.raises(ValueError, match="train_epochs must be 1, got 2"):
+        strategy.train(STREAM.train_stream[0])
+    with pytest.raises(ValueError, match="leave ReplayPlugin out of plugins"):
+        RanPAC(model=model, plugins=[ReplayPlugin(10)])
     with pytest.raises(TypeError, match="AnalyticModel"):
         RanPAC(model=network())
     with pytest.raises(TaskError, match="train on the stream that was split"):
