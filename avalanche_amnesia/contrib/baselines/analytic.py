@@ -116,29 +116,29 @@ class AnalyticModel(MultiHeadModel):
     """Frozen network with ridge regression on its features, computed from sums of whole numbers.
 
     A sample's ``z`` is the layer norm of its features, ``u = ReLU(z R)`` with a random projection ``R`` (or ``z``), and
-    ``φ = round(u / step)``, limited to ``bits`` bits, with a constant. The state is ``G = Σ φφᵀ`` and ``C = Σ φyᵀ`` of
+    ``φ = round(u / step)``, with the constant ``1 / step`` at its end. The state is ``G = Σ φφᵀ`` and ``C = Σ φyᵀ`` of
     each task: sums of whole numbers below 2⁵³, which float64 holds exactly. So adding and subtracting samples commute,
     bit for bit. Head: ``W = (G + λI)⁻¹ C``, a function of the sums.
 
-    ``model(x)`` compares all classes of all tasks (their sums are added), numbered as in the data before tasks gave
-    them labels of their own; ``model(x, task_labels)`` uses each task's own regression, and its labels. The network
-    is set to evaluation mode, and its parameters are frozen. ``φ`` must not depend on a sample's mini-batch, so the
-    network runs on ``batch`` samples at a time, the last ones padded; the first mini-batch of each task is checked.
+    ``model(x)`` compares the classes of all tasks, numbered by ``original_classes`` of the experiences if they have
+    them; their sums are added for it. ``model(x, task_labels)`` uses each task's own regression and labels. The given
+    network is set to evaluation mode and frozen. ``φ`` must not depend on a sample's mini-batch, so the network runs on
+    ``batch`` samples at a time; missing ones are copies of the last sample.
 
     Args:
         backbone: maps ``(batch, …)`` to features ``(batch, n_features)``; None: the inputs themselves, flattened.
         n_features: width of the features; by default as of :class:`MultiHeadModel`.
         projection: number M of random ReLU features, drawn from ``seed``; 0: the network's features.
-        ridge: λ, above 0, in units of ``u``; None: chosen by generalised cross-validation from the sums, which takes
-            an eigendecomposition.
+        ridge: λ, which is added to the diagonal of ``Σ uuᵀ``, above 0; None: chosen by generalised cross-validation
+            from the sums, which takes an eigendecomposition.
         step: size of a unit of ``φ`` in ``u``, a power of 2.
-        bits: ``φ`` lies in ``[-2^bits, 2^bits - 1]``; 1 to 24.
+        bits: ``round(u / step)`` is limited to ``[-2^bits, 2^bits - 1]``; 1 to 24.
         batch: number of samples that run together, at least 1.
         seed: seed of the projection.
 
     Raises:
-        ModelError: if the width of the features is unknown, or the module can't be used as a backbone. In a training:
-            for features that are not finite or depend on other samples, and before a sum can reach 2⁵³.
+        ModelError: if the width of the features is unknown, or the module can't be used as a backbone. In a forward:
+            for features that are not finite or of another shape.
         ValueError: for an invalid value.
 
     References: Zhuang et al., ACIL, NeurIPS 2022; McDonnell et al., RanPAC, NeurIPS 2023 (the projection).
