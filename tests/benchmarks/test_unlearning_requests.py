@@ -13,6 +13,7 @@ from avalanche.benchmarks import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
+from support.ledger_oracle import LedgerOracle
 from torch.utils.data import TensorDataset
 
 from avalanche_amnesia import RequestError, SplitDigits, UnlearningRequest, with_unlearning
@@ -201,31 +202,23 @@ def test_a_task_may_be_learned_again_once_it_was_unlearned():
 
 
 def allowed(labels, requests, permanent, deadline) -> bool:
-    """Apply the rules to the history of events, slowly and without a ledger."""
-    history: list[tuple[str, int]] = []
+    """Apply the rules event by event, without a ledger."""
+    oracle = LedgerOracle(deadline)
+    oracle.declared = set(permanent)
     for position, label in enumerate(labels):
         mine = [r for r in requests if r.at == position]
         iterations = sorted((r for r in mine if r.when == "iteration"), key=lambda r: r.iteration)
-        ordered = [r for r in mine if r.when == "before"] + iterations
-        ordered += ["train"] + [r for r in mine if r.when == "after"]
-        for item in ordered:
-            asked = [label] if item == "train" else item.tasks
-            for task in asked:
-                own = [kind for kind, who in history if who == task]
-                remains = bool(own) and own[-1] == "trained"
-                if item == "train":
-                    if remains:
-                        return False
-                    history.append(("trained", task))
-                    continue
-                if not remains or task in permanent or asked.count(task) > 1:
-                    return False
-                last = max(i for i, event in enumerate(history) if event == ("trained", task))
-                further = sum(kind == "trained" for kind, _ in history[last + 1 :])
-                if deadline is not None and further >= deadline:
-                    return False
-            if item != "train":
-                history += [("unlearned", task) for task in asked]
+        for request in [r for r in mine if r.when == "before"] + iterations:
+            if not oracle.allows(request.tasks):
+                return False
+            oracle.forget(request.tasks)
+        if label in oracle.order:
+            return False
+        oracle.learn(label)
+        for request in [r for r in mine if r.when == "after"]:
+            if not oracle.allows(request.tasks):
+                return False
+            oracle.forget(request.tasks)
     return True
 
 

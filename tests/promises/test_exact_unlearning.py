@@ -5,11 +5,11 @@ import torch
 from avalanche.core import SupervisedPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import examples
 from support.fault_injection import FailsAtEvent, InjectedError
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
 from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, quiet
 from support.strategy_state import bits, unlearning_plugin
-from support.thoroughness import examples
 from torch import Tensor, nn
 
 from avalanche_amnesia import UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
+from support import examples
 from support.interruptions import comparable_state
 from support.strategies import DIGITS, brief, learn, quiet
-from support.thoroughness import examples
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.saving import StateError

@@ -57,15 +57,15 @@ class NormedConvNet(nn.Module):
 
     features = 12
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
         self.second, self.last = nn.Conv2d(6, 8, 3, stride=2), nn.Linear(8 * 9, 12)
-        self.layer_norm = nn.LayerNorm(12)
+        self.layer_norm, self.drop = nn.LayerNorm(12), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
-        return self.layer_norm(torch.relu(self.last(x.flatten(1))))
+        return self.layer_norm(torch.relu(self.last(self.drop(x.flatten(1)))))
 
 
 def batch_normed(pooled: int = 1) -> nn.Module:

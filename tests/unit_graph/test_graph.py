@@ -7,9 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.parameter_use_oracle import random_mask, use_by_perturbation
 from support.small_networks import ALL, COVER_MORE, NETWORKS, network
-from support.soundness_oracle import assert_sound, batch, features, some_mask
+from support.soundness_oracle import assert_sound, batch, features, random_mask, some_mask, use_by_perturbation
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel

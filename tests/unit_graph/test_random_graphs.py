@@ -4,10 +4,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.parameter_use_oracle import random_mask, use_by_perturbation
+from support import examples
 from support.small_networks import Net, inputs, lived_in, parameter
-from support.soundness_oracle import assert_sound
-from support.thoroughness import examples
+from support.soundness_oracle import assert_sound, random_mask, use_by_perturbation
 from torch import nn
 
 from avalanche_amnesia import AdjustmentRule, MaskedModel, ModelError

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from avalanche.training.plugins import ReplayPlugin
+from support import examples
+from support.isolated_pools import equal
 from support.strategies import DIGITS, PRICED, ConvNet, brief, trained
 from support.strategy_state import bits, unlearning_plugin
-from support.thoroughness import examples
 
 from avalanche_amnesia import MLP, References
 from avalanche_amnesia.training import EVEN_BUDGET, AdaHATRule, AdjustmentRule, ConstantRule
@@ -20,8 +21,7 @@ def references(**which) -> References:
 
 
 def equals_reference(strategy, **which) -> bool:
-    reference = references(**which).reference(unlearning_plugin(strategy).ledger.remaining)
-    return list(bits(strategy.model).items()) == list(bits(reference).items())
+    return equal(strategy, references(**which))
 
 
 @pytest.mark.parametrize(
