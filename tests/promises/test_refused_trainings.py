@@ -323,6 +323,11 @@ OPTIONS = {
     "workers": ({"num_workers": "a"}, "num_workers must be an int of at least 0, got 'a'"),
     "last": ({"drop_last": 3}, "drop_last must be True or False, got 3"),
     "streams": ({"eval_streams": 3}, r"eval_streams .* streams, \[benchmark.test_stream\].* got 3"),
+    "mistyped": ({"droplast": True}, r"strategy\.train has no option 'droplast'; did you mean"),
+    **{
+        name: ({name: []}, f"no option '{name}'; did you mean 'eval_streams'")
+        for name in ("eval", "eval_stream", "eval_stream_list", "test_stream")
+    },
 }
 
 

@@ -1,5 +1,6 @@
 """Short runs on real digits, and their logits."""
 
+import itertools
 from functools import partial
 
 import torch
@@ -70,3 +71,20 @@ def assert_retained(strategy, benchmark, n_tasks: int | None = None, *, must_mov
         kept = now
         moved = any(not torch.equal(p, start[name]) for name, p in strategy.model.backbone.named_parameters())
         assert moved or (task > 0 and not must_move), "nothing was learned: the test proves nothing"
+
+
+def use_of_entries(model: MaskedModel, name: str, tasks, between=min) -> Tensor:
+    """For every entry of an MLP's parameter: the smaller number of these tasks that use one of its units, by a loop.
+
+    With ``between=max`` it is the larger number, and the network's input is no end of a weight.
+    """
+    layers, (layer, kind) = list(model.graph.layers), name.rsplit(".", 1)
+    masks = [model.masks[task] for task in tasks]
+    counts = {
+        n: [sum(bool(mask[n][unit]) for mask in masks) for unit in range(model.graph.layers[n].units)] for n in layers
+    }
+    index, result = layers.index(layer), torch.zeros(model.backbone.get_parameter(name).shape, dtype=torch.float64)
+    for place in itertools.product(*map(range, result.shape)):
+        at = [counts[layer], counts[layers[index - 1]]] if kind == "weight" and index > 0 else [counts[layer]]
+        result[place] = between(of_units[unit] for of_units, unit in zip(at, place, strict=False))
+    return result

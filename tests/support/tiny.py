@@ -24,7 +24,7 @@ class Net(nn.Module):
 
 
 def strategy(kind: str = "amnesiac", *, net: Any = Net, **options: Any) -> Any:
-    return make(KINDS[kind], net=net, optimizer="sgd", **{"train_mb_size": 8, "train_epochs": 1, **options})
+    return make(KINDS[kind], net=net, **{"optimizer": "sgd", "train_mb_size": 8, "train_epochs": 1, **options})
 
 
 def samples(n: int = 24, classes: int = 2, first: int = 0) -> tuple[Tensor, Tensor]:

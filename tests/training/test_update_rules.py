@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.small_runs import logits_of, make, masked_mlp, permuted
+from support.small_runs import logits_of, make, masked_mlp, permuted, use_of_entries
 from support.strategies import learn
 from support.strategy_state import same_state, state, values
 
@@ -22,20 +22,9 @@ def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:
 
 
 def naive_held(model, name, rule, between=min) -> torch.Tensor:
-    """Element by element, from the masks alone; with ``between=max`` the network's input is no end."""
-    layers = list(model.graph.layers)
-    layer, kind = name.rsplit(".", 1)
-    index, masks = layers.index(layer), list(model.masks.values())
-    parameter = dict(model.backbone.named_parameters())[name]
-    result = torch.zeros(parameter.shape, dtype=torch.float64)
-    counts = {n: sum(m[n].double() for m in masks).tolist() for n in layers}
-    for i in range(parameter.shape[0]):
-        for j in range(parameter.shape[1] if kind == "weight" else 1):
-            ends = [counts[layer][i]]
-            if kind == "weight" and index > 0:
-                ends.append(counts[layers[index - 1]][j])
-            result[(i, j) if kind == "weight" else (i,)] = rule(between(ends), len(masks))
-    return result
+    """Element by element, from the masks alone."""
+    n_tasks = len(model.masks)
+    return use_of_entries(model, name, model.masks, between).apply_(lambda used_by: rule(used_by, n_tasks))
 
 
 ABLATIONS = {"sum": lambda m, n: m, "flat": lambda m, n: n if m else 0, "number": lambda m, n: n + 1}

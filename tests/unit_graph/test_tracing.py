@@ -5,8 +5,8 @@ import threading
 
 import pytest
 import torch
-from support.leaking_networks.kit import Net as NetOf
 from support.leaking_networks.kit import part
+from support.small_networks import parts
 from torch import nn
 
 from avalanche_amnesia.models import MaskedModel
@@ -111,7 +111,7 @@ def test_a_known_trace_is_still_compared_with_the_network(monkeypatch):
 def with_modes(forward):
     """A network over 6 numbers: a layer, a norm, dropout, a last layer, a buffer and a plain tensor."""
     makers = {"a": part(nn.Linear, 6, 8), "n": part(nn.BatchNorm1d, 8, affine=False), "d": part(nn.Dropout, 0.3)}
-    net = NetOf(forward, **makers, c=part(nn.Linear, 8, 3))
+    net = parts(forward, **makers, c=part(nn.Linear, 8, 3))()
     net.register_buffer("kept", torch.zeros(8))
     net.loose, net.seen = torch.ones(8), []
     return net
