@@ -10,7 +10,7 @@ from support.small_networks import Net
 from support.small_runs import assert_retained, make
 from support.soundness_oracle import assert_sound, batch, some_mask
 from support.strategies import DIGITS, learn
-from support.strategy_state import state
+from support.strategy_state import bits, unchanged
 from torch import Tensor, nn
 
 from avalanche_amnesia import HAT, WSN, MaskedModel, ModelError, SubnetModel, task_benchmark
@@ -211,14 +211,9 @@ def test_a_parameter_that_gets_gradients_later_is_refused_before_anything_change
     model = copy.deepcopy(made("by hand")[0]).train()
     strategy = learn(make(HAT, model=model, optimizer="adam"), DIGITS.train_stream[:1])
     base = model.backbone.get_submodule("1").base.requires_grad_(True)
-    before = state(model)
-    with pytest.raises(
-        ModelError, match=r"'1\.base\.bias', '1\.base\.weight'.* had no gradients when the model was made"
-    ):
+    words = r"'1\.base\.bias', '1\.base\.weight'.* had no gradients when the model was made"
+    with unchanged(lambda: bits(model)), pytest.raises(ModelError, match=words):
         strategy.train(DIGITS.train_stream[1])
-    after = model.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(value, before[name]) for name, value in after.items())
     base.requires_grad_(False)
     strategy.train(DIGITS.train_stream[1])
     assert model.masked_tasks == (0, 1)

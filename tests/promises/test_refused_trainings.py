@@ -16,7 +16,7 @@ from support.strategies import DIGITS, amnesiac, learn, make, mlp, quiet, stock,
 from support.strategy_state import bits, frozen, unchanged, unlearning_plugin
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from avalanche_amnesia import MLP, HardAttention, MaskedModel, SplitDigits, SubnetModel, task_benchmark
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -76,25 +76,12 @@ def with_loss(criterion):
     return lambda: tiny.strategy(criterion=criterion)
 
 
-class Items(Dataset):
-    """Items of any kind, with labels 0 and 1."""
-
-    def __init__(self, item):
-        self.item, self.targets = item, [i % 2 for i in range(16)]
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, i):
-        return self.item(torch.Generator().manual_seed(i), i % 2)
-
-
 def drawn(generator, *shape):
     return torch.randn(*(shape or (8,)), generator=generator)
 
 
 def items(item):
-    return lambda: tiny.tasks([[0, 1]], Items(item))
+    return lambda: tiny.tasks([[0, 1]], tiny.items(item))
 
 
 POOLS = partial(tiny.strategy, "pools")

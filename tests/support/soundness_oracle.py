@@ -1,9 +1,10 @@
 """Oracle of any masked backbone: all entries outside a mask are changed, and the features must stay."""
 
 import copy
+from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from avalanche_amnesia.models import MaskedModel
 
@@ -90,3 +91,21 @@ def assert_sound(model: MaskedModel, x: Tensor, mask: Tensor, *, reaches: bool =
         if reaches and before.any():
             move(moved, use, used=True)
             assert not torch.equal(features(moved, x, mask), before), "nothing reaches the features at all"
+
+
+def assert_masks_are_sound(model: MaskedModel, original: nn.Module, batch_of: Callable[[int], Tensor], sizes) -> None:
+    """Every mask is sound, and an open mask computes the original, for batches of any size."""
+    for size in sizes:
+        x = batch_of(size)
+        found = features(model, x, torch.ones(model.n_units))
+        assert found.shape == (size, model.n_features)
+        with torch.no_grad():
+            assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4), "an open mask changes the function"
+        for seed, share in enumerate((0.5, 0.3, 0.8, 0.0) if size > 2 else ()):
+            assert_sound(model, x, some_mask(model, seed, share))
+
+
+def assert_gradients_are_finite(model: MaskedModel, x: Tensor, mask: Tensor) -> None:
+    model.masked_features(x, mask).square().sum().backward()
+    for name, parameter in (("mask", mask), *model.backbone.named_parameters()):
+        assert parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}"

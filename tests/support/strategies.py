@@ -214,9 +214,10 @@ def _trained(tasks: int, maker: Any, **options: Any) -> Any:
 @torch.no_grad()
 def logits(of: Any, experience: Any) -> Tensor:
     """Logits of an experience's data, of a model or of a strategy's, in evaluation mode."""
-    model = getattr(of, "model", of)
+    model, (x, _) = getattr(of, "model", of), task_data(experience)
     training = model.training
-    found: Tensor = model.eval()(task_data(experience)[0], experience.task_label)
+    x = x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
+    found: Tensor = model.eval()(x, experience.task_label)
     model.train(training)
     return found
 

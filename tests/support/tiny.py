@@ -1,10 +1,11 @@
 """Streams of a few samples and the smallest network, for tests of a single step."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from avalanche_amnesia import WSN, AmnesiacHAT, DisjointSubnets, task_benchmark
 from support.strategies import make
@@ -37,6 +38,26 @@ def data(n: int = 24, classes: int = 2, first: int = 0) -> TensorDataset:
     found = TensorDataset(*samples(n, classes, first))
     found.targets = found.tensors[1].tolist()
     return found
+
+
+class Items(Dataset):
+    """Items of any kind, which are read one by one; with further attributes."""
+
+    def __init__(self, items: Any, targets: list[int], **attributes: Any) -> None:
+        self.items, self.targets = list(items), targets
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.items[at]
+
+
+def items(item: Callable[[torch.Generator, int], Any], **attributes: Any) -> Items:
+    """Sixteen items that a function makes of a generator and a label, 0 or 1."""
+    targets = [i % 2 for i in range(16)]
+    return Items((item(torch.Generator().manual_seed(i), y) for i, y in enumerate(targets)), targets, **attributes)
 
 
 def blank(n_tasks: int = 5) -> Any:

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from support.small_networks import Net, network
+from support.strategy_state import same_state
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -90,8 +91,7 @@ def test_a_fixed_backbone_passes_and_computes_the_same(name):
     with torch.no_grad():
         for result in (fixed(x), model.masked_features(x, torch.ones(model.n_units)), backbone(x)):
             assert torch.allclose(result, expected, atol=1e-6)
-    assert backbone.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
+    assert same_state(backbone.state_dict(), state)
     assert validate(backbone) != []  # fix changes a copy
 
 
