@@ -4,29 +4,15 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.small_networks import NETWORKS
-from support.strategies import learn
-from torch import nn
+from support.strategies import ConvNet, learn
 
 from avalanche_amnesia import HAT, MLP, MaskedModel, SplitDigits, task_benchmark
 from avalanche_amnesia.models import UnknownTaskError
 
 
-class Net(nn.Module):
-    """A convolution, functional dropout, and a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(1, 6, 3), nn.Linear(6 * 9, 12)
-
-    def forward(self, x):
-        x = F.dropout(F.max_pool2d(torch.relu(self.a(x)), 2), 0.2, self.training)
-        return torch.relu(self.b(x.flatten(1)))
-
-
 def build(kind: str) -> MaskedModel:
-    return MaskedModel(Net() if kind == "conv" else MLP(64, hidden=(20,), features=12, dropout=0.2))
+    return MaskedModel(ConvNet() if kind == "conv" else MLP(64, hidden=(20,), features=12, dropout=0.2))
 
 
 def digits():

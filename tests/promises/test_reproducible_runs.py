@@ -19,7 +19,6 @@ from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskError
 
 
 def metrics():
@@ -88,40 +87,6 @@ def test_tensor_batches_equal_those_of_a_data_loader(shuffle, drop_last, size):
         assert torch.equal(b, d)
         assert t.tolist() == [4] * len(a)
     assert torch.equal(torch.get_rng_state(), after)
-
-
-# Refusals -----------------------------------------------------------------------------------------------------------
-
-
-class Labelled:
-    """An experience with other task labels."""
-
-    def __init__(self, experience, labels) -> None:
-        self._experience, self.task_labels = experience, labels
-
-    def __getattr__(self, name):
-        return getattr(self._experience, name)
-
-
-def test_a_refused_experience_changes_nothing():
-    strategy, benchmark = make(AmnesiacHAT), permuted()
-    strategy.train(benchmark.train_stream[0])
-    before, optimizer = state(strategy.model), strategy.optimizer.state_dict()
-    rng = streams()
-    for experience, message in (
-        (benchmark.train_stream[0], "already trained"),
-        (Labelled(benchmark.train_stream[1], [1, 2]), r"\[1, 2\]"),
-        (Labelled(benchmark.train_stream[1], []), r"\[\]"),
-    ):
-        with pytest.raises(TaskError, match=message):
-            strategy.train(experience)
-        assert same_state(before, state(strategy.model))
-        assert strategy.model.tasks == (0,)
-        assert str(optimizer) == str(strategy.optimizer.state_dict())
-        assert streams() == rng
-    strategy.train(benchmark.train_stream[1])
-    fresh = learn(make(AmnesiacHAT), benchmark.train_stream[:2])
-    assert same_state(state(strategy.model), state(fresh.model))
 
 
 # On stock strategies ------------------------------------------------------------------------------------------------

@@ -68,6 +68,19 @@ class NormedConvNet(nn.Module):
         return self.layer_norm(torch.relu(self.last(self.drop(x.flatten(1)))))
 
 
+class TwoNorms(nn.Module):
+    """Convolutions, each with a norm of the given kind."""
+
+    def __init__(self, norm: Any = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(1, 8, 3, padding=1), norm(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 12, 3, padding=1), norm(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
+        return nn.functional.adaptive_avg_pool2d(torch.relu(self.norm2(self.conv2(x))), 2).flatten(1)
+
+
 def batch_normed(pooled: int = 1) -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
