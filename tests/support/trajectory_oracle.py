@@ -34,9 +34,8 @@ class DenseTwin:
         for (task, moved, delta, after), start in kept:
             new = {}
             for name, value in state.items():
-                written = torch.where(
-                    same_bits(value, start[name]), after[name], (value.double() + delta[name]).float()
-                )
+                added = (value.double() + delta[name]).float()
+                written = torch.where(same_bits(value, start[name]), after[name], added)
                 new[name] = torch.where(moved[name], written, value)
             # its update is now the difference to the new values before it
             self.writers.append((task, moved, {n: new[n].double() - state[n].double() for n in new}, new))
