@@ -163,10 +163,7 @@ ADAPTED_IMAGES = {"adapted": lambda: adapted(Conv2d(4, 4, 3, padding=1), Conv2d(
 ADAPTED_VECTORS = {"adapted": lambda: adapted(Linear(6, 6), Linear(6, 3), Linear(3, 6, bias=False))}
 
 
-ANY_KIND = [
-    ON_IMAGES | COVER_MORE_ON_IMAGES | ADAPTED_IMAGES,
-    ON_VECTORS | COVER_MORE_ON_VECTORS | ADAPTED_VECTORS,
-]
+ANY_KIND = [ON_IMAGES | COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS | ADAPTED_VECTORS]
 
 
 @settings(max_examples=examples(26), deadline=None, derandomize=True)
