@@ -187,9 +187,8 @@ def test_accuracy_differences_equal_a_computation_by_hand(finished):
         with torch.no_grad():
             weight, bias = fit_head(full.features(x, task).double(), y, 2)
             refitted = (full.features(test_x, task).double() @ weight.T + bias).argmax(1)
-            right = [
-                (m(test_x, task).argmax(1) == test_y).double().mean().item() for m in (full, reference, strategy.model)
-            ]
+            models = (full, reference, strategy.model)
+            right = [(model(test_x, task).argmax(1) == test_y).double().mean().item() for model in models]
         assert controls[task] == pytest.approx((refitted == test_y).double().mean().item() - right[0], abs=1e-12)
         assert gained[task] == pytest.approx(right[1] - right[0], abs=1e-12)
         assert results[f"AccuracyDifference{END}/Task{task:03d}"] == pytest.approx(right[2] - right[0], abs=1e-6)
@@ -245,9 +244,8 @@ def test_overlap_and_owners_equal_a_count_over_the_masks(finished):
 def test_cost_is_emitted_once_per_unlearning(finished):
     _, strategy, references, _, _ = finished
     records, history = find_plugin(strategy, UnlearningPlugin).records, strategy.evaluator.get_all_metrics()
-    unlearn, retrain, faster = (
-        history[name + END][1] for name in ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
-    )
+    names = ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
+    unlearn, retrain, faster = (history[name + END][1] for name in names)
     assert unlearn == [record.seconds for record in records]
     assert retrain == [references.seconds((1,)), references.seconds((1, 3))]
     assert faster == [pytest.approx(b / a) for a, b in zip(unlearn, retrain, strict=True)]

@@ -54,10 +54,7 @@ def test_closed_units_are_left_out_at_the_next_look_and_return_at_once():
     assert bool(units_of(found, 4).all())
 
 
-STRATEGIES = {
-    "HAT": {"kind": HAT},
-    "shadows": {"compensation": BackupPlugin},
-}
+STRATEGIES = {"HAT": {"kind": HAT}, "shadows": {"compensation": BackupPlugin}}
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -69,18 +69,15 @@ def images() -> nn.Module:
 
 
 def with_lora(network: nn.Module, targets: list[str], **options) -> nn.Module:
-    return peft.get_peft_model(
-        network, peft.LoraConfig(r=6, target_modules=targets, init_lora_weights=False, **options)
-    )
+    ranks = peft.LoraConfig(r=6, target_modules=targets, init_lora_weights=False, **options)
+    return peft.get_peft_model(network, ranks)
 
 
+PROJECTIONS = ["q_proj", "v_proj", "up_proj"]
 MADE = {
     "by hand": (RankNet, {"input_shape": (1, 8, 8)}),
     "images": (images, {"input_shape": (1, 8, 8)}),
-    "llama": (
-        lambda: with_lora(llama(), ["q_proj", "v_proj", "up_proj"]),
-        {"example": BACKBONES["llama-sdpa"].batch(3)},
-    ),
+    "llama": (lambda: with_lora(llama(), PROJECTIONS), {"example": BACKBONES["llama-sdpa"].batch(3)}),
 }
 ADAPTED = pytest.mark.parametrize("name", MADE)
 

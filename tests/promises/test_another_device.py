@@ -11,7 +11,7 @@ import torch
 from support.far_device import COMPILER, REGISTERS, compiled, register
 from support.forked import forked
 from support.stock_hosts import HOSTS, host
-from support.strategies import DIGITS, NormedConvNet, learn, quiet, with_plugins
+from support.strategies import DIGITS, BatchNormedConvNet, learn, quiet, with_plugins
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -39,7 +39,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 REQUESTS = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 3), UnlearningRequest((1,), 2, "after")])
 
 
-def made(kind, device, *, net=NormedConvNet, optimizer=Adam, **options):
+def made(kind, device, *, net=BatchNormedConvNet, optimizer=Adam, **options):
     torch.manual_seed(0)
     model = {WSN: SubnetModel, DisjointSubnets: DisjointModel}.get(kind, MaskedModel)(net())
     options = {"train_mb_size": 40, "train_epochs": 2, **with_plugins(options)}

@@ -241,9 +241,7 @@ def test_a_layer_multiplied_by_zero_gets_no_gradient():
         return torch.cat([torch.relu(net.a(x)) * 0.0, torch.relu(net.b(x))], 1)
 
     torch.manual_seed(0)
-    model, gates = (
-        MaskedModel(Net(cut, a=nn.Linear(64, 12), b=nn.Linear(64, 8)), input_shape=(1, 8, 8)),
-        GateGradients(),
-    )
+    model = MaskedModel(Net(cut, a=nn.Linear(64, 12), b=nn.Linear(64, 8)), input_shape=(1, 8, 8))
+    gates = GateGradients()
     strategy_of(model, plugins=[gates]).train(DIGITS.train_stream[0])
     assert gates.largest["a"] == 0 < gates.largest["b"]

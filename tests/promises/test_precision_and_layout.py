@@ -6,9 +6,8 @@ import pytest
 import torch
 from support import tiny
 from support.small_runs import assert_retained
-from support.strategies import DIGITS, learn, make
+from support.strategies import DIGITS, BatchNormedConvNet, learn, make
 from support.strategy_state import bits, unlearning_plugin
-from torch import nn
 
 from avalanche_amnesia import (
     WSN,
@@ -23,22 +22,6 @@ from avalanche_amnesia import (
 )
 
 
-class Net(nn.Module):
-    """With kernels of 1×1, because their strides do not determine a layout."""
-
-    features = 12
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
-        self.second, self.third = nn.Conv2d(6, 10, 3, stride=2), nn.Conv2d(10, 8, 1)
-        self.fourth = nn.Linear(8 * 9, 12)
-
-    def forward(self, x):
-        x = torch.relu(self.third(torch.relu(self.second(torch.relu(self.norm(self.first(x)))))))
-        return torch.relu(self.fourth(torch.flatten(x, 1)))
-
-
 def in_bfloat16(kind):
     class LowPrecision(kind):
         def forward(self):
@@ -50,7 +33,7 @@ def in_bfloat16(kind):
 
 def made(kind, how, **options):
     torch.manual_seed(0)
-    model = {WSN: SubnetModel, DisjointSubnets: DisjointModel}.get(kind, MaskedModel)(Net())
+    model = {WSN: SubnetModel, DisjointSubnets: DisjointModel}.get(kind, MaskedModel)(BatchNormedConvNet())
     if how == "channels last":
         model = model.to(memory_format=torch.channels_last)
     return make(in_bfloat16(kind) if how == "bfloat16" else kind, model=model, **options)

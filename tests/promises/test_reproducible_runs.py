@@ -10,10 +10,10 @@ from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, l
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
+from support import strategies
 from support.small_runs import OPTIMIZERS, make, masked_mlp, permuted
 from support.strategies import learn
 from support.strategy_state import same_state, state
-from torch import nn
 
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -95,17 +95,8 @@ def test_tensor_batches_equal_those_of_a_data_loader(shuffle, drop_last, size):
 def test_the_plugin_on_a_stock_strategy_is_hat():
     benchmark = permuted()
     hat = learn(make(HAT, optimizer="adam decay", evaluator=metrics()), benchmark.train_stream)
-    model = masked_mlp()
-    naive = Naive(
-        model=model,
-        optimizer=OPTIMIZERS["adam decay"](model.parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=16,
-        train_epochs=2,
-        eval_mb_size=64,
-        plugins=[SeedingPlugin(3), HATPlugin(seed=3)],
-        evaluator=metrics(),
-    )
+    options = {"model": masked_mlp(), "optimizer": OPTIMIZERS["adam decay"], "train_mb_size": 16, "eval_mb_size": 64}
+    naive = strategies.make(Naive, plugins=[SeedingPlugin(3), HATPlugin(seed=3)], evaluator=metrics(), **options)
     learn(naive, benchmark.train_stream, reset_optimizer_state=True)
     assert same_state(state(hat.model), state(naive.model))
     assert hat.eval(benchmark.test_stream) == naive.eval(benchmark.test_stream)

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.small_networks import lived_in
 from support.strategies import Hears, TwoNorms, learn, make
 from support.strategy_state import same_state, state
 from torch import nn
@@ -39,9 +40,7 @@ def build(kind="batch", seed=0, **options):
     torch.manual_seed(seed)
     net = TwoNorms(NORMS[kind])
     for norm in (net.norm1, net.norm2):  # as if trained before: at 0 and 1 much would be invisible
-        for name, value in (*norm.named_parameters(), *norm.named_buffers()):
-            if value.dim():
-                value.data.uniform_(0.5, 1.5) if "v" in name or "weight" in name else value.data.normal_(0, 0.3)
+        lived_in(norm)
     return MaskedModel(net, input_shape=(1, 8, 8), **options)
 
 
@@ -55,11 +54,7 @@ def own(model, task):
 
 
 def of_backbone(model):
-    return {
-        f"{name}.{kind}": value.clone()
-        for name in ("norm1", "norm2")
-        for kind, value in model.backbone.get_submodule(name).state_dict().items()
-    }
+    return {name: value for name, value in state(model.backbone).items() if name.startswith("norm")}
 
 
 def batch(n=16, task=0):

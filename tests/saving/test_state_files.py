@@ -46,9 +46,8 @@ def test_a_written_state_is_read_back(tmp_path):
 def write_often(path, number):
     own, log = {"w": torch.full((300 * number,), float(number))}, {"v": torch.ones(number)}
     for _ in range(60):
-        write_state(
-            path, {"n": number, "padding": "x" * 1000 * number}, {"state": Part(own), f"log{number}": Part(log)}
-        )
+        body = {"n": number, "padding": "x" * 1000 * number}
+        write_state(path, body, {"state": Part(own), f"log{number}": Part(log)})
 
 
 @pytest.mark.skipif(os.name == "nt", reason="no locks of directories there")

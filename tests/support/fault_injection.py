@@ -97,11 +97,9 @@ class FailsAtEvent(SupervisedPlugin):
     ) -> None:
         super().__init__()
         self.event, self.error, self.times, self.when = event, error, times, when
-        for known in ("before_training_exp", "before_forward", "after_backward", "after_update"):
-            setattr(self, known, self._at(known))
-        for known in ("after_training_iteration", "after_training_epoch", "after_training_exp"):
-            setattr(self, known, self._at(known))
-        for known in ("before_unlearning", "after_unlearning"):
+        of_tasks = ("before_training_exp", "after_training_exp", "before_unlearning", "after_unlearning")
+        of_steps = ("before_forward", "after_backward", "after_update", "after_training_iteration")
+        for known in (*of_tasks, *of_steps, "after_training_epoch"):
             setattr(self, known, self._at(known))
 
     def _at(self, event: str) -> Callable[..., None]:
@@ -112,3 +110,11 @@ class FailsAtEvent(SupervisedPlugin):
                 self.times -= 1
 
         return hear
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to everything in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))

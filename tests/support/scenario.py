@@ -226,9 +226,7 @@ class Scenario(SupervisedPlugin):
         moved = {name: int((~same_bits(value, live[name])).sum()) for name, value in now.items()}
         refitted = frozenset().union(*(own_parameters(self.model, task) for task in plan.compensated))
         if not self.kind.revises:
-            assert dict(plan.entries) == {
-                name: count for name, count in moved.items() if count and name not in refitted
-            }
+            assert dict(plan.entries) == {name: n for name, n in moved.items() if n and name not in refitted}
         changed = {name for name in hashes.keys() | state.keys() if hashes.get(name) != state.get(name)}
         assert [(c.name, c.before, c.after) for c in record.changes] == [
             (name, hashes.get(name), state.get(name)) for name in sorted(changed)

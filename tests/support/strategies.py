@@ -68,6 +68,22 @@ class NormedConvNet(nn.Module):
         return self.layer_norm(torch.relu(self.last(self.drop(x.flatten(1)))))
 
 
+class BatchNormedConvNet(nn.Module):
+    """With a BatchNorm, no dropout, and kernels of 1×1, because their strides do not determine a layout."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.third = nn.Conv2d(6, 10, 3, stride=2), nn.Conv2d(10, 8, 1)
+        self.fourth = nn.Linear(8 * 9, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.third(torch.relu(self.second(torch.relu(self.norm(self.first(x)))))))
+        return torch.relu(self.fourth(torch.flatten(x, 1)))
+
+
 class TwoNorms(nn.Module):
     """Convolutions, each with a norm of the given kind."""
 
@@ -91,6 +107,19 @@ def batch_normed(pooled: int = 1) -> nn.Module:
 def quiet(*metrics: PluginMetric | Sequence[PluginMetric]) -> EvaluationPlugin:
     """An evaluator that prints nothing."""
     return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+
+
+class RunningScale(nn.Module):
+    """A loss divided by its running mean, which changes the next task's training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(logits, y)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss / self.mean
 
 
 class Hears(SupervisedPlugin):

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from avalanche.benchmarks import CLScenario, nc_benchmark
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from avalanche_amnesia import WSN, AmnesiacHAT, DisjointSubnets, task_benchmark
+from avalanche_amnesia import WSN, AmnesiacHAT, DisjointSubnets, SplitDigits, task_benchmark
 from support.strategies import make
 
 KINDS = {"amnesiac": AmnesiacHAT, "wsn": WSN, "pools": DisjointSubnets}
@@ -33,11 +34,23 @@ def samples(n: int = 24, classes: int = 2, first: int = 0) -> tuple[Tensor, Tens
     return x, torch.arange(n) % classes + first
 
 
+def with_targets(x: Tensor, y: Tensor) -> TensorDataset:
+    """A data set that the host takes."""
+    found = TensorDataset(x, y)
+    found.targets = y.tolist()
+    return found
+
+
 def data(n: int = 24, classes: int = 2, first: int = 0) -> TensorDataset:
     """As :func:`samples`, a data set that the host takes."""
-    found = TensorDataset(*samples(n, classes, first))
-    found.targets = found.tensors[1].tolist()
-    return found
+    return with_targets(*samples(n, classes, first))
+
+
+def of_avalanche(task_labels: bool = True) -> CLScenario:
+    """Five tasks of two digits as Avalanche makes them; without task labels all of them have the label 0."""
+    streams = SplitDigits(1, n_train=400, n_test=200).streams
+    train, test = (with_targets(*streams[name][0].tensors) for name in ("train", "test"))
+    return nc_benchmark(train, test, 5, task_labels=task_labels, seed=0, class_ids_from_zero_in_each_exp=task_labels)
 
 
 class Items(Dataset):

@@ -88,11 +88,10 @@ def test_hat_constant_and_random_rates_equal_those_of_an_element_loop():
 def test_capacity_is_the_mean_of_the_rates_of_an_element_loop():
     model = model_with_masks()
     n = sum(p.numel() for p in model.backbone.parameters())
+    names = [name for name, _ in model.backbone.named_parameters()]
 
     def mean_rate(rule):
-        return (
-            sum(float((1 - naive_held(model, name, rule)).sum()) for name, _ in model.backbone.named_parameters()) / n
-        )
+        return sum(float((1 - naive_held(model, name, rule)).sum()) for name in names) / n
 
     use, rate = TaskUse(model), 0.05 / 0.1
     assert AdjustmentRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0)), abs=1e-6)
@@ -226,9 +225,8 @@ def test_a_task_changes_only_entries_of_its_mask(adjustment, optimizer):
 def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
     benchmark = permuted()
     hat = learn(make(HAT), benchmark.train_stream)
-    tiny, large = (
-        learn(make(AdaHAT, adjustment=AdaHATRule(alpha=alpha)), benchmark.train_stream) for alpha in (1e-30, 1.0)
-    )
+    rules = [AdaHATRule(alpha=alpha) for alpha in (1e-30, 1.0)]
+    tiny, large = (learn(make(AdaHAT, adjustment=rule), benchmark.train_stream) for rule in rules)
     expected = logits_of(hat, benchmark, range(3))
-    assert all(torch.equal(logits_of(tiny, benchmark, range(3))[t], expected[t]) for t in range(3))
+    assert same_state(logits_of(tiny, benchmark, range(3)), expected)
     assert not torch.equal(logits_of(large, benchmark, range(3))[0], expected[0])

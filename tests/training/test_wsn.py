@@ -60,11 +60,7 @@ def test_each_weight_moves_only_in_the_first_task_whose_mask_holds_it():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"masks": ScoredWeights(scores="redraw")},
-        {"masks": ScoredWeights(keep="best", score_bits=2)},
-    ],
+    "options", [{"masks": ScoredWeights(scores="redraw")}, {"masks": ScoredWeights(keep="best", score_bits=2)}]
 )
 def test_evaluations_between_tasks_do_not_change_the_run(options):
     benchmark = split()
@@ -90,12 +86,9 @@ def test_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_their_
         "followed": {},
         "own": {"masks": ScoredWeights(score_optimizer=lambda p: torch.optim.SGD(p, lr=0.5))},
     }.items():
-        model = subnet()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-        strategy = WSN(
-            model=model, optimizer=optimizer, plugins=[LRSchedulerPlugin(schedule)], train_epochs=3, train_mb_size=64
-        )
+        strategy = wsn(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), train_epochs=3, train_mb_size=64)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(strategy.optimizer, gamma=0.5)
+        strategy.plugins.append(LRSchedulerPlugin(schedule))
         plugin = Rates(**({"masks": ScoredWeights(score_lr=0.1)} | options))
         plugin.seen = []
         strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]

@@ -357,8 +357,7 @@ def test_a_module_of_the_script_that_hides_a_standard_one_is_open(monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    "other",
-    [nn.functional.multi_margin_loss, partial(nn.functional.cross_entropy, label_smoothing=0.1)],
+    "other", [nn.functional.multi_margin_loss, partial(nn.functional.cross_entropy, label_smoothing=0.1)]
 )
 def test_another_loss_function_between_two_tasks_is_a_reason(other):
     strategy = make(DisjointSubnets, criterion=nn.functional.cross_entropy)
@@ -392,11 +391,9 @@ class Scaled(nn.Module):
     ],
 )
 def test_attributes_of_a_network_are_compared_or_named(held, change, claim, words):
-    torch.manual_seed(0)
-    model = DisjointModel(Scaled(held))
-    strategy = DisjointSubnets(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=10)
+    strategy = make(DisjointSubnets, net=partial(Scaled, held))
     strategy.train(DIGITS.train_stream[0])
-    change(model.backbone)
+    change(strategy.model.backbone)
     strategy.train(DIGITS.train_stream[1])
     record = strategy.unlearn([0])
     assert record.claim == claim

@@ -26,10 +26,7 @@ def equals_reference(strategy, **which) -> bool:
 
 @pytest.mark.parametrize(
     "which",
-    [
-        {"net": ConvNet, "optimizer": "adamw", "adjustment": "adahat"},
-        {"optimizer": "momentum", "adjustment": "random"},
-    ],
+    [{"net": ConvNet, "optimizer": "adamw", "adjustment": "adahat"}, {"optimizer": "momentum", "adjustment": "random"}],
     ids=str,
 )
 def test_exact_claims_equal_the_retrained_model_bit_for_bit(which):
@@ -91,12 +88,7 @@ def test_random_lives_are_called_exact_only_if_they_equal_the_retrained_model(li
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"reset_optimizer": False},
-        {"plugins": [ReplayPlugin(mem_size=20)]},
-    ],
-    ids=["optimizer kept", "replay"],
+    "options", [{"reset_optimizer": False}, {"plugins": [ReplayPlugin(mem_size=20)]}], ids=["optimizer kept", "replay"]
 )
 def test_a_training_that_is_not_repeatable_is_never_exact(options):
     strategy = trained(2, train_epochs=1, **options)

@@ -64,9 +64,7 @@ def own_state(kept):
 def state_of(strategy, kept):
     """Everything that a strategy and the keeper of its state hold, in a form that can be compared."""
     beside = [strategy, strategy.evaluator, strategy.clock, *strategy.model.modules(), *strategy.model.parameters()]
-    found = [
-        thing for thing in things_within(own_state(kept), beside=beside) if isinstance(thing, (Tensor, int, float))
-    ]
+    found = [x for x in things_within(own_state(kept), beside=beside) if isinstance(x, (Tensor, int, float))]
     held = [tensor_hash(thing) if isinstance(thing, Tensor) else thing for thing in found]
     owners = [(n, b) for n, b in strategy.model.state_dict().items() if b.dtype != torch.float32]
     return frozen([held, fingerprint(strategy), dict(owners)])
@@ -97,11 +95,8 @@ def test_no_state_holds_an_unlearned_update_and_a_failed_unlearning_restores_all
 @pytest.mark.parametrize("name", HOSTS)
 def test_training_goes_on_after_any_request(name):
     strategy = host(name)
-    requests = [
-        UnlearningRequest((0,), 2, "iteration", 2),
-        UnlearningRequest((1,), 2, "iteration", 3),
-        UnlearningRequest((2, 3), 3),
-    ]
+    requests = [UnlearningRequest((task,), 2, "iteration", task + 2) for task in (0, 1)]
+    requests.append(UnlearningRequest((2, 3), 3))
     learn(strategy, with_unlearning(STREAM, requests).train_stream)
     assert unlearning_plugin(strategy).ledger.remaining == (4,)
     assert [len(record.plan.purges) for record in unlearning_plugin(strategy).records] == [1, 1, 1]
