@@ -48,9 +48,6 @@ def run(folder: Path, out: Path) -> None:
     (out / "result.json").write_text(json.dumps(result))
 
 
-"""Task after which (from 1) → task to unlearn, of the published schedule of 20 tasks."""
-
-
 def through(run, tasks, unlearned=()):
     learn(run, [DIGITS.train_stream[task] for task in tasks])
     for task in unlearned:
