@@ -85,14 +85,8 @@ class Grows(Net):
 OWNED = [MovingAverage, Rebound, FunctionalNorm]
 
 
-wsn = partial(
-    strategies.make,
-    WSN,
-    wrap=partial(SubnetModel, density=0.4),
-    optimizer=partial(Adam, lr=1e-2, weight_decay=1e-3),
-    train_mb_size=20,
-    seed=0,
-)
+ADAM, SUBNET = partial(Adam, lr=1e-2, weight_decay=1e-3), partial(SubnetModel, density=0.4)
+wsn = partial(strategies.make, WSN, wrap=SUBNET, optimizer=ADAM, train_mb_size=20, seed=0)
 
 
 @pytest.mark.parametrize("net", OWNED)

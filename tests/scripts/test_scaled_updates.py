@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, amnesiac, learn, stock, trained
+from support.strategies import DIGITS, amnesiac, stock, trained
 from support.strategy_state import (
     assert_economical,
     assert_marks_go,
@@ -77,15 +77,8 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it_or_multipli
     [("rate", None, [[0], [1], [2, 3]]), ("draft", torch.int8, [[1, 2], [0], [3]])],
 )
 def test_scaled_updates_are_removed_without_trace(compensation, dtype, requests):
-    strategy = amnesiac(
-        compensation=ScaledUpdatesPlugin(compensation),
-        adjustment="adahat",
-        train_epochs=1,
-        trajectory=TrajectoryPlugin(dtype=dtype),
-    )
-    initial = initial_values(strategy.model)
-    learn(strategy, PERMUTED.train_stream)
-    assert_requests_leave_nothing_stray(strategy, initial, requests)
+    strategy = learned(4, compensation, trajectory=TrajectoryPlugin(dtype=dtype))
+    assert_requests_leave_nothing_stray(strategy, initial_values(amnesiac().model), requests)
     assert find_plugin(strategy, ScaledUpdatesPlugin).rates == {}
 
 

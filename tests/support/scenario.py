@@ -53,13 +53,8 @@ class Scenario(SupervisedPlugin):
         if self.files is not None:
             options["path"] = self.files
         self.kind, self.marked, self.fails, self.oracle = kind, marked, FailsAtEvent(), LedgerOracle(deadline)
-        self.strategy = kind.make(
-            MarkedUpdates(marked, **options),
-            net=NETS[net],
-            optimizer=optimizer,
-            plugins=[self, self.fails],
-            deadline=deadline,
-        )
+        others = {"net": NETS[net], "optimizer": optimizer, "plugins": [self, self.fails], "deadline": deadline}
+        self.strategy = kind.make(MarkedUpdates(marked, **options), **others)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_((parameter * 8).round() / 8 if marked else parameter)

@@ -62,13 +62,8 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert same_bits(a[name], b[name]).all(), (name, a[name], b[name])
 
 
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("learn"), st.floats(0.1, 1.0)), st.tuples(st.just("remove"), st.sets(st.integers(0, 9)))
-    ),
-    min_size=2,
-    max_size=10,
-)
+LEARN = st.tuples(st.just("learn"), st.floats(0.1, 1.0))
+EVENTS = st.lists(LEARN | st.tuples(st.just("remove"), st.sets(st.integers(0, 9))), min_size=2, max_size=10)
 
 
 def states(*values: list[float]) -> list[dict[str, Tensor]]:

@@ -103,17 +103,9 @@ def test_capacity_is_the_mean_of_the_rates_of_an_element_loop():
 
 def adjuster(rule, model, **optimizer):
     rule.start(0, 9)
-    use = TaskUse(model)
-    parameters = dict(model.backbone.named_parameters())
-    layers = list(model.graph.layers)
-    return Adjuster(
-        rule,
-        use,
-        parameters=parameters,
-        before={name: p.detach().clone() for name, p in parameters.items()},
-        layer_of=lambda name: layers.index(name.rsplit(".", 1)[0]),
-        **optimizer,
-    )
+    parameters, layers = dict(model.backbone.named_parameters()), list(model.graph.layers)
+    places = {"before": values(model.backbone), "layer_of": lambda name: layers.index(name.rsplit(".", 1)[0])}
+    return Adjuster(rule, TaskUse(model), parameters=parameters, **places, **optimizer)
 
 
 @pytest.mark.parametrize(

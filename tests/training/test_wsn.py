@@ -117,14 +117,10 @@ class Diary(SubnetPlugin):
 
 @pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), NormedConvNet], ids=["mlp", "conv"])
 def test_best_weights_mask_head_and_norms_come_from_one_step(net):
-    strategy = wsn(
-        optimizer="momentum",
-        model=subnet(net, bias="masked"),
-        masks=ScoredWeights(keep="best", fit_head=False),
-        train_epochs=6,
-    )
+    masks = ScoredWeights(keep="best", fit_head=False)
+    strategy = wsn(optimizer="momentum", model=subnet(net, bias="masked"), masks=masks, train_epochs=6)
     strategy.optimizer.param_groups[0]["lr"] = 0.3  # wild enough for the best not to be the last
-    diary = Diary(masks=ScoredWeights(keep="best", fit_head=False), seed=3)
+    diary = Diary(masks=masks, seed=3)
     strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
     earlier_than_last = 0
     for experience in split(600).train_stream[:3]:

@@ -43,14 +43,9 @@ def test_a_description_counts_frozen_and_task_owned_parameters():
 
 
 def test_validate_lists_all_findings_and_the_error_counts_them():
-    net = Net(
-        lambda s, x: s.c(s.a(x).relu().sqrt().clamp(min=s.g) + s.h),
-        a=nn.Linear(6, 4),
-        c=nn.Linear(4, 3),
-        unused=nn.Linear(2, 2),
-        g=nn.Parameter(torch.ones(4)),
-        h=nn.Parameter(torch.ones(4)),
-    )
+    own = {"a": nn.Linear(6, 4), "c": nn.Linear(4, 3), "unused": nn.Linear(2, 2)}
+    own |= {name: nn.Parameter(torch.ones(4)) for name in ("g", "h")}
+    net = Net(lambda s, x: s.c(s.a(x).relu().sqrt().clamp(min=s.g) + s.h), **own)
     findings = validate(net)
     assert [finding.where.split()[1] for finding in findings[:2]] == ["'sqrt'", "'clamp'"]
     assert "unused.weight" in findings[2].where

@@ -36,14 +36,8 @@ def marked(strategy, kept):
     """Tensors of the keeper of the state with a value that only the mark explains."""
     n = first_weights(strategy).numel()
     beside = [strategy.evaluator, *strategy.model.modules(), *strategy.model.parameters()]
-    return [
-        thing
-        for thing in things_within(own_state(kept), beside=beside)
-        if isinstance(thing, Tensor)
-        and thing.is_floating_point()
-        and thing.numel() == n
-        and thing.abs().max() > MARK / 2
-    ]
+    found = [x for x in things_within(own_state(kept), beside=beside) if isinstance(x, Tensor) and x.numel() == n]
+    return [x for x in found if x.is_floating_point() and x.abs().max() > MARK / 2]
 
 
 class DeadInput(SupervisedPlugin):
