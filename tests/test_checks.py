@@ -40,10 +40,7 @@ REFUSED = [
     (lambda: checks.above("lr", True, 0), NOT_POSITIVE),
     (lambda: checks.above("s", -1, 0, inclusive=True), "s must be at least 0, got -1"),
     (lambda: checks.one_of("mode", "c", Literal["a", "b"]), "mode must be one of 'a', 'b', got 'c'"),
-    (
-        lambda: checks.integers("remaining_tasks", 1, "tasks"),
-        r"remaining_tasks must be a list of tasks \(ints\), such as \[0, 2\], got 1",
-    ),
+    (lambda: checks.integers("left", 1, "tasks"), r"left must be a list of tasks \(ints\), such as \[0, 2\], got 1"),
 ]
 
 

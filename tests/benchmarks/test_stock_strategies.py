@@ -39,10 +39,7 @@ def run(make, benchmark, **options):
     return model, results
 
 
-@pytest.mark.parametrize(
-    ("make", "options"),
-    [(LwF, {"alpha": 1.0, "temperature": 2.0}), (Replay, {"mem_size": 50})],
-)
+@pytest.mark.parametrize(("make", "options"), [(LwF, {"alpha": 1.0, "temperature": 2.0}), (Replay, {"mem_size": 50})])
 def test_avalanche_s_strategies_train_and_evaluate(make, options):
     benchmark = SplitDigits()
     if make is Replay:

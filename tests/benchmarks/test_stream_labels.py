@@ -61,6 +61,13 @@ def zero_labels(make):
     return make(tiny.data(classes=4), tiny.data(classes=4), 2, task_labels=False, seed=0)
 
 
+def unlabelled():
+    """A task whose list of labels is empty."""
+    benchmark = tiny.tasks()
+    benchmark.train_stream[0].task_labels = []
+    return benchmark
+
+
 MEND = r"task_incremental_benchmark\(benchmark, reset_task_labels=True\)"
 REFUSED = {
     "new classes": (new_classes, "2 experiences of this stream have no task labels, as in a class-.*" + MEND),
@@ -72,6 +79,7 @@ REFUSED = {
         "2 experiences of this stream have no task labels, as in a class- or domain-.*" + MEND,
     ),
     "mixed": (mixed, r"exactly one task, got task labels \[0, 1\].*" + MEND),
+    "empty": (unlabelled, r"must have a task label, got task labels \[\].*" + MEND),
     "no labels": (
         lambda: benchmark_from_datasets(train=[AvalancheDataset([TensorDataset(torch.zeros(2, 8))])]),
         r"experience 0 has no targets.*as_classification_dataset\(data\)",

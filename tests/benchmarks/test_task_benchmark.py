@@ -177,9 +177,7 @@ def test_a_target_transform_that_changes_labels_is_refused():
     base = WithTargets(x, y.tolist())
     base.target_transform = lambda label: 5 - label
     assert task_benchmark(base, base, [[0, 1]]).n_classes == 2  # its items do not use it
-    changed = type(
-        "Changed", (WithTargets,), {"__getitem__": lambda self, item: (self.x[item], 5 - self.targets[item])}
-    )
+    changed = type("Changed", (WithTargets,), {"__getitem__": lambda self, at: (self.x[at], 5 - self.targets[at])})
     base = changed(x, y.tolist())
     base.target_transform = lambda label: 5 - label
     with pytest.raises(

@@ -55,15 +55,9 @@ def test_metrics_of_unlearned_tasks_need_the_benchmark(helper):
 def test_options_of_metrics_outside_their_lists_are_refused():
     references = References(make, BENCHMARK)
     for call, words in (
-        (
-            lambda: distance_metrics(references, distances=["jsd"]),
-            "distances must be one of 'euclidean', 'cosine'",
-        ),
+        (lambda: distance_metrics(references, distances=["jsd"]), "distances must be one of 'euclidean', 'cosine'"),
         (lambda: relapse_metrics(BENCHMARK, probe="all"), "probe must be one of 'own', 'remaining', 'none', got 'all'"),
-        (
-            lambda: distance_metrics(references, scope="none"),
-            "scope must be one of 'unlearned', 'remaining', 'all'",
-        ),
+        (lambda: distance_metrics(references, scope="none"), "scope must be one of 'unlearned', 'remaining', 'all'"),
         (lambda: few_shot_metrics(BENCHMARK, seed=0.5), r"seed must be an int, got 0\.5"),
         (lambda: accuracy_difference_metrics(references, controls=["full"]), "controls must be one of 'heads', 'ref"),
         (lambda: AccuracyDifference(references, samples=0), "samples must be an int of at least 1, got 0"),
@@ -138,9 +132,8 @@ def test_another_benchmark_is_refused_before_the_first_different_task():
 
 
 def test_a_benchmark_made_again_from_the_same_data_is_the_same():
-    references = evaluation.References(
-        make_small, with_unlearning(PermutedDigits(3, **SIZES), {}, permanent=[1], deadline=3)
-    )
+    again = with_unlearning(PermutedDigits(3, **SIZES), {}, permanent=[1], deadline=3)
+    references = evaluation.References(make_small, again)
     strategy = make_small(evaluator=quiet(*(metric for of in METRICS.values() for metric in of(references))))
     drawn = torch.get_rng_state()
     learn(strategy, RUN.train_stream)
@@ -159,9 +152,8 @@ def test_random_transforms_are_no_difference():
             return torch.full((64,), float(item)) + torch.randn(64), self.targets[item]
 
     made = [task_benchmark(Noisy(), Noisy(), [[0, 1]]) for _ in range(2)]
-    strategy = make_small(
-        evaluator=quiet(*evaluation.accuracy_difference_metrics(evaluation.References(make_small, made[0])))
-    )
+    compared = evaluation.accuracy_difference_metrics(evaluation.References(make_small, made[0]))
+    strategy = make_small(evaluator=quiet(*compared))
     strategy.train(made[1].train_stream[0])
     assert strategy.clock.train_iterations == 2
 

@@ -30,26 +30,14 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 def test_measuring_never_changes_a_training():
     refs = References(make, BENCHMARK)
-    measured = make(
-        evaluator=quiet(
-            *jsd_metrics(refs),
-            *accuracy_difference_metrics(refs),
-            *unlearned_accuracy_metrics(BENCHMARK),
-            *relapse_metrics(BENCHMARK, refs),
-            *membership_metrics(BENCHMARK, refs),
-            *distance_metrics(refs),
-            *cost_metrics(refs),
-            *mask_overlap_metrics(),
-            *owners_metrics(),
-            *capacity_metrics(),
-            *capacity_pictures_metrics(),
-        ),
-        eval_every=1,
-    )
+    metrics = [*jsd_metrics(refs), *accuracy_difference_metrics(refs), *distance_metrics(refs), *cost_metrics(refs)]
+    metrics += [*unlearned_accuracy_metrics(BENCHMARK), *relapse_metrics(BENCHMARK, refs)]
+    metrics += [*membership_metrics(BENCHMARK, refs), *mask_overlap_metrics(), *owners_metrics()]
+    metrics += [*capacity_metrics(), *capacity_pictures_metrics()]
+    measured = make(evaluator=quiet(*metrics), eval_every=1)
     plain = make()
-    stream = with_unlearning(
-        PERMUTED, [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]
-    ).train_stream
+    requests = [UnlearningRequest((0,), 1, "iteration", 2), UnlearningRequest((1,), 2)]
+    stream = with_unlearning(PERMUTED, requests).train_stream
     torch.manual_seed(5)
     before = torch.get_rng_state()
     for experience in stream[:3]:
@@ -80,9 +68,8 @@ def test_probes_are_dropped_unless_they_are_allowed(references):
     assert names["JSD_remaining_tasks/eval_phase/test_stream"] == 2
     assert names["JSD_own/eval_phase/test_stream"] == names["JSD_own/eval_phase/test_stream/Task001"]
     strategy.train(BENCHMARK.train_stream[2])
-    silent_one = make(
-        evaluator=quiet(*unlearned_accuracy_metrics(BENCHMARK)), unlearning=UnlearningPlugin(keep_probes=False)
-    )
+    evaluator = quiet(*unlearned_accuracy_metrics(BENCHMARK))
+    silent_one = make(evaluator=evaluator, unlearning=UnlearningPlugin(keep_probes=False))
     learn(silent_one, BENCHMARK.train_stream[:2])
     assert silent_one.evaluator.metrics[0].probes == {}
 

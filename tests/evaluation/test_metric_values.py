@@ -5,8 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.distance import jensenshannon
 from sklearn.metrics import jaccard_score, roc_auc_score
-from support.measured_runs import MAKERS, Witness, make_ewc, make_hat
+from support.measured_runs import MAKERS, Witness, make_ewc, make_hat, narrow
 from support.strategies import DIGITS, learn, quiet
 from torch import nn
 
@@ -23,6 +24,7 @@ from avalanche_amnesia.contrib.metrics import (
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
 from avalanche_amnesia.contrib.metrics.mask_use import owners_by_layer
 from avalanche_amnesia.contrib.metrics.relapse import few_shot_accuracy, few_shots, linear_probe_accuracy
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.unlearning.logistic import fit_head
@@ -51,10 +53,12 @@ def all_metrics(references, benchmark=BENCHMARK):
 def finished(request):
     torch.set_num_threads(1)
     references, witness = evaluation.References(MAKERS[request.param], BENCHMARK), Witness()
-    strategy = MAKERS[request.param](
-        evaluator=quiet(*all_metrics(references)),
-        plugins=[witness],
-    )
+    jsd = [
+        *evaluation.jsd_metrics(references, noise_floor=("order", "seed")),
+        *evaluation.jsd_metrics(references, probes=["own"], scope="all"),
+        *evaluation.jsd_metrics(references, probes=["none"], scope="remaining"),
+    ]
+    strategy = MAKERS[request.param](evaluator=quiet(*all_metrics(references), *jsd), plugins=[witness])
     find_plugin(strategy, UnlearningPlugin).allow_unknown = True
     for experience in TRAIN:
         strategy.train(experience)
@@ -79,23 +83,63 @@ def values(results, name, tasks):
 REMAINING = (1, 3, 4)
 
 
+def plain(model, x):
+    """Return the features of the network without masks, by none of this package's models."""
+    net = narrow()
+    biases = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}  # WSN has none
+    net.load_state_dict(biases | dict(model.backbone.named_parameters()))
+    return net(x)
+
+
+@torch.no_grad()
+def seen_through(probe, model, task, mask):
+    """Return the features of a task's test samples through a probe: the task's mask, the other tasks' or none."""
+    x = TEST[task].tensors[0]
+    if mask is None or probe == "none":
+        return plain(model, x)
+    masks = [mask] if probe == "own" else [model.binary_mask(other) for other in REMAINING]
+    return torch.stack([features(model, x, each) for each in masks]).mean(0)
+
+
+def js_divergence(a, b):
+    return torch.from_numpy(jensenshannon(*(x.double().softmax(1) for x in (a, b)), axis=1, base=2) ** 2)
+
+
+DISTANCES = [
+    *((f"JSD_{probe}", probe, js_divergence, ("order", "seed")) for probe in ("own", "remaining", "none")),
+    ("Euclidean_own", "own", euclidean_distance, ("order",)),
+    ("Cosine_own", "own", cosine_distance, ("order",)),
+    ("CKA_own", "own", cka_distance, ("order",)),
+]
+
+
 def test_distances_equal_those_of_the_models_features(finished):
     _, strategy, references, witness, results = finished
-    reference, other = references.reference(REMAINING), references.reference(REMAINING, "order")
-    for name, distance in (
-        ("Euclidean", euclidean_distance),
-        ("Cosine", cosine_distance),
-        ("CKA", cka_distance),
-    ):
-        for suffix, model in (("", strategy.model), ("_floor_order", other)):
-            for task, got in values(results, f"{name}_own{suffix}", (0, 2)).items():
-                x, mask = TEST[task].tensors[0], witness.kept[task][0]
-                expected = distance(features(model, x, mask), features(reference, x, mask)).mean()
-                assert got == pytest.approx(float(expected), abs=1e-6)
+    reference = references.reference(REMAINING)
+    for name, probe, distance, floors in DISTANCES:
+        models = {"": strategy.model} | {f"_floor_{floor}": references.reference(REMAINING, floor) for floor in floors}
+        for suffix, model in models.items():
+            for task, got in values(results, f"{name}{suffix}", (0, 2)).items():
+                both = (seen_through(probe, each, task, witness.kept[task][0]) for each in (model, reference))
+                assert got == pytest.approx(float(distance(*both).mean()), abs=1e-6), name
                 assert got > 0
-        assert results[f"{name}_own_tasks{END}"] == 2
-        ratio = results[f"{name}_own{END}"] / results[f"{name}_own_floor_order{END}"]
-        assert results[f"{name}_own_ratio_order{END}"] == pytest.approx(ratio)
+        assert results[f"{name}_tasks{END}"] == 2
+        for place in ("", *(f"/Task{task:03d}" for task in (0, 2) if name.startswith("JSD"))):
+            ratio = results[f"{name}{END}{place}"] / results[f"{name}_floor_order{END}{place}"]
+            assert results[f"{name}_ratio_order{END}{place}"] == pytest.approx(ratio)
+    assert not [name for name in results if "ratio_seed" in name]
+
+
+def test_distances_on_remaining_tasks_equal_those_of_the_models_features(finished):
+    _, strategy, references, witness, results = finished
+    model, reference = strategy.model, references.reference(REMAINING)
+    for name, probe, tasks in (("JSD_own_on_all", "own", range(5)), ("JSD_none_on_remaining", "none", REMAINING)):
+        for task, got in values(results, name, tasks).items():
+            mask = witness.kept[task][0] if task in witness.kept else witness.mask_of(model, task)
+            both = (seen_through(probe, each, task, mask) for each in (model, reference))
+            assert got == pytest.approx(float(js_divergence(*both).mean()), abs=1e-6)
+        assert results[f"{name}_tasks{END}"] == len(tasks)
+        assert f"{name}_ratio_order{END}" in results
 
 
 def test_relapse_and_membership_equal_a_computation_by_hand(finished):
@@ -114,6 +158,9 @@ def test_relapse_and_membership_equal_a_computation_by_hand(finished):
                 )
             auc = roc_auc_score([1] * len(y) + [0] * len(test_y), -np.concatenate([of_members, of_others]))
             assert membership[task] == pytest.approx(auc, abs=1e-6)
+            if not suffix:
+                right = float((head(test).argmax(1) == test_y).float().mean())
+                assert results[f"UnlearnedAccuracy{END}/Task{task:03d}"] == pytest.approx(right, abs=1e-6)
     assert results[f"Relapse_tasks{END}"] == results[f"Membership_tasks{END}"] == 2
 
 
@@ -140,9 +187,11 @@ def test_accuracy_differences_equal_a_computation_by_hand(finished):
         with torch.no_grad():
             weight, bias = fit_head(full.features(x, task).double(), y, 2)
             refitted = (full.features(test_x, task).double() @ weight.T + bias).argmax(1)
-            right = [(m(test_x, task).argmax(1) == test_y).double().mean().item() for m in (full, reference)]
+            models = (full, reference, strategy.model)
+            right = [(model(test_x, task).argmax(1) == test_y).double().mean().item() for model in models]
         assert controls[task] == pytest.approx((refitted == test_y).double().mean().item() - right[0], abs=1e-12)
         assert gained[task] == pytest.approx(right[1] - right[0], abs=1e-12)
+        assert results[f"AccuracyDifference{END}/Task{task:03d}"] == pytest.approx(right[2] - right[0], abs=1e-6)
     metric = next(m for m in strategy.evaluator.metrics if str(m) == "AccuracyDifference")
     assert set(metric.accuracies) == {"main", "full", "heads", "reference"}
     for who, name in (("main", ""), ("heads", "_control"), ("reference", "_reference")):
@@ -154,9 +203,15 @@ def test_accuracy_differences_equal_a_computation_by_hand(finished):
 def test_capacity_rises_by_the_returned_capacity(finished):
     kind, strategy, _, witness, _ = finished
     history = strategy.evaluator.get_all_metrics()
+    assert history["TrajectoryBytes"][1][-1] == evaluation.trajectory_bytes(strategy)
     if kind == "ewc":
         assert not any(name.startswith(("Capacity", "Owners", "MaskOverlap")) for name in history)
         return
+    assert history["Capacity"][1][-1] == network_capacity(strategy)
+    assert len(history["Capacity"][1]) == 5 + 2  # tasks and unlearnings
+    use = strategy.model.by_layer(strategy.model.cumulative_mask())
+    for layer in strategy.model.graph.layers:
+        assert history[f"MaskUse/{layer}"][1][-1] == pytest.approx(use[layer].float().mean().item())
     before, returned, after = (history[name][1] for name in ("CapacityBefore", "CapacityReturned", "Capacity"))
     assert before == witness.capacities
     assert len(returned) == 2
@@ -189,9 +244,8 @@ def test_overlap_and_owners_equal_a_count_over_the_masks(finished):
 def test_cost_is_emitted_once_per_unlearning(finished):
     _, strategy, references, _, _ = finished
     records, history = find_plugin(strategy, UnlearningPlugin).records, strategy.evaluator.get_all_metrics()
-    unlearn, retrain, faster = (
-        history[name + END][1] for name in ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
-    )
+    names = ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
+    unlearn, retrain, faster = (history[name + END][1] for name in names)
     assert unlearn == [record.seconds for record in records]
     assert retrain == [references.seconds((1,)), references.seconds((1, 3))]
     assert faster == [pytest.approx(b / a) for a, b in zip(unlearn, retrain, strict=True)]

@@ -9,12 +9,12 @@ from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from support import tiny
 from support.isolated_pools import pools
 from support.strategies import DIGITS, amnesiac, learn, make, quiet, stock
 from support.strategy_state import unlearning_plugin
-from torch.utils.data import Dataset
 
-from avalanche_amnesia import References, RequestError, jsd_metrics, with_unlearning
+from avalanche_amnesia import References, RequestError, SplitDigits, jsd_metrics, with_unlearning
 from avalanche_amnesia.audit import ProofError, UnlearningRecord, verify
 from avalanche_amnesia.contrib.baselines import Independent
 from avalanche_amnesia.evaluation.references import ReferencesError
@@ -86,20 +86,16 @@ def test_arguments_of_another_run_are_refused_and_change_nothing():
     assert unlearning_plugin(strategy).records == [record, part]
 
 
-class Items(Dataset):
+class Items(tiny.Items):
     """All digits; a sample that was read more than ``n`` times is twice as bright."""
 
     def __init__(self, n=10**6):
-        x, y = zip(*(experience.tensors for experience in DIGITS.train_stream), strict=True)
-        self.x, self.targets = torch.cat(x), torch.cat([2 * task + labels for task, labels in enumerate(y)]).tolist()
-        self.n, self.reads = n, [0] * len(self.targets)
-
-    def __len__(self):
-        return len(self.x)
+        (digits,) = SplitDigits(1, n_train=400, n_test=200).train_stream
+        super().__init__(digits.tensors[0], digits.targets, n=n, reads=[0] * 400)
 
     def __getitem__(self, at):
         self.reads[at] += 1
-        return self.x[at] * (2 if self.reads[at] > self.n else 1), self.targets[at]
+        return self.items[at] * (2 if self.reads[at] > self.n else 1), self.targets[at]
 
 
 def of_user(n):
@@ -113,12 +109,8 @@ def test_a_conditional_claim_stays_in_a_process_that_knew_the_data():
     strategy = learn(in_pools(), benchmark, [0, 1, 2])  # a slice would be another stream, with other slots
     strategy.unlearn([1])
     record = strategy.prove(in_pools, benchmark)
-    assert (record.claim, record.proved, record.proof.apart, record.proof.tasks) == (
-        "conditional",
-        False,
-        False,
-        (0, 2),
-    )
+    assert (record.claim, record.proved) == ("conditional", False)
+    assert (record.proof.apart, record.proof.tasks) == (False, (0, 2))
     assert "trained without it, in a process that knew it, gave" in " ".join(str(record).split())
 
 

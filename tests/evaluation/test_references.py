@@ -4,10 +4,10 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.training import EWC, Naive
+from avalanche.training import Naive
 from support import strategies
 from support.fault_injection import FailsAtEvent
-from support.measured_runs import BENCHMARK, PERMUTED, make, stock_maker
+from support.measured_runs import BENCHMARK, PERMUTED, make, make_ewc
 from support.strategies import learn
 from support.strategy_state import hashes
 from torch.optim import SGD
@@ -40,7 +40,7 @@ def test_wrong_lists_of_tasks_are_refused(references):
         references.reference([0], "other")
 
 
-@pytest.mark.parametrize("maker", [make, stock_maker(EWC, ewc_lambda=1.0)], ids=["hat", "ewc"])
+@pytest.mark.parametrize("maker", [make, make_ewc], ids=["hat", "ewc"])
 def test_a_shared_prefix_gives_the_bits_of_training_from_scratch(maker):
     shared = References(maker, BENCHMARK)
     state = torch.get_rng_state()

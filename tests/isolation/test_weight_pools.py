@@ -75,22 +75,14 @@ class Adapted(nn.Module):
         return x * self.scale
 
 
-NETS = {
-    "adapters": (Adapted, None),
-    "mlp": (lambda: MLP(64, hidden=(24,), features=16), None),
-    "recurrent": (Recurrent, None),
-}
+mlp = partial(MLP, 64, hidden=(24,), features=16)
+NETS = {"adapters": Adapted, "mlp": mlp, "recurrent": Recurrent}
 
 
 def disjoint(net="mlp", optimizer="adam", isolation=None, **options) -> DisjointSubnets:
-    net, width = NETS[net] if isinstance(net, str) else (net, None)
     isolation = Pools.planned(REQUESTS) if isolation is None else isolation
-    wrap = partial(DisjointModel, n_features=width)
-    return make(DisjointSubnets, net=net, wrap=wrap, optimizer=optimizer, isolation=isolation, **options)
-
-
-def same_bits_in(one: nn.Module, other: nn.Module) -> bool:
-    return same_state(state(one), state(other))
+    net = NETS.get(net, net)
+    return make(DisjointSubnets, net=net, wrap=DisjointModel, optimizer=optimizer, isolation=isolation, **options)
 
 
 # Partitions -----------------------------------------------------------------------------------------------------------
@@ -147,7 +139,7 @@ def test_unlearning_is_exact_after_further_tasks(net, optimizer):
     strategy = learn(disjoint(net, optimizer), REQUESTS.train_stream)
     alone = learn(disjoint(net, optimizer), with_unlearning(STREAM, permanent=[2]).train_stream[2:5])
     assert [record.plan.claim for record in unlearning_plugin(strategy).records] == ["exact"] * 2
-    assert same_bits_in(strategy.model, alone.model)
+    assert same_state(state(strategy.model), state(alone.model))
     record = strategy.unlearn([4])
     assert record.plan.reasons == ()
     assert {change.name.split(".")[1] for change in record.changes} == {"4"}
@@ -255,7 +247,7 @@ def test_a_whole_model_is_saved_loaded_copied_and_pickled(tmp_path):
         assert all(torch.equal(logits(model, task), wanted[task]) for task in (2, 1, 2))
     learn(strategy, REQUESTS.train_stream[3:4])
     learn(loaded, REQUESTS.train_stream[3:4])
-    assert same_bits_in(strategy.model, loaded.model)
+    assert same_state(state(strategy.model), state(loaded.model))
     assert strategy.model.double()(x.double(), 2).dtype == torch.float64
 
 
@@ -266,15 +258,15 @@ def test_a_state_of_another_backbone_or_from_an_unfinished_training_is_refused()
         DisjointModel(MLP(64, hidden=(20,), features=16)).load_state_dict(state)
     cut = {name: value for name, value in state.items() if not name.endswith("dealt")}
     with pytest.raises(ValueError, match="a task of this state has no share"):
-        DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(cut)
+        DisjointModel(mlp()).load_state_dict(cut)
     whole = state | {"heads.0.own.entries.layers.0.weight": strategy.model.backbone.layers[0].weight.detach()}
     with pytest.raises(ValueError, match="in the middle of a training"):
-        DisjointModel(MLP(64, hidden=(24,), features=16)).load_state_dict(whole)
+        DisjointModel(mlp()).load_state_dict(whole)
 
 
 def test_a_state_with_impossible_shares_is_refused_and_changes_nothing():
     strategy = learn(disjoint(isolation=Pools(), train_epochs=1), STREAM.train_stream[:2])
-    model, empty, good = strategy.model, DisjointModel(MLP(64, hidden=(24,), features=16)), state(strategy.model)
+    model, empty, good = strategy.model, DisjointModel(mlp()), state(strategy.model)
     for wrong in ([3, 5, 0], [3, 2**62, 1], [3, 5, 2], [9, 5, 1], [3, 5, 1, 1], [3, 5, 1, 7], [3, 0, 0]):
         for into in (model, empty):
             tasks = into.tasks

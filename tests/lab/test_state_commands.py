@@ -171,9 +171,8 @@ def test_a_conditional_record_is_proved_in_another_process_until_its_code_is_edi
     status, printed, record = prove_own(capsys)
     script.write_text(SCRIPT)
     assert (status, record.claim, record.proof) == (1, "approximate", None)
-    assert printed.startswith(
-        "task 0, trained again without the unlearned data, has other bits, first in heads.0.bias."
-    )
+    told = "task 0, trained again without the unlearned data, has other bits, first in heads.0.bias."
+    assert printed.startswith(told)
     assert main(["prove", *OWN, "--benchmark", "train:digits"]) == 2
     assert "this record is approximate (task 0, trained again" in capsys.readouterr().err
 

@@ -3,7 +3,6 @@
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
@@ -102,9 +101,6 @@ class Finished:
             self.iterations = strategy.clock.train_iterations
         self.run: LoggedRun = read_offline_run(*run_folders(folder))
 
-    def rows_with(self, name: str) -> list[dict[str, Any]]:
-        return [row for row in self.run.rows if name in row]
-
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
@@ -117,7 +113,7 @@ def test_every_value_collected_by_avalanche_is_in_a_row(finished: Finished) -> N
     for name, (_, values) in finished.all_metrics.items():
         assert logged[name] == len(values)
         if isinstance(values[0], float):
-            assert [row[name] for row in finished.rows_with(name)] == values
+            assert [row[name] for row in finished.run.rows_with(name)] == values
 
 
 def test_the_axes_of_the_rows_never_decrease(finished: Finished) -> None:
@@ -132,4 +128,4 @@ def test_each_metric_has_its_axis_and_evaluations_the_counter_of_their_moment(fi
     for name in finished.all_metrics:
         assert finished.run.metrics[name] == ("task" if "eval_phase" in name else "iteration")
     name = next(n for n in finished.all_metrics if n.startswith("Top1_Acc_Stream/eval_phase/test_stream"))
-    assert [row["task"] for row in finished.rows_with(name)] == [0, 1]
+    assert [row["task"] for row in finished.run.rows_with(name)] == [0, 1]

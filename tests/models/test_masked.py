@@ -4,31 +4,15 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from support.small_networks import NETWORKS
-from support.strategies import learn
-from support.strategy_state import state
-from torch import nn
+from support.strategies import ConvNet, learn
 
 from avalanche_amnesia import HAT, MLP, MaskedModel, SplitDigits, task_benchmark
 from avalanche_amnesia.models import UnknownTaskError
-from avalanche_amnesia.models.task_store import whole
-
-
-class Net(nn.Module):
-    """A convolution, functional dropout, and a linear layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Conv2d(1, 6, 3), nn.Linear(6 * 9, 12)
-
-    def forward(self, x):
-        x = F.dropout(F.max_pool2d(torch.relu(self.a(x)), 2), 0.2, self.training)
-        return torch.relu(self.b(x.flatten(1)))
 
 
 def build(kind: str) -> MaskedModel:
-    return MaskedModel(Net() if kind == "conv" else MLP(64, hidden=(20,), features=12, dropout=0.2))
+    return MaskedModel(ConvNet() if kind == "conv" else MLP(64, hidden=(20,), features=12, dropout=0.2))
 
 
 def digits():
@@ -45,10 +29,6 @@ def trained(request):
     strategy = HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_mb_size=32)
     learn(strategy, benchmark.train_stream)
     return model.eval(), benchmark, request.param, strategy
-
-
-def all_logits(model, benchmark, dtype=torch.float32):
-    return [model(e.tensors[0].to(dtype), t) for t, e in enumerate(benchmark.test_stream)]
 
 
 def test_masks_are_bool_for_each_layer_and_differ_between_tasks(trained):
@@ -84,39 +64,6 @@ def test_each_row_of_a_mixed_batch_equals_its_own_task(trained):
     assert model(x[two], labels[two]).shape == (18, 3)
 
 
-def test_a_state_dict_loads_into_a_new_model(trained):
-    model, benchmark, kind, _ = trained
-    torch.manual_seed(77)
-    fresh = build(kind).eval()
-    rng = torch.get_rng_state()
-    fresh.load_state_dict(model.state_dict())
-    assert torch.equal(torch.get_rng_state(), rng)
-    assert list(fresh.masks) == [0, 1, 2]
-    for a, b in zip(all_logits(fresh, benchmark), all_logits(model, benchmark), strict=True):
-        assert torch.equal(a, b)
-    empty = build(kind)
-    fresh.load_state_dict(empty.state_dict())
-    assert fresh.tasks == ()
-    assert dict(fresh.masks) == {}
-
-
-def test_copies_and_other_precisions_compute_the_same(trained):
-    model, benchmark, _, _ = trained
-    expected = all_logits(model, benchmark)
-    copied = copy.deepcopy(model)
-    for a, b in zip(all_logits(copied, benchmark), expected, strict=True):
-        assert torch.equal(a, b)
-    double = copy.deepcopy(model).to(torch.float64)
-    for a, b in zip(all_logits(double, benchmark, torch.float64), expected, strict=True):
-        assert a.dtype == torch.float64
-        assert torch.allclose(a, b.double(), atol=1e-5)
-    with torch.no_grad(), whole(double), whole(copied):
-        for parameter in (*double.parameters(), *copied.parameters()):
-            parameter.zero_()
-    for a, b in zip(all_logits(model, benchmark), expected, strict=True):
-        assert torch.equal(a, b)
-
-
 def test_an_unknown_task_is_refused(trained):
     model, benchmark, _, _ = trained
     x = benchmark.test_stream[0].tensors[0][:4]
@@ -135,22 +82,6 @@ def test_a_removed_task_leaves_nothing(trained):
     assert list(model.masks) == [0, 2]
     assert not [name for name in model.state_dict() if name.endswith(".1") or (".1." in name and "heads" in name)]
     assert torch.equal(model.cumulative_mask(), model.binary_mask(0) | model.binary_mask(2))
-
-
-def test_a_state_saved_during_a_task_is_refused_completely():
-    model, other = build("mlp"), build("mlp")
-    for built in (model, other):
-        built.add_head(0, 2)
-        built.start_task(0, torch.randn(built.n_units))
-        built.finish_task()
-    before = state(other)
-    model.add_head(1, 2)
-    model.start_task(1, torch.randn(model.n_units))
-    with pytest.raises(ValueError, match="middle of a task"):
-        other.load_state_dict(model.state_dict())
-    after = other.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_the_gate_is_soft_in_training_and_binary_in_evaluation():

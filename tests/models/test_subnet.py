@@ -99,9 +99,7 @@ def test_users_of_entries_are_the_tasks_that_read_them(name):
     for share in (0.0, 0.003, 0.05, 1.0):
         entries = {n: torch.rand(shape, generator=generator) < share for n, shape in shapes.items()}
         for asked in (entries, *({n: where} for n, where in entries.items())):
-            slow = {
-                t for t, of in reads.items() if any(bool((of[n] & asked[n]).any()) for n in of.keys() & asked.keys())
-            }
+            slow = {t for t, of in reads.items() if any((of[n] & asked[n]).any() for n in of.keys() & asked.keys())}
             assert model.users_of(asked, model.tasks) == slow
             assert model.users_of(asked, [4]) == slow & {4}
             found.append(len(slow))

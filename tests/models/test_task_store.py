@@ -10,7 +10,7 @@ import torch
 from avalanche.training.supervised import Naive
 from support.interruptions import Interrupted, interrupted_at, lines_of
 from support.strategies import DIGITS, trained
-from support.strategy_state import bits
+from support.strategy_state import bits, same_state
 from torch import nn
 from torch.optim import SGD
 
@@ -37,7 +37,7 @@ def in_sight(self, task):
 
 def assert_equal(first, second):
     assert list(first) == list(second)
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert same_state(first, second)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -71,8 +71,10 @@ def test_torch_lists_no_parameter_of_a_finished_task(name):
 def test_a_whole_model_is_loaded_copied_pickled_and_moved(name):
     model = strategy_of_kind(name).model.eval()
     expected = model(X)
-    fresh = strategy_of_kind(name, 0).model
+    fresh, empty = strategy_of_kind(name, 0).model, strategy_of_kind(name, 0).model.state_dict()
+    drawn = torch.get_rng_state()
     fresh.load_state_dict(model.state_dict())
+    assert torch.equal(torch.get_rng_state(), drawn)
     stream = io.BytesIO()
     torch.save(model, stream)
     stream.seek(0)
@@ -87,8 +89,12 @@ def test_a_whole_model_is_loaded_copied_pickled_and_moved(name):
     double = copy.deepcopy(model).double()
     kinds = {value.dtype for value in double.state_dict().values()} - {torch.bool, torch.uint8, torch.int64}
     assert kinds == {torch.float64}
+    for task, logits in double(X.double()).items():
+        assert torch.allclose(logits, expected[task].double(), atol=1e-5)
     away = copy.deepcopy(model).to("meta")
     assert all(value.is_meta for value in away.state_dict().values())
+    fresh.load_state_dict(empty)
+    assert (fresh.tasks, dict(fresh.masks)) == ((), {})
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -10,8 +10,9 @@ from avalanche.core import SupervisedPlugin
 from avalanche.models import MTSimpleMLP
 from avalanche.training.plugins import ReplayPlugin
 from support.small_networks import Net
+from support.small_runs import assert_retained, logits_of, retained
 from support.strategies import DIGITS, feed_in
-from support.strategy_state import initial_values, state
+from support.strategy_state import initial_values, same_state, state
 from torch import nn
 from torchvision import models as zoo
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
@@ -173,40 +174,6 @@ def strategy_of(model, strategy=AmnesiacHAT, optimizer=ADAM, **options):
     return strategy(model=model, optimizer=made, **{"train_mb_size": 16, "train_epochs": 2, "seed": 1, **options})
 
 
-@torch.no_grad()
-def logits(model, benchmark):
-    training = model.training
-    model.eval()
-    result = {}
-    for task in model.masks:
-        data = benchmark.test_stream[task].dataset
-        x = torch.stack([torch.as_tensor(data[i][0]) for i in range(12)])
-        dtype = next(model.parameters()).dtype
-        result[task] = model(x.to(dtype) if x.is_floating_point() else x, task)
-    model.train(training)
-    return result
-
-
-def assert_same(now, expected, tasks):
-    for task in tasks:
-        assert now[task].isfinite().all()
-        assert torch.equal(now[task], expected[task]), f"the logits of task {task} drifted"
-
-
-def learned(model, strategy, benchmark):
-    """Train task after task: each moves something, and no earlier task's logits. Yields each, and the logits then."""
-    kept = {}
-    for task, experience in enumerate(benchmark.train_stream):
-        before = initial_values(model)
-        strategy.train(experience)
-        assert_same(logits(model, benchmark), kept, range(task))
-        kept = logits(model, benchmark)
-        assert any(not torch.equal(p, before[n]) for n, p in initial_values(model).items()), (
-            f"task {task} moved nothing"
-        )
-        yield task, kept
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_tasks_are_learned_kept_and_unlearned(name):
     model, benchmark = build(name), stream(name)
@@ -215,23 +182,21 @@ def test_tasks_are_learned_kept_and_unlearned(name):
     assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
     initial, gates = initial_values(model), GateGradients()
     strategy = strategy_of(model, plugins=[gates])
-    for task, kept in learned(model, strategy, benchmark):
-        assert list(kept) == list(range(task + 1))
-        if task == 0:
+    for kept in retained(strategy, benchmark):
+        if len(kept) == 1:
             assert [layer for layer, size in gates.largest.items() if size == 0] == []
             assert gates.largest.keys() == model.graph.layers.keys()
     fresh = build(name, seed=5)
     fresh.load_state_dict(model.state_dict())
     for twin in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert_same(logits(twin, benchmark), kept, range(3))
+        assert same_state(logits_of(twin, benchmark, range(3)), kept)
     strategy.unlearn([2])
     assert model.tasks == (0, 1)
-    assert_same(logits(model, benchmark), kept, range(2))
+    assert same_state(logits_of(model, benchmark, range(2)), {task: kept[task] for task in (0, 1)})
     strategy.unlearn([0, 1])
     assert model.tasks == ()
     assert dict(model.masks) == {}
-    for parameter, value in initial_values(model).items():
-        assert torch.equal(value, initial[parameter]), parameter
+    assert same_state(initial_values(model), initial)
     assert [n for n in model.state_dict() if not n.startswith("backbone.")] == []
 
 
@@ -240,19 +205,18 @@ def test_backbones_of_other_precision_are_unlearned_exactly(name, dtype):
     model = build(name, dtype=dtype)
     benchmark = stream(name)
     initial, strategy = initial_values(model), strategy_of(model, train_epochs=1, plugins=[feed_in()])
-    for task, kept in learned(model, strategy, benchmark):
-        assert kept[task].dtype == dtype
+    for kept in retained(strategy, benchmark):
+        assert {logits.dtype for logits in kept.values()} == {dtype}
     strategy.unlearn([0, 1, 2])
-    for parameter, value in initial_values(model).items():
-        assert value.dtype == dtype
-        assert torch.equal(value, initial[parameter]), parameter
+    assert {value.dtype for value in initial_values(model).values()} == {dtype}
+    assert same_state(initial_values(model), initial)
 
 
 def test_momentum_decay_and_replay_change_no_earlier_task():
     """One optimizer for all tasks, whose momentum outlives them, and old tasks' samples in every batch."""
     model, benchmark = build("resnet cifar"), stream("resnet cifar")
     strategy = strategy_of(model, HAT, MOMENTUM, reset_optimizer=False, plugins=[ReplayPlugin(mem_size=30)])
-    assert [task for task, _ in learned(model, strategy, benchmark)] == [0, 1, 2]
+    assert_retained(strategy, benchmark)
 
 
 def test_adahat_moves_no_norm_of_another_task():
@@ -263,13 +227,10 @@ def test_adahat_moves_no_norm_of_another_task():
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience)
         for earlier in range(task):
-            assert own[earlier].keys() == model.task_parts(earlier).state_dict().keys()
-            for key, value in model.task_parts(earlier).state_dict().items():
-                assert torch.equal(value, own[earlier][key])
+            assert same_state(model.task_parts(earlier).state_dict(), own[earlier])
         own[task] = state(model.task_parts(task))
     strategy.unlearn([0, 1, 2])
-    for parameter, value in initial_values(model).items():
-        assert torch.equal(value, initial[parameter]), parameter
+    assert same_state(initial_values(model), initial)
 
 
 def test_a_layer_multiplied_by_zero_gets_no_gradient():
@@ -280,9 +241,7 @@ def test_a_layer_multiplied_by_zero_gets_no_gradient():
         return torch.cat([torch.relu(net.a(x)) * 0.0, torch.relu(net.b(x))], 1)
 
     torch.manual_seed(0)
-    model, gates = (
-        MaskedModel(Net(cut, a=nn.Linear(64, 12), b=nn.Linear(64, 8)), input_shape=(1, 8, 8)),
-        GateGradients(),
-    )
+    model = MaskedModel(Net(cut, a=nn.Linear(64, 12), b=nn.Linear(64, 8)), input_shape=(1, 8, 8))
+    gates = GateGradients()
     strategy_of(model, plugins=[gates]).train(DIGITS.train_stream[0])
     assert gates.largest["a"] == 0 < gates.largest["b"]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from support.fault_injection import at_operations
 from support.strategies import DIGITS, amnesiac, learn, quiet, trained
 from support.strategy_state import bits, fingerprint, trajectory
 from support.trajectory_oracle import contents, files, with_three_tasks
@@ -264,27 +265,21 @@ def test_a_full_disk_changes_no_saved_state_record_log_or_store(small_disk):
 
 @pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
 @pytest.mark.parametrize("change", ["remove", "merge"])
-def test_memory_and_directory_agree_after_a_disk_fails_for_good(tmp_path, monkeypatch, change, behind):
+def test_memory_and_directory_agree_after_a_disk_fails_for_good(tmp_path, change, behind):
     """Not one call fails but all that follow as well: going back must need no disk."""
-    names = ((log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "write_bytes"), (Path, "unlink"))
-    for last in range(20):
+    calls = 0
+
+    def fail(number, done):
+        nonlocal calls
+        calls = number
+        if number > last or (number == last and done == behind):
+            raise OSError(errno.EIO, "injected")
+
+    for last in range(1, 20):
         path = tmp_path / str(last)
         store, state = with_three_tasks(path)
-        before, after = contents(store), None
-        calls = [0]
-        with monkeypatch.context() as patch:
-            for owner, name in names:
-                original = getattr(owner, name)
-
-                def fails(*args, original=original, last=last, calls=calls, **kwargs):
-                    calls[0] += 1
-                    if calls[0] < last or (behind and calls[0] == last):
-                        original(*args, **kwargs)
-                    if calls[0] >= last:
-                        raise OSError(errno.EIO, "injected")
-
-                patch.setattr(owner, name, fails)
-            logs = store.logs
+        logs, before, after = store.logs, contents(store), None
+        with at_operations(fail):
             with suppress(OSError):
                 if change == "merge":
                     store.merge([1, 2])
@@ -298,4 +293,4 @@ def test_memory_and_directory_agree_after_a_disk_fails_for_good(tmp_path, monkey
         store.record(9, state, {"w": state["w"] + 1})
         assert contents(Trajectory(path=path)) == contents(store)
         assert len(files(path)) == 5
-    assert calls[0] < last  # the last round met no failure
+    assert calls < last  # the last round met no failure

@@ -5,12 +5,11 @@ import torch
 from avalanche.core import SupervisedPlugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import examples
 from support.fault_injection import FailsAtEvent, InjectedError
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
-from support.strategies import DIGITS, OPTIMIZERS, amnesiac, learn, quiet
+from support.strategies import DIGITS, OPTIMIZERS, RunningScale, amnesiac, learn, quiet
 from support.strategy_state import bits, unlearning_plugin
-from support.thoroughness import examples
-from torch import Tensor, nn
 
 from avalanche_amnesia import UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning
 from avalanche_amnesia.ledger import TaskLedger
@@ -19,13 +18,8 @@ from avalanche_amnesia.unlearning.purging import UnknownStateError
 # Any sequence of tasks ---------------------------------------------------------------------------------------------
 
 ANY_METHOD = st.fixed_dictionaries(
-    {
-        "net": st.sampled_from(list(NETS)),
-        "optimizer": st.sampled_from(list(OPTIMIZERS)),
-    },
-    optional={
-        "seed": st.integers(1, 9),
-    },
+    {"net": st.sampled_from(list(NETS)), "optimizer": st.sampled_from(list(OPTIMIZERS))},
+    optional={"seed": st.integers(1, 9)},
 )
 
 
@@ -113,19 +107,6 @@ def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
 # State that outlives a task ----------------------------------------------------------------------------------------
 
 
-class RunningScale(nn.Module):
-    """A loss divided by its running mean, which changes the next task's training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.ones(()))
-
-    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
-        loss = nn.functional.cross_entropy(logits, y)
-        self.mean.lerp_(loss.detach(), 0.1)
-        return loss / self.mean
-
-
 def test_a_criterion_with_learned_state_is_refused():
     strategy = learn(pools(criterion=RunningScale()), DIGITS.train_stream[:2])
     before = bits(strategy.model)
@@ -147,26 +128,21 @@ class WritesEverywhere(SupervisedPlugin):
                 tensor.add_(1)
 
 
-def test_what_a_plugin_writes_into_finished_tasks_is_undone_when_a_task_ends():
-    with_plugin, without = (amnesiac(net=NETS["norms"], plugins=plugins) for plugins in ([WritesEverywhere()], []))
+def test_what_a_plugin_writes_into_finished_tasks_is_undone_when_a_task_ends_or_is_aborted():
+    def in_the_second_step_of_the_fourth_task(made):
+        return len(made.model.tasks) == 4 and made.clock.train_exp_iterations == 1
+
+    fails = FailsAtEvent("after_update", when=in_the_second_step_of_the_fourth_task)
+    strategy, without = (amnesiac(net=NETS["norms"], plugins=of) for of in ([WritesEverywhere(), fails], []))
     for experience in DIGITS.train_stream[:3]:
-        for strategy in (with_plugin, without):
-            strategy.train(experience)
-        assert bits(with_plugin.model) == bits(without.model)
-
-
-def test_what_a_plugin_wrote_into_finished_tasks_is_undone_when_a_training_is_aborted():
-    def in_the_second_step_of_the_third_task(made):
-        return len(made.model.tasks) == 3 and made.clock.train_exp_iterations == 1
-
-    fails = FailsAtEvent("after_update", when=in_the_second_step_of_the_third_task)
-    strategy = learn(amnesiac(net=NETS["norms"], plugins=[WritesEverywhere(), fails]), DIGITS.train_stream[:2])
-    before = bits(strategy.model)
+        strategy.train(experience)
+        without.train(experience)
+        assert bits(strategy.model) == bits(without.model)
     with pytest.raises(InjectedError):
-        strategy.train(DIGITS.train_stream[2])
-    assert bits(strategy.model) != before
+        strategy.train(DIGITS.train_stream[3])
+    assert bits(strategy.model) != bits(without.model)
     strategy.abort_training()
-    assert bits(strategy.model) == before
+    assert bits(strategy.model) == bits(without.model)
 
 
 def slower(strategy):

@@ -63,17 +63,11 @@ class PrescribedUpdates(TrajectoryPlugin):
 
 def with_mark(mark: float, events, *, adjustment="hat", compensation="none", repair="none"):
     torch.manual_seed(0)
-    recorder = PrescribedUpdates(mark, adjustment)
-    compensation = BackupPlugin() if compensation == "backup" else compensation
-    options = {
-        "adjustment": adjustment,
-        "compensation": compensation,
-        "masks": replace(EVEN_BUDGET, embedding_init="normal", embedding_lr=1e-30),  # as drawn
-        "train_mb_size": 20,
-        "train_epochs": 1,
-    }
-    repair = None if repair == "none" else RepairPlugin(steps=4, samples_per_task=12)
-    strategy = amnesiac(trajectory=recorder, repair=repair, **options)
+    options = {"compensation": BackupPlugin() if compensation == "backup" else compensation, "adjustment": adjustment}
+    options["repair"] = None if repair == "none" else RepairPlugin(steps=4, samples_per_task=12)
+    options["masks"] = replace(EVEN_BUDGET, embedding_init="normal", embedding_lr=1e-30)  # as drawn
+    options["trajectory"] = PrescribedUpdates(mark, adjustment)
+    strategy = amnesiac(train_mb_size=20, train_epochs=1, **options)
     with torch.no_grad():
         for parameter in strategy.model.parameters():
             parameter.copy_((parameter * 8).round() / 8)
@@ -89,12 +83,10 @@ def held(strategy) -> dict[object, Tensor]:
     """Everything that the strategy keeps of any task."""
     found: dict[object, Tensor] = dict(strategy.model.state_dict())
     for task, log in trajectory(strategy).logs.items():
-        found |= {
-            ("log", task, name, part): getattr(e, part) for name, e in log.items() for part in ("where", "values")
-        }
-    heads, shadows, repair = (
-        find_plugin(strategy, kind) for kind in (CounterfactualPlugin, BackupPlugin, RepairPlugin)
-    )
+        for name, entry in log.items():
+            found |= {("log", task, name, part): getattr(entry, part) for part in ("where", "values")}
+    kinds = (CounterfactualPlugin, BackupPlugin, RepairPlugin)
+    heads, shadows, repair = (find_plugin(strategy, kind) for kind in kinds)
     for task, of_task in heads.heads.items() if heads else ():
         found |= {("head", task, gone): head.weight for gone, head in of_task.items()}
     for task, of_task in shadows.kept.items() if shadows else ():

@@ -6,7 +6,7 @@ import random
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
+from support import examples
+from support.fault_injection import places
 from support.interruptions import comparable_state
 from support.strategies import DIGITS, brief, learn, quiet
-from support.thoroughness import examples
 from torch.optim.lr_scheduler import StepLR
 
 from avalanche_amnesia.saving import StateError
@@ -68,19 +69,11 @@ VALUES: tuple[Any, ...] = (
 NAMES = ("train", "model", "optimizer", "__class__", "$tensor", "plugins", "_hooks", "é", "", "forward")
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths to everything in a JSON value."""
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from places(item, (*path, key))
-
-
 def mutated(body: Any, draw: random.Random) -> Any:
     """A copy with one value changed, removed, added, repeated or renamed."""
     body = deepcopy(body)
     # As many mutations in short parts as in long ones.
-    paths = [path for path in places(body) if path]
+    paths = [*places(body)]
     depth = draw.choice(sorted({len(path) for path in paths}))
     path = draw.choice([path for path in paths if len(path) == depth])
     holder = body
@@ -214,25 +207,23 @@ def with_body(state: Path, folder: Path, change: Callable[[Any], None]) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", ["train", "model", "plugins", "_listeners", "new"])
-def test_a_state_sets_only_the_known_attributes_of_a_strategy(name, state, tmp_path):
-    strategy = built()
-    before = dict(vars(strategy))
-    told = refusal(strategy, with_body(state, tmp_path / "s", lambda body: body["host"].update({name: 1})))
-    assert f"invalid value in state at {name}" in told
-    assert {key: value for key, value in vars(strategy).items() if key != "plugins"} == {
-        key: value for key, value in before.items() if key != "plugins"
-    }
-    assert strategy.train.__func__ is type(strategy).train
+UNKNOWN = [
+    *(("host", name) for name in ("train", "model", "plugins", "_listeners", "new")),
+    *(("model", name) for name in ("forward", "_parameters", "heads.0.weight")),
+]
 
 
-@pytest.mark.parametrize("name", ["forward", "_parameters", "heads.0.weight"])
-def test_a_state_sets_only_numbers_of_modules(name, state, tmp_path):
+@pytest.mark.parametrize(("part", "name"), UNKNOWN)
+def test_a_state_sets_only_known_attributes_of_a_strategy_and_numbers_of_modules(part, name, state, tmp_path):
+    def add(body):
+        (body["host"] if part == "host" else body["model"]["numbers"])[name] = 1
+
     strategy = built()
-    before = what_it_is(strategy)
-    told = refusal(strategy, with_body(state, tmp_path / "s", lambda body: body["model"]["numbers"].update({name: 1})))
-    assert f"invalid value in state at {name}" in told
+    before, attributes = what_it_is(strategy), {**vars(strategy), "plugins": None}
+    assert f"invalid value in state at {name}" in refusal(strategy, with_body(state, tmp_path / "s", add))
+    assert {**vars(strategy), "plugins": None} == attributes
     assert what_it_is(strategy) == before
+    assert strategy.train.__func__ is type(strategy).train
 
 
 @pytest.mark.parametrize("name", ["step", "optimizer"])

@@ -8,7 +8,6 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from support import tiny
 from support.strategies import make, quiet
 from torch import nn
-from torch.utils.data import Dataset
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets, References
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
@@ -74,20 +73,6 @@ def test_tokens_are_learned_and_unlearned(kind, model, options):
 # Mappings, and functions that put items together ----------------------------------------------------------------------
 
 
-class Items(Dataset):
-    """Items that a function makes, with labels 0 and 1."""
-
-    def __init__(self, item, **attributes):
-        self.item, self.targets = item, [i % 2 for i in range(16)]
-        vars(self).update(attributes)
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, i):
-        return self.item(torch.Generator().manual_seed(i), i % 2)
-
-
 class Tokens(nn.Module):
     features = 6
 
@@ -113,15 +98,11 @@ def of_tokens(kind, **options):
 
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_mappings_reach_the_network_by_their_names(kind):
-    data = Items(sentence)
+    data = tiny.items(sentence)
     benchmark = with_unlearning(task_benchmark(data, data, [[0, 1], [1, 0]]), {1: [0]})
     references = References(lambda **options: of_tokens(kind, **options), benchmark)
-    metrics = [
-        *accuracy_metrics(stream=True),
-        *jsd_metrics(references),
-        *unlearned_accuracy_metrics(benchmark, references),
-    ]
-    strategy = of_tokens(kind, evaluator=quiet(*metrics))
+    compared = [*jsd_metrics(references), *unlearned_accuracy_metrics(benchmark, references)]
+    strategy = of_tokens(kind, evaluator=quiet(*accuracy_metrics(stream=True), *compared))
     strategy.train(benchmark.train_stream)
     results = strategy.eval(benchmark.test_stream)
     assert strategy.model.tasks == (1,)
@@ -134,7 +115,7 @@ def test_a_data_set_s_own_collate_fn_is_used(kind):
     def padded(items):
         return torch.stack([x.mean(0) for x, _ in items]), [y for _, y in items]
 
-    data = Items(lambda g, y: (torch.randn(3 + 2 * y, 8, generator=g), y), collate_fn=padded)
+    data = tiny.items(lambda g, y: (torch.randn(3 + 2 * y, 8, generator=g), y), collate_fn=padded)
     strategy = tiny.strategy(kind)
     benchmark = tiny.tasks([[0, 1], [1, 0]], data)
     strategy.train(benchmark.train_stream)

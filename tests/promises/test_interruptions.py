@@ -9,6 +9,7 @@ import pytest
 import torch
 from avalanche.training import DER, Naive
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
+from support import examples
 from support.interruptions import (
     Interrupted,
     at_the_end_of,
@@ -19,7 +20,6 @@ from support.interruptions import (
     lines_of,
 )
 from support.strategies import NormedConvNet, learn, make, quiet, ranpac
-from support.thoroughness import examples
 from torch import nn
 
 from avalanche_amnesia import DisjointSubnets

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from avalanche.training import Naive
 from support import strategies
 from support.strategies import learn, logits, make, stock
-from support.strategy_state import unlearning_plugin
+from support.strategy_state import same_state, unlearning_plugin
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 
@@ -85,14 +85,8 @@ class Grows(Net):
 OWNED = [MovingAverage, Rebound, FunctionalNorm]
 
 
-wsn = partial(
-    strategies.make,
-    WSN,
-    wrap=partial(SubnetModel, density=0.4),
-    optimizer=partial(Adam, lr=1e-2, weight_decay=1e-3),
-    train_mb_size=20,
-    seed=0,
-)
+ADAM, SUBNET = partial(Adam, lr=1e-2, weight_decay=1e-3), partial(SubnetModel, density=0.4)
+wsn = partial(strategies.make, WSN, wrap=SUBNET, optimizer=ADAM, train_mb_size=20, seed=0)
 
 
 @pytest.mark.parametrize("net", OWNED)
@@ -106,10 +100,8 @@ def test_every_task_has_its_own_state_and_is_unlearned_exactly(net):
     record = strategy.unlearn([1])
     assert record.claim == "exact"
     reference = References(lambda **kwargs: wsn(net=net, **kwargs), STREAM).reference([0]).state_dict()
-    state = strategy.model.state_dict()
-    assert state.keys() == reference.keys()
-    assert all(torch.equal(state[name], reference[name]) for name in state)
-    assert any(name.startswith("heads.0.own.") for name in state)
+    assert same_state(strategy.model.state_dict(), reference)
+    assert any(name.startswith("heads.0.own.") for name in reference)
 
 
 @pytest.mark.parametrize(("net", "name"), [(KeepsActivations, "last"), (Grows, "rows")])
@@ -142,6 +134,4 @@ def test_masked_models_give_each_task_its_functional_norms(net):
     assert torch.equal(logits(strategy, STREAM.test_stream[0]), before)
     assert strategy.unlearn([1]).claim == "exact"
     reference = References(maker, STREAM).reference([0]).state_dict()
-    state = strategy.model.state_dict()
-    assert state.keys() == reference.keys()
-    assert all(torch.equal(state[name], reference[name]) for name in state)
+    assert same_state(strategy.model.state_dict(), reference)

@@ -4,9 +4,9 @@ import pytest
 from avalanche.training.plugins import EWCPlugin
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support import examples
 from support.scenario import BATCHES, TASKS, Scenario
 from support.scenario_strategies import KINDS, NETS
-from support.thoroughness import examples
 
 from avalanche_amnesia.benchmarks import UnlearningRequest
 from avalanche_amnesia.ledger import TaskLedger

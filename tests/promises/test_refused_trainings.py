@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from avalanche.benchmarks import nc_benchmark, task_incremental_benchmark
+from avalanche.benchmarks import task_incremental_benchmark
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training import Cumulative, JointTraining, Naive
 from avalanche.training.plugins import EarlyStoppingPlugin
@@ -16,7 +16,6 @@ from support.strategies import DIGITS, amnesiac, learn, make, mlp, quiet, stock,
 from support.strategy_state import bits, frozen, unchanged, unlearning_plugin
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import Dataset, TensorDataset
 
 from avalanche_amnesia import MLP, HardAttention, MaskedModel, SplitDigits, SubnetModel, task_benchmark
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -58,7 +57,7 @@ def returning(made):
     return lambda: tiny.strategy("wsn", model=SubnetModel(Returns(made), n_features=6))
 
 
-def of_pictures():
+def pictures():
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 6))
     return tiny.strategy(model=MaskedModel(net, input_shape=(1, 8, 8)))
 
@@ -68,73 +67,37 @@ def shaped(*shape):
     return lambda: task_benchmark((x, y), (x, y), [[0, 1]])
 
 
-def of_one_sample_more(n):
+def one_more(n):
     return lambda: tiny.tasks([[0], [1], [2]], tiny.samples(n, classes=3))
 
 
-def with_loss(criterion):
-    return lambda: tiny.strategy(criterion=criterion)
-
-
-class Items(Dataset):
-    """Items of any kind, with labels 0 and 1."""
-
-    def __init__(self, item):
-        self.item, self.targets = item, [i % 2 for i in range(16)]
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, i):
-        return self.item(torch.Generator().manual_seed(i), i % 2)
-
-
-def drawn(generator, *shape):
-    return torch.randn(*(shape or (8,)), generator=generator)
+def rand(generator):
+    return torch.randn(8, generator=generator)
 
 
 def items(item):
-    return lambda: tiny.tasks([[0, 1]], Items(item))
+    return lambda: tiny.tasks([[0, 1]], tiny.items(item))
 
 
-POOLS = partial(tiny.strategy, "pools")
+normed, pools = partial(tiny.strategy, net=Normed, train_mb_size=20), partial(tiny.strategy, "pools")
+weighing = partial(tiny.strategy, criterion=nn.CrossEntropyLoss(torch.ones(3)))
 # name → (strategy, benchmark, words of the error)
 REFUSED = {
-    "a lonely sample": (
-        lambda: tiny.strategy(net=Normed, train_mb_size=20),
-        of_one_sample_more(63),
-        "one sample is alone .*BatchNorm1d 'norm'.*train_mb_size.*drop_last=True",
-    ),
-    "a lonely sample in pools": (
-        lambda: tiny.strategy("pools", net=Normed, train_mb_size=20),
-        of_one_sample_more(3),
-        "one sample is alone .*BatchNorm1d 'norm'",
-    ),
-    "weights of classes": (
-        with_loss(nn.CrossEntropyLoss(torch.ones(3))),
-        tiny.tasks,
-        "weights for 3 classes, .* has 2",
-    ),
+    "one lonely": (normed, one_more(63), "one sample is alone .*BatchNorm1d 'norm'.*train_mb_size.*drop_last=True"),
+    "lonely in pools": (partial(normed, "pools"), one_more(3), "one sample is alone .*BatchNorm1d 'norm'"),
+    "weights of classes": (weighing, tiny.tasks, "weights for 3 classes, .* has 2"),
     "a list of features": (returning(lambda x: [x, x]), tiny.tasks, r"returns list.*a head reads \(8, 6\), samples"),
     "narrow features": (returning(lambda x: x[:, :4]), tiny.tasks, r"returns \(8, 4\) torch.float32.*reads \(8, 6\)"),
-    "channels last": (of_pictures, shaped(8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
-    "flat pictures": (of_pictures, shaped(64), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
-    "another shape": (
-        of_pictures,
-        shaped(1, 10, 10),
-        r"task 0: the model can't run on its .*\(1, 10, 10\), torch.float32",
-    ),
+    "channels last": (pictures, shaped(8, 8, 1), r"channels come first, x.permute\(0, 3, 1"),
+    "flat pictures": (pictures, shaped(64), r"x.reshape\(-1, \*\(1, 8, 8\)\)"),
+    "other shape": (pictures, shaped(1, 10, 10), r"task 0: the model can't run on its .*\(1, 10, 10\), torch.float32"),
     "double": (
-        POOLS,
-        items(lambda g, y: (drawn(g).double(), y)),
+        pools,
+        items(lambda g, y: (rand(g).double(), y)),
         r"torch.float64.*x.to\(torch.float32\); .*backbone.to",
     ),
-    "bytes": (
-        POOLS,
-        items(lambda g, y: ((drawn(g) * 9).byte(), y)),
-        r"torch.uint8.*return x.to\(torch.float32\) / 255",
-    ),
-    "no label": (POOLS, items(lambda g, y: {"x": drawn(g), "class": y}), r"got a mapping of \['x', 'class'\]"),
+    "bytes": (pools, items(lambda g, y: ((rand(g) * 9).byte(), y)), r"torch.uint8.*return x.to\(torch.float32\) / 255"),
+    "no label": (pools, items(lambda g, y: {"x": rand(g), "class": y}), r"got a mapping of \['x', 'class'\]"),
 }
 
 
@@ -151,7 +114,7 @@ def test_a_first_task_that_can_t_be_trained_is_refused(name):
     assert bits(strategy.model) == before
     if "lonely" in name:
         assert torch.equal(torch.get_rng_state(), random)
-    if name == "a lonely sample":
+    if name == "one lonely":
         strategy.train(experience, drop_last=True)
         assert strategy.model.tasks == (0,)
 
@@ -176,12 +139,16 @@ def spoilt(value, where, *, lazy=False):
 
 
 def relabelled(change):
-    """Return two tasks; the second one has other labels than its experience says."""
-    stream = tiny.tasks().train_stream
-    twin = copy.copy(stream[1])
-    twin._samples = copy.copy(twin._samples)
-    twin._samples.targets = change(torch.tensor(twin._samples.targets)).tolist()
-    return [stream[0], twin]
+    """Make two tasks; the second one has other labels than its experience says."""
+
+    def made():
+        stream = tiny.tasks().train_stream
+        twin = copy.copy(stream[1])
+        twin._samples = copy.copy(twin._samples)
+        twin._samples.targets = change(torch.tensor(twin._samples.targets)).tolist()
+        return [stream[0], twin]
+
+    return made
 
 
 NAN, EVERY = float("nan"), slice(None)
@@ -197,21 +164,11 @@ SECOND = {
     "on demand, pools": ("pools", {}, lambda: spoilt(NAN, EVERY, lazy=True), ON_DEMAND),
     "a later mini-batch": ("amnesiac", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
     "a later mini-batch, weights": ("wsn", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
-    "labels above": (
-        "amnesiac",
-        {},
-        lambda: relabelled(lambda y: y + 5),
-        r"lie in 5..6, and its head has 2 .*, 0..1: c",
-    ),
-    "labels below": ("wsn", {}, lambda: relabelled(lambda y: y - 1), r"lie in -1..0, and its head has 2 classes"),
-    "some labels above": ("pools", {}, lambda: relabelled(lambda y: 3 * y), r"lie in 0..3, and its head has 2 classes"),
-    "hidden labels": ("amnesiac", {}, lambda: relabelled(lambda y: y - 100), r"lie in -99..-99, and its head has 2"),
-    "ignored labels": (
-        "wsn",
-        {},
-        lambda: relabelled(lambda y: 0 * y - 100),
-        "all 8 labels are -100, which the loss ig",
-    ),
+    "labels above": ("amnesiac", {}, relabelled(lambda y: y + 5), r"lie in 5..6, and its head has 2 .*, 0..1: c"),
+    "labels below": ("wsn", {}, relabelled(lambda y: y - 1), r"lie in -1..0, and its head has 2 classes"),
+    "some labels above": ("pools", {}, relabelled(lambda y: 3 * y), r"lie in 0..3, and its head has 2 classes"),
+    "hidden labels": ("amnesiac", {}, relabelled(lambda y: y - 100), r"lie in -99..-99, and its head has 2"),
+    "ignored labels": ("wsn", {}, relabelled(lambda y: 0 * y - 100), "all 8 labels are -100, which the loss ig"),
 }
 
 
@@ -323,6 +280,11 @@ OPTIONS = {
     "workers": ({"num_workers": "a"}, "num_workers must be an int of at least 0, got 'a'"),
     "last": ({"drop_last": 3}, "drop_last must be True or False, got 3"),
     "streams": ({"eval_streams": 3}, r"eval_streams .* streams, \[benchmark.test_stream\].* got 3"),
+    "mistyped": ({"droplast": True}, r"strategy\.train has no option 'droplast'; did you mean"),
+    **{
+        name: ({name: []}, f"no option '{name}'; did you mean 'eval_streams'")
+        for name in ("eval", "eval_stream", "eval_stream_list", "test_stream")
+    },
 }
 
 
@@ -470,21 +432,9 @@ def test_requests_without_an_unlearning_plugin_are_warned_of(declined):
     assert all("UnlearningPlugin()" in text and "at task 1" in text for text in told)
 
 
-def class_incremental():
-    """As the host makes it: every experience has the task label 0."""
-    sets = []
-    for stream in (DIGITS.train_stream, DIGITS.test_stream):
-        x = torch.cat([experience.tensors[0] for experience in stream])
-        y = torch.cat([experience.tensors[1] + 2 * task for task, experience in enumerate(stream)])
-        data = TensorDataset(x, y)
-        data.targets = y.tolist()
-        sets.append(data)
-    return nc_benchmark(*sets, 5, task_labels=False, seed=0)
-
-
 @pytest.mark.parametrize(("make", "error"), [(amnesiac, TaskError), (stock, RequestError)], ids=["masks", "stock"])
 def test_a_class_incremental_stream_is_refused_with_its_remedy(make, error):
-    benchmark, strategy = class_incremental(), make()
+    benchmark, strategy = tiny.of_avalanche(task_labels=False), make()
     before = bits(strategy.model)
     message = r"5 experiences of this stream have that task label.*task_incremental_benchmark\(b.*return_task_id=True"
     for ask in (strategy.train, strategy.eval) if make is amnesiac else (strategy.train,):

@@ -3,18 +3,21 @@
 import copy
 import inspect
 import warnings
+from functools import partial
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP, as_multitask
 from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GDumbPlugin, GEMPlugin, MASPlugin
+from support import tiny
+from support.strategies import Hears
 from support.strategy_state import same_state
 from torch import nn
 from torch.optim import Adam
 from torch.utils.data import DataLoader
 
-from avalanche_amnesia import MLP, WSN, AmnesiacHAT, DisjointModel, DisjointSubnets, MaskedModel, SubnetModel
+from avalanche_amnesia import DisjointSubnets
 from avalanche_amnesia.audit.record import RecordError, UnlearningRecord
 from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.benchmarks.data import TaskError
@@ -25,22 +28,13 @@ from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import load_state
 from avalanche_amnesia.unit_graph import ModelError
 
-X = torch.randn(60, 8, generator=torch.Generator().manual_seed(0))
-Y = torch.arange(60) % 6
-BENCHMARK = task_benchmark((X, Y), (X, Y), task_classes=[[0, 1], [2, 3]])
+X, Y = tiny.samples(60, classes=6)
+BENCHMARK = tiny.tasks(given=(X, Y))
 STREAM = BENCHMARK.train_stream
-KINDS = {AmnesiacHAT: MaskedModel, WSN: SubnetModel, DisjointSubnets: DisjointModel}
 
 
-def network():
-    return MLP(8, hidden=(16,), features=12)
-
-
-def made(kind, backbone=None, **options):
-    torch.manual_seed(0)
-    model = KINDS[kind](network() if backbone is None else backbone)
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return kind(model=model, optimizer=Adam(learning, lr=1e-2), train_mb_size=10, **options)
+def made(kind="pools", **options):
+    return tiny.strategy(kind, optimizer=partial(Adam, lr=1e-2), train_mb_size=10, **options)
 
 
 class Averaging(SupervisedPlugin):
@@ -62,20 +56,18 @@ class Averaging(SupervisedPlugin):
             value.copy_(self.sums[name] / self.n)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny.KINDS)
 def test_weights_that_a_plugin_writes_when_a_task_ends_are_unlearned_with_it(kind):
     strategy, retrained = (made(kind, plugins=[Averaging()]) for _ in range(2))
     strategy.train(STREAM)
     retrained.train(STREAM[0])
     strategy.unlearn([1], allow_unknown=True)
-    state, reference = strategy.model.state_dict(), retrained.model.state_dict()
-    assert state.keys() == reference.keys()
-    assert all(torch.equal(value, reference[name]) for name, value in state.items())
+    assert same_state(strategy.model.state_dict(), retrained.model.state_dict())
 
 
 @pytest.mark.parametrize("plugin", [EWCPlugin(1.0), MASPlugin(), GEMPlugin(4, 0.5), AGEMPlugin(10, 8)])
 def test_plugins_that_need_gradients_of_earlier_tasks_are_refused_with_weight_pools(plugin):
-    strategy = made(DisjointSubnets, plugins=[plugin])
+    strategy = made(plugins=[plugin])
     with pytest.raises(TaskError, match=f"Leave {type(plugin).__name__} out of plugins"):
         strategy.train(STREAM[0])
     assert not strategy.model.tasks
@@ -83,13 +75,7 @@ def test_plugins_that_need_gradients_of_earlier_tasks_are_refused_with_weight_po
 
 def test_gdumb_is_refused():
     with pytest.raises(TypeError, match="use Avalanche's own GDumb strategy"):
-        made(AmnesiacHAT, plugins=[GDumbPlugin()])
-
-
-@pytest.mark.parametrize("name", ["eval", "eval_stream", "eval_stream_list", "test_stream"])
-def test_other_names_of_the_evaluation_streams_are_refused(name):
-    with pytest.raises(TypeError, match=f"no option '{name}'; did you mean 'eval_streams'"):
-        made(DisjointSubnets).train(STREAM[0], **{name: BENCHMARK.test_stream})
+        made("amnesiac", plugins=[GDumbPlugin()])
 
 
 class WithEmptyBatches(DisjointSubnets):
@@ -106,52 +92,45 @@ class WithEmptyBatches(DisjointSubnets):
         self.dataloader = DataLoader(data, batch_sampler=batches, collate_fn=collate)
 
 
+def with_batches(empty, **options):
+    model = made().model
+    strategy = WithEmptyBatches(model=model, optimizer=Adam(model.parameters()), **options)
+    strategy.empty = empty
+    strategy.train(STREAM[0])
+    return strategy
+
+
 def test_empty_mini_batches_are_skipped():
-    states = []
-    for empty in (True, False):
-        torch.manual_seed(0)
-        model = DisjointModel(network())
-        strategy = WithEmptyBatches(model=model, optimizer=Adam(model.parameters()), isolation=Pools(slots=2))
-        strategy.empty = empty
-        strategy.train(STREAM[0])
-        states.append(strategy.model.state_dict())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert same_state(*(with_batches(empty).model.state_dict() for empty in (True, False)))
 
 
 def test_a_strategy_is_copied_inside_an_epoch_of_a_loader_of_the_user():
-    class Copies(SupervisedPlugin):
-        def after_update(self, strategy, **kwargs):
-            self.made = copy.deepcopy(strategy.dataloader)
-
-    strategy = WithEmptyBatches(
-        model=(model := DisjointModel(network())), optimizer=Adam(model.parameters()), plugins=[plugin := Copies()]
-    )
-    strategy.empty = True
-    strategy.train(STREAM[0])
-    assert len(plugin.made) == 4
-    assert len(list(plugin.made)) == 2
+    made = []
+    with_batches(True, plugins=[Hears(after_update=lambda strategy: made.append(copy.deepcopy(strategy.dataloader)))])
+    assert len(made[-1]) == 4
+    assert len(list(made[-1])) == 2
 
 
 def test_norms_without_running_statistics_warn_and_a_single_sample_is_refused():
     norm = nn.BatchNorm1d(16, track_running_stats=False)
     with pytest.warns(UserWarning, match="BatchNorm1d '1' of Sequential has track_running_stats=False"):
-        strategy = made(AmnesiacHAT, nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), nn.Linear(16, 12)))
+        strategy = made("amnesiac", net=lambda: nn.Sequential(nn.Linear(8, 16), norm, nn.ReLU(), nn.Linear(16, 12)))
     strategy.train(STREAM[0])
     with pytest.raises(ValueError, match="one sample is alone in a mini-batch, by which BatchNorm1d"):
         strategy.predict(X[:1], 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        made(DisjointSubnets, nn.Sequential(nn.Linear(8, 16), nn.InstanceNorm1d(16)))
+        made(net=lambda: nn.Sequential(nn.Linear(8, 16), nn.InstanceNorm1d(16)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny.KINDS)
 def test_networks_with_heads_of_their_own_are_refused(kind):
     with pytest.raises(ModelError, match="a head of its own for each task"):
-        made(kind, as_multitask(SimpleMLP(num_classes=2, input_size=8, hidden_size=16), "classifier"))
+        made(kind, net=lambda: as_multitask(SimpleMLP(2, input_size=8, hidden_size=16), "classifier"))
 
 
 def test_a_task_that_arrives_later_has_a_label_of_its_own():
-    strategy = made(DisjointSubnets, isolation=Pools(slots=3))
+    strategy = made(isolation=Pools(slots=3))
     strategy.train(STREAM)
     with pytest.raises(TaskError, match=r"task_benchmark\(…, first_task=1\)"):
         strategy.train(task_benchmark((X, Y), (X, Y), task_classes=[[4, 5]]).train_stream)
@@ -174,25 +153,25 @@ class HalfPrecisionBase(nn.Module):
         return self.layer(torch.relu(x @ self.base.to(x.dtype)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiny.KINDS)
 def test_heads_have_the_type_of_the_features_behind_a_base_in_half_precision(kind):
-    strategy = made(kind, HalfPrecisionBase())
+    strategy = made(kind, net=HalfPrecisionBase)
     strategy.train(STREAM)
     assert strategy.model.head(0).weight.dtype == torch.float32
     assert strategy.unlearn([1]).tasks == (1,)
 
 
-@pytest.mark.parametrize("kind", [WSN, DisjointSubnets])
+@pytest.mark.parametrize("kind", ["wsn", "pools"])
 def test_the_width_of_features_is_found_by_running_the_backbone(kind):
     backbone = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 12))
-    strategy = made(kind, backbone)
+    strategy = made(kind, net=lambda: backbone)
     assert strategy.model.n_features == 12
     images = X[:, :, None, None].expand(60, 8, 3, 3).reshape(60, 1, 9, 8)
     strategy.train(task_benchmark((images, Y), (images, Y), task_classes=[[0, 1]]).train_stream)
 
 
 def test_attributes_of_a_model_raise_no_other_error_than_attribute_errors():
-    strategy = made(AmnesiacHAT)
+    strategy = made("amnesiac")
     strategy.train(STREAM[0])
     members = dict(inspect.getmembers(strategy.model))
     assert members["current_task"] is None
@@ -202,7 +181,7 @@ def test_attributes_of_a_model_raise_no_other_error_than_attribute_errors():
 def test_copies_of_forgotten_samples_are_named():
     x = X.clone()
     x[20] = x[6] = x[0]
-    strategy = made(DisjointSubnets)
+    strategy = made()
     strategy.train(task_benchmark((x, Y % 2), (X, Y % 2), task_classes=[[0, 1]]).train_stream)
     with pytest.warns(UserWarning, match=r"copies of the requested samples remain in task 0, at positions \[20\]"):
         strategy.unlearn(task=0, samples=[0, 6])
@@ -212,7 +191,7 @@ def test_copies_of_forgotten_samples_are_named():
 
 
 def test_documents_that_name_a_key_twice_are_refused():
-    strategy = made(DisjointSubnets)
+    strategy = made()
     strategy.train(STREAM)
     text = strategy.unlearn([1]).to_json()
     UnlearningRecord.from_json(text)
@@ -227,12 +206,12 @@ def test_no_text_in_a_csv_is_a_formula():
 
 @pytest.mark.parametrize("lr", ["0.01", None, True, 1e400])
 def test_a_state_gives_an_optimizer_no_other_kind_of_option(lr, tmp_path):
-    strategy = made(DisjointSubnets)
+    strategy = made()
     strategy.train(STREAM[0])
     body, parts = read_state(strategy.save(tmp_path / "state"))
     body["optimizer"]["state"]["param_groups"][0]["lr"] = lr if lr != 1e400 else {"$float": "inf"}
     write_state(tmp_path / "state", body, parts)
-    fresh = made(DisjointSubnets)
+    fresh = made()
     with pytest.raises(StateError, match=r"optimizer\.lr"):
         load_state(fresh, tmp_path / "state")
     assert fresh.optimizer.param_groups[0]["lr"] == 1e-2
@@ -247,17 +226,14 @@ def test_a_strategy_is_saved_after_an_interruption_at_the_adaptation_of_data(eve
     def interrupt(plugin, strategy, **kwargs):
         raise KeyboardInterrupt
 
-    strategy = made(DisjointSubnets, plugins=[Interrupts()])
-    strategy.train(STREAM[0])
+    strategy, loaded, alone = (made(plugins=[Interrupts()]) for _ in range(3))
+    for each in (strategy, alone):
+        each.train(STREAM[0])
     setattr(Interrupts, event, interrupt)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(STREAM[1]) if "train" in event else strategy.eval(STREAM[:1])
     delattr(Interrupts, event)
-    strategy.save(tmp_path / "state")
-    loaded = made(DisjointSubnets, plugins=[Interrupts()])
-    load_state(loaded, tmp_path / "state")
-    alone = made(DisjointSubnets, plugins=[Interrupts()])
-    alone.train(STREAM[0])
+    load_state(loaded, strategy.save(tmp_path / "state"))
     for each in (loaded, alone):
         each.train(STREAM[1])
     assert same_state(loaded.model.state_dict(), alone.model.state_dict())
@@ -267,7 +243,7 @@ def test_a_strategy_is_saved_after_an_interruption_at_the_adaptation_of_data(eve
     "wrong", [{"samples": 3}, {"samples": None}, {"classes": 1}, {"samples": [1], "reproduce": "no"}]
 )
 def test_a_request_of_a_wrong_type_names_what_is_right(wrong):
-    strategy = made(DisjointSubnets)
+    strategy = made()
     strategy.train(STREAM[0])
     with pytest.raises(ValueError, match=r"must be (a list of|one of)"):
         strategy.unlearn(task=0, **wrong)

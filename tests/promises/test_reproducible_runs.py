@@ -10,16 +10,15 @@ from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, l
 from avalanche.logging import BaseLogger
 from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
+from support import strategies
 from support.small_runs import OPTIMIZERS, make, masked_mlp, permuted
 from support.strategies import learn
 from support.strategy_state import same_state, state
-from torch import nn
 
 from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.task_mask import TaskError
 
 
 def metrics():
@@ -90,57 +89,14 @@ def test_tensor_batches_equal_those_of_a_data_loader(shuffle, drop_last, size):
     assert torch.equal(torch.get_rng_state(), after)
 
 
-# Refusals -----------------------------------------------------------------------------------------------------------
-
-
-class Labelled:
-    """An experience with other task labels."""
-
-    def __init__(self, experience, labels) -> None:
-        self._experience, self.task_labels = experience, labels
-
-    def __getattr__(self, name):
-        return getattr(self._experience, name)
-
-
-def test_a_refused_experience_changes_nothing():
-    strategy, benchmark = make(AmnesiacHAT), permuted()
-    strategy.train(benchmark.train_stream[0])
-    before, optimizer = state(strategy.model), strategy.optimizer.state_dict()
-    rng = streams()
-    for experience, message in (
-        (benchmark.train_stream[0], "already trained"),
-        (Labelled(benchmark.train_stream[1], [1, 2]), r"\[1, 2\]"),
-        (Labelled(benchmark.train_stream[1], []), r"\[\]"),
-    ):
-        with pytest.raises(TaskError, match=message):
-            strategy.train(experience)
-        assert same_state(before, state(strategy.model))
-        assert strategy.model.tasks == (0,)
-        assert str(optimizer) == str(strategy.optimizer.state_dict())
-        assert streams() == rng
-    strategy.train(benchmark.train_stream[1])
-    fresh = learn(make(AmnesiacHAT), benchmark.train_stream[:2])
-    assert same_state(state(strategy.model), state(fresh.model))
-
-
 # On stock strategies ------------------------------------------------------------------------------------------------
 
 
 def test_the_plugin_on_a_stock_strategy_is_hat():
     benchmark = permuted()
     hat = learn(make(HAT, optimizer="adam decay", evaluator=metrics()), benchmark.train_stream)
-    model = masked_mlp()
-    naive = Naive(
-        model=model,
-        optimizer=OPTIMIZERS["adam decay"](model.parameters()),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=16,
-        train_epochs=2,
-        eval_mb_size=64,
-        plugins=[SeedingPlugin(3), HATPlugin(seed=3)],
-        evaluator=metrics(),
-    )
+    options = {"model": masked_mlp(), "optimizer": OPTIMIZERS["adam decay"], "train_mb_size": 16, "eval_mb_size": 64}
+    naive = strategies.make(Naive, plugins=[SeedingPlugin(3), HATPlugin(seed=3)], evaluator=metrics(), **options)
     learn(naive, benchmark.train_stream, reset_optimizer_state=True)
     assert same_state(state(hat.model), state(naive.model))
     assert hat.eval(benchmark.test_stream) == naive.eval(benchmark.test_stream)

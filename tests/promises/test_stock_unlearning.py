@@ -169,9 +169,8 @@ def test_no_later_batch_holds_a_sample_of_an_unlearned_task(policy):
     replay = ReplayPlugin(mem_size=60, storage_policy=POLICIES[policy]())
     strategy = stock(plugins=[listens, replay], epochs=2)
     storage = replay.storage_policy
-    stream = with_unlearning(
-        DIGITS, [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((3,), 3)]
-    ).train_stream
+    requests = [UnlearningRequest((0,), 2, "iteration", 1), UnlearningRequest((3,), 3)]
+    stream = with_unlearning(DIGITS, requests).train_stream
     learn(strategy, stream[:2])
     old = {tuple(map(float, x.flatten())): (y, t) for x, y, t in storage.buffer}
     batches.clear()

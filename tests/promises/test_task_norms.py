@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 import torch
-from support.strategies import Hears, learn, make
+from support.small_networks import lived_in
+from support.strategies import Hears, TwoNorms, learn, make
 from support.strategy_state import same_state, state
 from torch import nn
 
@@ -35,26 +36,12 @@ NORMS = {
 }
 
 
-class Net(nn.Module):
-    def __init__(self, norm) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(1, 8, 3), norm(8)
-        self.conv2, self.norm2 = nn.Conv2d(8, 12, 3), norm(12)
-        self.last = nn.Linear(12 * 4, 16)
-        for module in (self.norm1, self.norm2):  # as if trained before: at 0 and 1 much would be invisible
-            for name, value in (*module.named_parameters(), *module.named_buffers()):
-                if value.dim():
-                    value.data.uniform_(0.5, 1.5) if "v" in name or "weight" in name else value.data.normal_(0, 0.3)
-
-    def forward(self, x):
-        x = torch.relu(self.norm1(self.conv1(x)))
-        x = nn.functional.max_pool2d(torch.relu(self.norm2(self.conv2(x))), 2)
-        return torch.relu(self.last(x.flatten(1)))
-
-
 def build(kind="batch", seed=0, **options):
     torch.manual_seed(seed)
-    return MaskedModel(Net(NORMS[kind]), input_shape=(1, 8, 8), **options)
+    net = TwoNorms(NORMS[kind])
+    for norm in (net.norm1, net.norm2):  # as if trained before: at 0 and 1 much would be invisible
+        lived_in(norm)
+    return MaskedModel(net, input_shape=(1, 8, 8), **options)
 
 
 def amnesiac(model, **options):
@@ -67,11 +54,7 @@ def own(model, task):
 
 
 def of_backbone(model):
-    return {
-        f"{name}.{kind}": value.clone()
-        for name in ("norm1", "norm2")
-        for kind, value in model.backbone.get_submodule(name).state_dict().items()
-    }
+    return {name: value for name, value in state(model.backbone).items() if name.startswith("norm")}
 
 
 def batch(n=16, task=0):

@@ -40,11 +40,12 @@ def test_a_signed_state_is_loaded_with_the_signers_key_in_any_form_or_without_a_
         assert bits(strategy.model) == bits(learned.model)
 
 
-def resealed(state, change, keep_signature=True):
-    """Change a state's content and its checksum, without the key."""
+def resealed(state, change=lambda content: None, **signature):
+    """Change a state's content and its checksum, without the key, and maybe its signature; None leaves it out."""
     found = json.loads((state / STATE).read_text())
     change(found["content"])
-    further = {"signature": found["signature"]} if keep_signature else {}
+    further = {"signature": found["signature"], **signature}
+    further = further if further["signature"] is not None else {}
     (state / STATE).write_text(sealed(found["content"], **HEAD, **further))
 
 
@@ -62,17 +63,12 @@ def with_another_weight(state):
     resealed(state, change)
 
 
-def with_signature(state, signature):
-    found = json.loads((state / STATE).read_text())
-    (state / STATE).write_text(sealed(found["content"], **HEAD, signature=signature))
-
-
 FORGED = {
-    "unsigned": (lambda state: resealed(state, lambda c: None, keep_signature=False), "it is not signed: sign it"),
+    "unsigned": (lambda state: resealed(state, signature=None), "it is not signed: sign it"),
     "another seed": (lambda state: resealed(state, lambda c: c["body"]["host"].update(seed=7)), "does not hold"),
     "another weight": (with_another_weight, "does not hold"),
-    "a number": (lambda state: with_signature(state, 7), "its signature is none"),
-    "too short": (lambda state: with_signature(state, {"signature": "AAAA"}), "does not hold"),
+    "a number": (lambda state: resealed(state, signature=7), "its signature is none"),
+    "too short": (lambda state: resealed(state, signature={"signature": "AAAA"}), "does not hold"),
 }
 
 

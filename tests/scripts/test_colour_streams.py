@@ -14,12 +14,13 @@ from avalanche_amnesia.contrib.streams.image_sets import CorruptDataError, DataN
 from experiments.combined import Fit, combined_benchmark
 from experiments.omniglot import SplitOmniglot
 
+KIND = datasets.CIFAR100
+
 
 @pytest.fixture
-def family(tmp_path, monkeypatch):
+def root(tmp_path, monkeypatch):
     """A root with few images in the files of CIFAR-100, with checksums that torchvision accepts."""
-    make, kind, n_classes, key = SplitCIFAR100, datasets.CIFAR100, 100, "fine_labels"
-    folder = tmp_path / kind.base_folder
+    folder = tmp_path / KIND.base_folder
     folder.mkdir()
     drawn = np.random.default_rng(0)
 
@@ -29,24 +30,21 @@ def family(tmp_path, monkeypatch):
 
     for part in ("train_list", "test_list"):
         files = []
-        for name, _ in getattr(kind, part):
-            images = drawn.integers(0, 256, (2 * n_classes, 3072), dtype=np.uint8)
-            labels = drawn.permutation(np.arange(2 * n_classes) % n_classes).tolist()
-            files.append([name, written(name, {"data": images, key: labels})])
-        monkeypatch.setattr(kind, part, files)
-    names = [str(n) for n in range(n_classes)]
-    meta = dict(kind.meta)
-    meta["md5"] = written(meta["filename"], {meta["key"]: names})
-    monkeypatch.setattr(kind, "meta", meta)
-    return make, kind, tmp_path
+        for name, _ in getattr(KIND, part):
+            images = drawn.integers(0, 256, (200, 3072), dtype=np.uint8)
+            labels = drawn.permutation(np.arange(200) % 100).tolist()
+            files.append([name, written(name, {"data": images, "fine_labels": labels})])
+        monkeypatch.setattr(KIND, part, files)
+    names = written(KIND.meta["filename"], {KIND.meta["key"]: [str(n) for n in range(100)]})
+    monkeypatch.setattr(KIND, "meta", {**KIND.meta, "md5": names})
+    return tmp_path
 
 
-def test_images_and_labels_equal_those_of_torchvision(family):
-    make, kind, root = family
-    benchmark = make(root=root, standardise=False)
+def test_images_and_labels_equal_those_of_torchvision(root):
+    benchmark = SplitCIFAR100(root=root, standardise=False)
     assert len(benchmark.train_stream) == 20
     for train, stream in ((True, benchmark.train_stream), (False, benchmark.test_stream)):
-        reference = kind(root, train=train)
+        reference = KIND(root, train=train)
         for experience in stream:
             where = np.isin(reference.targets, experience.original_classes).nonzero()[0]
             x, y = experience.tensors
@@ -54,23 +52,22 @@ def test_images_and_labels_equal_those_of_torchvision(family):
             assert [experience.original_classes[label] for label in y] == [reference.targets[i] for i in where]
 
 
-def test_damaged_and_missing_files_are_named_and_downloaded_by_torchvision(family, monkeypatch):
-    make, kind, root = family
-    damaged = root / kind.base_folder / kind.train_list[0][0]
+def test_damaged_and_missing_files_are_named_and_downloaded_by_torchvision(root, monkeypatch):
+    damaged = root / KIND.base_folder / KIND.train_list[0][0]
     damaged.write_bytes(damaged.read_bytes() + b"x")
     with pytest.raises(CorruptDataError, match="not what was published"):
-        make(root=root)
+        SplitCIFAR100(root=root)
     damaged.unlink()
-    with pytest.raises(DataNotFoundError, match=rf"{damaged.name} of {kind.base_folder} missing.*download=True"):
-        make(root=root)
+    with pytest.raises(DataNotFoundError, match=rf"{damaged.name} of {KIND.base_folder} missing.*download=True"):
+        SplitCIFAR100(root=root)
     asked = []
-    monkeypatch.setattr(kind, "download", lambda self: asked.append(self.root))
+    monkeypatch.setattr(KIND, "download", lambda self: asked.append(self.root))
     with pytest.raises(CorruptDataError):  # torchvision downloaded nothing
-        make(root=root, download=True)
+        SplitCIFAR100(root=root, download=True)
     assert asked == [root]
     monkeypatch.delenv("AMNESIA_DATA", raising=False)
     with pytest.raises(DataNotFoundError, match="AMNESIA_DATA"):
-        make()
+        SplitCIFAR100()
 
 
 def test_cifar_from_jpeg_is_balanced_and_close_to_standard(data_root):

@@ -25,16 +25,8 @@ def small(scale=1.0):
     return MLP(64, hidden=(round(40 * scale),), features=round(20 * scale))
 
 
-DIGITS = Stream(
-    lambda root: digits(0),
-    _split,
-    small,
-    {1: [0]},
-    n_tasks=2,
-    n_train=300,
-    lr=4e-3,
-    training={"train_mb_size": 16, "train_epochs": 4},
-)
+OPTIONS = {"n_tasks": 2, "n_train": 300, "lr": 4e-3, "training": {"train_mb_size": 16, "train_epochs": 4}}
+DIGITS = Stream(lambda root: digits(0), _split, small, {1: [0]}, **OPTIONS)
 
 
 @pytest.fixture

@@ -1,11 +1,16 @@
-"""Errors in front of a function, after it, or at one of Avalanche's events."""
+"""Errors in front of functions and operations on files, after them, or at one of Avalanche's events."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from avalanche.core import SupervisedPlugin
+
+from avalanche_amnesia.trajectory import log_files
 
 
 class InjectedError(BaseException):
@@ -21,14 +26,37 @@ def raiser(error: type[BaseException]) -> Callable[..., None]:
     return fail
 
 
-def after_call(original: Callable[..., Any], error: type[BaseException]) -> Callable[..., None]:
-    """A function that does what another one does, and then raises an error of this type."""
+FILE_OPERATIONS = (
+    *((log_files, "save_file"), (os, "replace"), (os, "fsync")),
+    *((Path, "write_bytes"), (Path, "unlink"), (Path, "mkdir")),
+)
 
-    def fail(*args: Any, **kwargs: Any) -> None:
-        original(*args, **kwargs)
-        raise error("injected behind")
 
-    return fail
+@contextmanager
+def at_operations(
+    act: Callable[[int, bool], None], operations: Sequence[tuple[Any, str]] = FILE_OPERATIONS
+) -> Iterator:
+    """Call a function around all operations of a block, with their number from 1 and whether it is done.
+
+    Args:
+        act: called in front of each operation and behind it; may raise.
+        operations: owner and name of the functions that count.
+    """
+    numbers = itertools.count(1)
+
+    def around(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        number = next(numbers)
+        act(number, False)
+        result = original(*args, **kwargs)
+        act(number, True)
+        return result
+
+    with ExitStack() as stack:
+        for owner, name in operations:
+            original = getattr(owner, name)
+            counted = lambda *args, original=original, **kwargs: around(original, *args, **kwargs)  # noqa: E731
+            stack.enter_context(patch.object(owner, name, counted))
+        yield
 
 
 @contextmanager
@@ -69,11 +97,9 @@ class FailsAtEvent(SupervisedPlugin):
     ) -> None:
         super().__init__()
         self.event, self.error, self.times, self.when = event, error, times, when
-        for known in ("before_training_exp", "before_forward", "after_backward", "after_update"):
-            setattr(self, known, self._at(known))
-        for known in ("after_training_iteration", "after_training_epoch", "after_training_exp"):
-            setattr(self, known, self._at(known))
-        for known in ("before_unlearning", "after_unlearning"):
+        of_tasks = ("before_training_exp", "after_training_exp", "before_unlearning", "after_unlearning")
+        of_steps = ("before_forward", "after_backward", "after_update", "after_training_iteration")
+        for known in (*of_tasks, *of_steps, "after_training_epoch"):
             setattr(self, known, self._at(known))
 
     def _at(self, event: str) -> Callable[..., None]:
@@ -84,3 +110,11 @@ class FailsAtEvent(SupervisedPlugin):
                 self.times -= 1
 
         return hear
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths to everything in a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*path, key)
+        yield from places(item, (*path, key))

@@ -31,6 +31,9 @@ class LoggedRun:
     records: list[UnlearningRecord] = field(default_factory=list)
     complete: bool = False
 
+    def rows_with(self, name: str) -> list[dict[str, Any]]:
+        return [row for row in self.rows if name in row]
+
 
 def read_json_run(folder: str | Path) -> LoggedRun:
     """Read all that a run of JSON lines has logged; of a killed run what is whole, with `complete=False`."""
@@ -62,11 +65,7 @@ class _Reader(RunWriter):
                 self._run.summary[name] = value
                 continue
             seen = self._run.summary.setdefault(name, {"min": value, "max": value})
-            self._run.summary[name] = {
-                "min": min(seen["min"], value),
-                "max": max(seen["max"], value),
-                "last": value,
-            }
+            self._run.summary[name] = {"min": min(seen["min"], value), "max": max(seen["max"], value), "last": value}
 
     def note(self, texts: Mapping[str, str]) -> None:
         self._run.summary.update(texts)

@@ -1,6 +1,5 @@
 """Strategies that metrics are tested on: units masked (AmnesiacHAT), weights (WSN), none (stock ones)."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -26,16 +25,6 @@ make = partial(amnesiac, net=wide, train_epochs=2)
 """Maker of a strategy for the permuted digits."""
 
 
-def stock_maker(kind: Any, **method: Any) -> Callable[..., Any]:
-    """Maker of a stock strategy for the permuted digits."""
-
-    def make_stock(**options: Any) -> Any:
-        torch.manual_seed(0)
-        return stock(kind, model=MultiHeadModel(wide()), epochs=2, **method, **options)
-
-    return make_stock
-
-
 narrow = partial(MLP, 64, hidden=(24,), features=12)
 make_hat = partial(amnesiac, net=narrow, train_epochs=2)
 make_wsn = partial(strategies.make, WSN, net=narrow, wrap=partial(SubnetModel, density=0.3), train_epochs=2)
@@ -58,8 +47,10 @@ class Witness(SupervisedPlugin):
         self.kept, self.capacities = {}, []
 
     def before_unlearning(self, strategy, **kwargs):
-        model = strategy.model
         for task in find_plugin(strategy, UnlearningPlugin).current.tasks:
-            mask = model.binary_mask(task) if hasattr(model, "binary_mask") else None
-            self.kept[task] = mask, deepcopy(model.head(task))
+            self.kept[task] = self.mask_of(strategy.model, task), deepcopy(strategy.model.head(task))
         self.capacities.append(network_capacity(strategy))
+
+    @staticmethod
+    def mask_of(model, task):
+        return model.binary_mask(task) if hasattr(model, "binary_mask") else None

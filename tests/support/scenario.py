@@ -52,13 +52,8 @@ class Scenario(SupervisedPlugin):
         if self.files is not None:
             options["path"] = self.files
         self.kind, self.marked, self.fails, self.oracle = kind, marked, FailsAtEvent(), LedgerOracle(deadline)
-        self.strategy = kind.make(
-            MarkedUpdates(marked, **options),
-            net=NETS[net],
-            optimizer=optimizer,
-            plugins=[self, self.fails],
-            deadline=deadline,
-        )
+        others = {"net": NETS[net], "optimizer": optimizer, "plugins": [self, self.fails], "deadline": deadline}
+        self.strategy = kind.make(MarkedUpdates(marked, **options), **others)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_((parameter * 8).round() / 8 if marked else parameter)
@@ -225,9 +220,7 @@ class Scenario(SupervisedPlugin):
         moved = {name: int((~same_bits(value, live[name])).sum()) for name, value in now.items()}
         refitted = frozenset().union(*(own_parameters(self.model, task) for task in plan.compensated))
         if not self.kind.revises:
-            assert dict(plan.entries) == {
-                name: count for name, count in moved.items() if count and name not in refitted
-            }
+            assert dict(plan.entries) == {name: n for name, n in moved.items() if n and name not in refitted}
         changed = {name for name in hashes.keys() | state.keys() if hashes.get(name) != state.get(name)}
         assert [(c.name, c.before, c.after) for c in record.changes] == [
             (name, hashes.get(name), state.get(name)) for name in sorted(changed)

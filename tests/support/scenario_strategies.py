@@ -49,16 +49,9 @@ def amnesiac_hat(
 
 def wsn(**masks: Any) -> Callable[..., Any]:
     def made(trajectory: TrajectoryPlugin, *, deadline: int | None, **options: Any) -> Any:
-        return make(
-            WSN,
-            wrap=partial(SubnetModel, density=0.4, bias="masked"),
-            trajectory=trajectory,
-            unlearning=UnlearningPlugin(deadline=deadline),
-            masks=ScoredWeights(score_lr=0.05, **masks),
-            train_mb_size=10,
-            train_epochs=1,
-            **options,
-        )
+        options |= {"trajectory": trajectory, "unlearning": UnlearningPlugin(deadline=deadline)}
+        options |= {"wrap": partial(SubnetModel, density=0.4, bias="masked")}
+        return make(WSN, masks=ScoredWeights(score_lr=0.05, **masks), train_mb_size=10, train_epochs=1, **options)
 
     return made
 
@@ -66,17 +59,9 @@ def wsn(**masks: Any) -> Callable[..., Any]:
 def stock_strategy(make: Any, **rest: Any) -> Any:
     def made(trajectory: TrajectoryPlugin, *, net: Any, optimizer: str, plugins: Any, deadline: int | None) -> Any:
         torch.manual_seed(0)
-        return stock(
-            make,
-            model=MultiHeadModel(net()),
-            optimizer=OPTIMIZERS[optimizer],
-            unlearning=UnlearningPlugin(deadline=deadline),
-            recorder=trajectory,
-            plugins=plugins,
-            epochs=1,
-            train_mb_size=10,
-            **rest,
-        )
+        options = {"model": MultiHeadModel(net()), "optimizer": OPTIMIZERS[optimizer], "plugins": plugins, **rest}
+        unlearning = UnlearningPlugin(deadline=deadline)
+        return stock(make, recorder=trajectory, unlearning=unlearning, epochs=1, train_mb_size=10, **options)
 
     return made
 

@@ -105,6 +105,10 @@ def tokens(s, x):
     return torch.tanh(s.b(x + s.places)).flatten(1)
 
 
+def last_state(s, x):
+    return s.out(s.r(x)[0][:, -1])
+
+
 def pyramid(s, x):
     """Pooled maps of two depths, concatenated."""
     first = torch.tanh(s.a(x))
@@ -154,10 +158,7 @@ NETWORKS = {
         layers(C(2, 4, 2), nn.Tanh, C(4, 3, 1, bias=False), lambda: nn.AdaptiveAvgPool2d(1), Flatten),
         (2, 3, 3),
     ),
-    "dropout": (
-        parts(lambda s, x: s.b(F.dropout(torch.tanh(s.a(x)), 0.5, s.training)), a=L(6, 5), b=L(5, 3)),
-        (6,),
-    ),
+    "dropout": (parts(lambda s, x: s.b(F.dropout(torch.tanh(s.a(x)), 0.5, s.training)), a=L(6, 5), b=L(5, 3)), (6,)),
     "sigmoid": (layers(L(6, 5), nn.Sigmoid, L(5, 4), nn.Sigmoid, L(4, 3)), (6,)),
     "plus one": (
         parts(lambda s, x: s.b((torch.sigmoid(s.a(x)) + 1).flatten(1) / 2), a=lambda: Conv1d(2, 3, 2), b=L(6, 3)),
@@ -187,10 +188,7 @@ NETWORKS = {
     "parameter from the right": (parts(lambda s, x: s.d(torch.tanh(x @ s.w)), w=P(6, 4), d=L(4, 3)), (6,)),
     "features summed": (linears(lambda s, x: s.c(s.b(torch.tanh(s.a(x)))).cumsum(1)), (6,)),
     "one module under two names": (under_two_names, (6,)),
-    "class token and positions": (
-        parts(tokens, a=L(6, 4), b=L(4, 3), token=P(1, 1, 4), places=P(1, 3, 4)),
-        (2, 6),
-    ),
+    "class token and positions": (parts(tokens, a=L(6, 4), b=L(4, 3), token=P(1, 1, 4), places=P(1, 3, 4)), (2, 6)),
 }
 # Here the graph covers more entries than reach the features: a product is masked by one factor only, and values of
 # functions without a rule count as always used.

@@ -1,5 +1,7 @@
 """Short runs on real digits, and their logits."""
 
+import itertools
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -58,15 +60,44 @@ def logits_of(strategy, benchmark, tasks) -> dict[int, Tensor]:
     return {task: logits(strategy, benchmark.test_stream[task]) for task in tasks}
 
 
-def assert_retained(strategy, benchmark, n_tasks: int | None = None, *, must_move: bool = True, **kwargs) -> None:
-    """Train task after task; the logits of every earlier task must keep their bits, and something must be learned."""
+def retained(
+    strategy, benchmark, n_tasks: int | None = None, *, must_move: bool = True, **kwargs
+) -> Iterator[dict[int, Tensor]]:
+    """Train task after task, and yield the logits of all tasks after each of them.
+
+    The logits of every earlier task must keep their bits, and something must be learned.
+    """
     kept: dict[int, Tensor] = {}
     for task, experience in enumerate(benchmark.train_stream[: n_tasks or len(benchmark.train_stream)]):
         start = initial_values(strategy.model)
         strategy.train(experience, **kwargs)
         now = logits_of(strategy, benchmark, range(task + 1))
+        assert all(found.isfinite().all() for found in now.values())
         for earlier, expected in kept.items():
             assert torch.equal(now[earlier], expected), f"task {earlier} drifted by training task {task}"
         kept = now
         moved = any(not torch.equal(p, start[name]) for name, p in strategy.model.backbone.named_parameters())
         assert moved or (task > 0 and not must_move), "nothing was learned: the test proves nothing"
+        yield kept
+
+
+def assert_retained(*given, **options) -> None:
+    """Check what :func:`retained` checks."""
+    assert len(list(retained(*given, **options))) > 1
+
+
+def use_of_entries(model: MaskedModel, name: str, tasks, between=min) -> Tensor:
+    """For every entry of an MLP's parameter: the smaller number of these tasks that use one of its units, by a loop.
+
+    With ``between=max`` it is the larger number, and the network's input is no end of a weight.
+    """
+    layers, (layer, kind) = list(model.graph.layers), name.rsplit(".", 1)
+    masks = [model.masks[task] for task in tasks]
+    counts = {
+        n: [sum(bool(mask[n][unit]) for mask in masks) for unit in range(model.graph.layers[n].units)] for n in layers
+    }
+    index, result = layers.index(layer), torch.zeros(model.backbone.get_parameter(name).shape, dtype=torch.float64)
+    for place in itertools.product(*map(range, result.shape)):
+        at = [counts[layer], counts[layers[index - 1]]] if kind == "weight" and index > 0 else [counts[layer]]
+        result[place] = between(of_units[unit] for of_units, unit in zip(at, place, strict=False))
+    return result

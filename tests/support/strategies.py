@@ -57,15 +57,44 @@ class NormedConvNet(nn.Module):
 
     features = 12
 
-    def __init__(self) -> None:
+    def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
         self.second, self.last = nn.Conv2d(6, 8, 3, stride=2), nn.Linear(8 * 9, 12)
-        self.layer_norm = nn.LayerNorm(12)
+        self.layer_norm, self.drop = nn.LayerNorm(12), nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
-        return self.layer_norm(torch.relu(self.last(x.flatten(1))))
+        return self.layer_norm(torch.relu(self.last(self.drop(x.flatten(1)))))
+
+
+class BatchNormedConvNet(nn.Module):
+    """With a BatchNorm, no dropout, and kernels of 1×1, because their strides do not determine a layout."""
+
+    features = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.second, self.third = nn.Conv2d(6, 10, 3, stride=2), nn.Conv2d(10, 8, 1)
+        self.fourth = nn.Linear(8 * 9, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.third(torch.relu(self.second(torch.relu(self.norm(self.first(x)))))))
+        return torch.relu(self.fourth(torch.flatten(x, 1)))
+
+
+class TwoNorms(nn.Module):
+    """Convolutions, each with a norm of the given kind."""
+
+    def __init__(self, norm: Any = nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.conv1, self.norm1 = nn.Conv2d(1, 8, 3, padding=1), norm(8)
+        self.conv2, self.norm2 = nn.Conv2d(8, 12, 3, padding=1), norm(12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
+        return nn.functional.adaptive_avg_pool2d(torch.relu(self.norm2(self.conv2(x))), 2).flatten(1)
 
 
 def batch_normed(pooled: int = 1) -> nn.Module:
@@ -78,6 +107,19 @@ def batch_normed(pooled: int = 1) -> nn.Module:
 def quiet(*metrics: PluginMetric | Sequence[PluginMetric]) -> EvaluationPlugin:
     """An evaluator that prints nothing."""
     return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+
+
+class RunningScale(nn.Module):
+    """A loss divided by its running mean, which changes the next task's training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(()))
+
+    def forward(self, logits: Tensor, y: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(logits, y)
+        self.mean.lerp_(loss.detach(), 0.1)
+        return loss / self.mean
 
 
 class Hears(SupervisedPlugin):
@@ -221,9 +263,10 @@ def _trained(tasks: int, maker: Any, **options: Any) -> Any:
 @torch.no_grad()
 def logits(of: Any, experience: Any) -> Tensor:
     """Logits of an experience's data, of a model or of a strategy's, in evaluation mode."""
-    model = getattr(of, "model", of)
+    model, (x, _) = getattr(of, "model", of), task_data(experience)
     training = model.training
-    found: Tensor = model.eval()(task_data(experience)[0], experience.task_label)
+    x = x.to(next(model.parameters()).dtype) if x.is_floating_point() else x
+    found: Tensor = model.eval()(x, experience.task_label)
     model.train(training)
     return found
 

@@ -4,18 +4,46 @@ import atexit
 import gc
 import os
 import random
+import sys
+import traceback
 
 import numpy as np
 import pytest
 import torch
 import wandb.sdk.launch  # noqa: F401 - the start of a run imports it, slowly if many modules are loaded
+from torch.fx import proxy
 
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.unit_graph import tracing
 from support import forked
-from support.shallow_stacks import take_kept_frames
 from support.shared_traces import SharedTraces
 from support.strategies import mlp
+
+
+class KeptFrames:
+    """The part of torch.fx's CapturedTraceback that torch.fx uses."""
+
+    @staticmethod
+    def extract() -> type["KeptFrames"]:
+        return KeptFrames
+
+    @staticmethod
+    def summary() -> traceback.StackSummary:
+        frame, kept = sys._getframe(1), traceback.StackSummary()
+        while frame is not None:
+            code = frame.f_code
+            if code.co_name == "forward" or code.co_filename == torch.__file__:
+                kept.append(traceback.FrameSummary(code.co_filename, frame.f_lineno, code.co_name))
+            frame = frame.f_back
+        kept.reverse()
+        return kept
+
+
+def take_kept_frames() -> None:
+    """Make torch.fx use KeptFrames, if this version of torch keeps only those frames."""
+    if hasattr(proxy.TracerBase, "_record_forward_stack_traces_only"):
+        proxy.CapturedTraceback = KeptFrames
+
 
 for _look in ("WANDB_X_DISABLE_META", "WANDB_X_DISABLE_STATS", "WANDB_X_DISABLE_MACHINE_INFO"):
     os.environ.setdefault(_look, "true")  # W&B inspects the whole machine at the start of a run

@@ -34,9 +34,8 @@ class DenseTwin:
         for (task, moved, delta, after), start in kept:
             new = {}
             for name, value in state.items():
-                written = torch.where(
-                    same_bits(value, start[name]), after[name], (value.double() + delta[name]).float()
-                )
+                added = (value.double() + delta[name]).float()
+                written = torch.where(same_bits(value, start[name]), after[name], added)
                 new[name] = torch.where(moved[name], written, value)
             # its update is now the difference to the new values before it
             self.writers.append((task, moved, {n: new[n].double() - state[n].double() for n in new}, new))
@@ -63,13 +62,8 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert same_bits(a[name], b[name]).all(), (name, a[name], b[name])
 
 
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("learn"), st.floats(0.1, 1.0)), st.tuples(st.just("remove"), st.sets(st.integers(0, 9)))
-    ),
-    min_size=2,
-    max_size=10,
-)
+LEARN = st.tuples(st.just("learn"), st.floats(0.1, 1.0))
+EVENTS = st.lists(LEARN | st.tuples(st.just("remove"), st.sets(st.integers(0, 9))), min_size=2, max_size=10)
 
 
 def states(*values: list[float]) -> list[dict[str, Tensor]]:

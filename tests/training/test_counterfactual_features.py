@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support import small_networks
+from support.small_networks import L, last_state, parts
 from support.strategy_state import bits
 from torch import nn
 
@@ -15,22 +16,14 @@ from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures
 from avalanche_amnesia.training.norm_statistics import retake, running_norms
 
-
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner, self.recurrent, self.out = nn.Linear(4, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 4)
-
-    def forward(self, x):
-        return self.out(self.recurrent(torch.relu(self.inner(x)))[0][:, -1])
-
-
+GRU = {"r": lambda: nn.GRU(6, 6, batch_first=True)}
+RECURRENT = parts(lambda s, x: last_state(s, torch.relu(s.inner(x))), inner=L(4, 6), out=L(6, 4), **GRU)
 NAMES = ["lenet", "residual 1x1", "concatenated maps", "grouped", "batch norm", "embedding", "squeeze and excite"]
 NETWORKS = {name: small_networks.ALL[name] for name in NAMES} | {
     "mlp": (lambda: MLP(20, hidden=(16, 12), features=8), (20,), {}),
     "the batch's statistics": (*small_networks.ALL["batch norm"][:2], {"input_shape": (1, 3, 3), "norm": "batch"}),
-    "frozen": (Recurrent, (5, 4), {"input_shape": (5, 4), "frozen": ["recurrent"]}),
-    "task-owned": (Recurrent, (5, 4), {"input_shape": (5, 4), "task_owned": ["recurrent"]}),
+    "frozen": (RECURRENT, (5, 4), {"input_shape": (5, 4), "frozen": ["r"]}),
+    "task-owned": (RECURRENT, (5, 4), {"input_shape": (5, 4), "task_owned": ["r"]}),
 }
 HALF, STARVED = 0, 1
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import EarlyStoppingPlugin
-from support.small_runs import make, permuted, split
+from support.small_runs import logits_of, make, permuted, split
 from support.strategies import quiet
-from support.strategy_state import state
+from support.strategy_state import same_state, state
 from torch.optim import Adam
 
 from avalanche_amnesia import WSN, AmnesiacHAT
@@ -52,14 +52,10 @@ def test_a_training_ends_with_its_best_weights(kind):
     logits = {}
     for task, experience in enumerate(benchmark.train_stream):
         strategy.train(experience, eval_streams=[benchmark.test_stream[task : task + 1]])
-        best, now = stopping.ended
-        assert best.keys() == now.keys()
-        assert all(torch.equal(best[name], now[name]) for name in best)
+        assert same_state(*stopping.ended)
         assert strategy.model.current_task is None
         assert list(strategy.model.masks) == list(range(task + 1))
-        with torch.no_grad():
-            strategy.model.eval()
-            seen = {t: strategy.model(benchmark.test_stream[t].tensors[0], t) for t in range(task + 1)}
+        seen = logits_of(strategy, benchmark, range(task + 1))
         assert all(torch.equal(seen[t], logits[t]) for t in logits)
         logits = seen
     assert strategy.clock.train_iterations < 2 * 8 * 10  # it did stop
@@ -87,6 +83,4 @@ def test_a_state_from_the_middle_of_a_task_can_be_loaded_only_in_that_training(k
     with pytest.raises(ValueError, match=r"saved in the middle of a task.*in training is task 1: save between tasks"):
         strategy.train(benchmark.train_stream[1])
     strategy.abort_training()
-    after = strategy.model.state_dict()
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert same_state(before, strategy.model.state_dict())

@@ -1,20 +1,102 @@
 """No step reads a number back from the device, which would make it wait for an accelerator."""
 
+import copy
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
+from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from support.isolated_pools import NETS
-from support.meta_device import META, CopiesToMeta, step
 from support.strategies import OPTIMIZERS, WRAPS, Hears, trained
-from torch.optim import Adam
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Adam, Optimizer
 
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models.multi_head import OneTask, single_task
 from avalanche_amnesia.training import HAT, WSN, AdaHAT, AdaHATRule, AdjustmentRule, AmnesiacHAT
 from avalanche_amnesia.training.hat_formulas import SparsityRegulariser
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+
+META = torch.device("meta")
+
+
+class CopiesToMeta(SupervisedPlugin):
+    """Copies a strategy in the middle of a training, without the values of its tensors.
+
+    Args:
+        task: in whose training.
+        iteration: in front of which mini-batch.
+    """
+
+    def __init__(self, task, iteration):
+        super().__init__()
+        self.task, self.iteration, self.copy = task, iteration, None
+
+    def before_training_iteration(self, strategy, **kwargs):
+        if (strategy.experience.task_label, strategy.clock.train_exp_iterations) == (self.task, self.iteration):
+            self.copy = _on_meta(strategy)
+            self.copy.plugins = [plugin for plugin in self.copy.plugins if not isinstance(plugin, CopiesToMeta)]
+
+
+def _on_meta(strategy):
+    originals = {kind: kind.__deepcopy__ for kind in (nn.Parameter, Tensor)}
+
+    def shape_alone(tensor, memo):
+        if isinstance(tensor, FakeTensor):  # the traced graph's own
+            return tensor
+        original = originals[nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor]
+        return _shape_of(tensor) if type(tensor) in originals else original(tensor, memo)
+
+    def with_counts(optimizer, memo):
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                memo[id(state["step"])] = state["step"].clone()  # lies on the host under every device
+        copied = memo[id(optimizer)] = object.__new__(type(optimizer))
+        copied.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        return copied
+
+    with (
+        mock.patch.object(Optimizer, "__deepcopy__", with_counts, create=True),
+        mock.patch.object(Tensor, "__deepcopy__", shape_alone),
+        mock.patch.object(nn.Parameter, "__deepcopy__", shape_alone),
+    ):
+        copied = copy.deepcopy(strategy)
+    copied.device = META
+    copied.dataloader.x, copied.dataloader.y = (_shape_of(t) for t in (strategy.dataloader.x, strategy.dataloader.y))
+    copied.dataloader.task = OneTask(strategy.experience.task_label, META)
+    return copied
+
+
+def _shape_of(tensor):
+    shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=META)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(shape, tensor.requires_grad)
+    return shape.requires_grad_(tensor.requires_grad)
+
+
+def step(strategy):
+    """A mini-batch of the strategy's training loop."""
+    loader, n = strategy.dataloader, strategy.dataloader.batch_size
+    strategy.mbatch = [loader.x[:n], loader.y[:n], loader.task.labels(n)]
+    strategy._unpack_minibatch()
+    strategy._before_training_iteration()
+    strategy.optimizer.zero_grad()
+    strategy.loss = strategy._make_empty_loss()
+    strategy._before_forward()
+    strategy.mb_output = strategy.forward()
+    strategy._after_forward()
+    strategy.loss += strategy.criterion()
+    strategy._before_backward()
+    strategy.backward()
+    strategy._after_backward()
+    strategy._before_update()
+    strategy.optimizer_step()
+    strategy._after_update()
+    strategy._after_training_iteration()
+
 
 METHODS = {
     "HAT": (HAT, {}),

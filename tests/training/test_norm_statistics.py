@@ -4,9 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from avalanche.training.plugins import ReplayPlugin
-from support.strategies import Hears, learn, make
+from support.strategies import Hears, TwoNorms, learn, make
 from torch import nn
 from torch.optim import Adam
 
@@ -15,17 +14,6 @@ from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 
 DIGITS = SplitDigits(n_train=200, n_test=60)
-
-
-class Net(nn.Module):
-    def __init__(self, norm=nn.BatchNorm2d) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = nn.Conv2d(1, 16, 3, padding=1), norm(16)
-        self.conv2, self.norm2 = nn.Conv2d(16, 32, 3, padding=1), norm(32)
-
-    def forward(self, x):
-        x = F.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
-        return F.adaptive_avg_pool2d(torch.relu(self.norm2(self.conv2(x))), 1).flatten(1)
 
 
 def kept_in(batches):
@@ -41,7 +29,7 @@ def shift(strategy):
 def strategy_of(seed=0, norm=nn.BatchNorm2d, of_model=None, **options):
     wrap, adam = partial(MaskedModel, **{"input_shape": (1, 8, 8), **(of_model or {})}), partial(Adam, lr=3e-3)
     options = {"train_mb_size": 16, "seed": seed, **options}
-    return make(HAT, net=lambda: Net(norm), wrap=wrap, optimizer=adam, torch_seed=seed, **options)
+    return make(HAT, net=partial(TwoNorms, norm), wrap=wrap, optimizer=adam, torch_seed=seed, **options)
 
 
 def statistics(model, task, norm="norm1"):

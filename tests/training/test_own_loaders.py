@@ -5,6 +5,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from support import tiny
+from support.strategies import make
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia.training import InMemoryLoaderPlugin
@@ -82,18 +83,10 @@ CASES = {
 @pytest.mark.parametrize("case", [*CASES, "Avalanche's own"])
 def test_only_avalanche_s_own_loader_is_replaced(case):
     kind, plugins, samples = CASES.get(case, (Naive, [], None))
-    model, notes, ours = tiny.strategy().model, Notes(), InMemoryLoaderPlugin()
+    notes, ours = Notes(), InMemoryLoaderPlugin()
     ordered = [ours, *plugins] if "later" in case else [*plugins, ours]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    strategy = kind(
-        model=model,
-        optimizer=optimizer,
-        criterion=torch.nn.CrossEntropyLoss(),
-        train_mb_size=8,
-        eval_mb_size=1000,
-        evaluator=None,
-        plugins=[*ordered, notes],
-    )
+    sizes = {"train_mb_size": 8, "train_epochs": 1, "eval_mb_size": 1000}
+    strategy = make(kind, net=tiny.Net, optimizer="sgd", evaluator=None, plugins=[*ordered, notes], **sizes)
     experience = tiny.tasks().train_stream[0]
     strategy.train(experience)
     strategy.eval([experience])

@@ -325,11 +325,6 @@ def test_only_tasks_of_the_stream_can_be_locked():
     make(adjustment=RandomRule(locked=[0, 4])).train(stream[0])  # task 4 is still to come
 
 
-def test_a_mistyped_option_of_a_training_is_named():
-    with pytest.raises(TypeError, match=r"strategy\.train has no option 'droplast'; did you mean"):
-        amnesiac().train(split().train_stream[0], droplast=True)
-
-
 ROOT = Path(__file__).parents[2]
 STRATEGIES = [HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, CLPUDERpp, Independent]
 OF_AVALANCHE = ["criterion", "train_mb_size", "train_epochs", "eval_mb_size", "device", "plugins", "evaluator"]

@@ -99,17 +99,9 @@ def with_moments(values, grad=1.0):
 
 
 def test_only_subnormal_numbers_are_cleared():
-    values = [
-        TINY / 8,
-        -TINY,
-        TINY * FLUSH_BELOW * 0.99,
-        TINY * FLUSH_BELOW * 1.01,
-        -0.5,
-        float("inf"),
-        float("nan"),
-        0.0,
-    ]
-    kept = [0.0, 0.0, 0.0, TINY * FLUSH_BELOW * 1.01, -0.5, float("inf"), float("nan"), 0.0]
+    small = [TINY / 8, -TINY, TINY * FLUSH_BELOW * 0.99]
+    rest = [TINY * FLUSH_BELOW * 1.01, -0.5, float("inf"), float("nan"), 0.0]
+    values, kept = [*small, *rest], [0.0, 0.0, 0.0, *rest]
     optimizer, parameter = with_moments(values)
     flush_denormals(optimizer, FLUSH_EVERY - 1)
     assert torch.equal(parameter.nan_to_num(), torch.tensor(values).nan_to_num())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.small_runs import logits_of, make, masked_mlp, permuted
+from support.small_runs import logits_of, make, masked_mlp, permuted, use_of_entries
 from support.strategies import learn
 from support.strategy_state import same_state, state, values
 
@@ -22,20 +22,9 @@ def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:
 
 
 def naive_held(model, name, rule, between=min) -> torch.Tensor:
-    """Element by element, from the masks alone; with ``between=max`` the network's input is no end."""
-    layers = list(model.graph.layers)
-    layer, kind = name.rsplit(".", 1)
-    index, masks = layers.index(layer), list(model.masks.values())
-    parameter = dict(model.backbone.named_parameters())[name]
-    result = torch.zeros(parameter.shape, dtype=torch.float64)
-    counts = {n: sum(m[n].double() for m in masks).tolist() for n in layers}
-    for i in range(parameter.shape[0]):
-        for j in range(parameter.shape[1] if kind == "weight" else 1):
-            ends = [counts[layer][i]]
-            if kind == "weight" and index > 0:
-                ends.append(counts[layers[index - 1]][j])
-            result[(i, j) if kind == "weight" else (i,)] = rule(between(ends), len(masks))
-    return result
+    """Element by element, from the masks alone."""
+    n_tasks = len(model.masks)
+    return use_of_entries(model, name, model.masks, between).apply_(lambda used_by: rule(used_by, n_tasks))
 
 
 ABLATIONS = {"sum": lambda m, n: m, "flat": lambda m, n: n if m else 0, "number": lambda m, n: n + 1}
@@ -99,11 +88,10 @@ def test_hat_constant_and_random_rates_equal_those_of_an_element_loop():
 def test_capacity_is_the_mean_of_the_rates_of_an_element_loop():
     model = model_with_masks()
     n = sum(p.numel() for p in model.backbone.parameters())
+    names = [name for name, _ in model.backbone.named_parameters()]
 
     def mean_rate(rule):
-        return (
-            sum(float((1 - naive_held(model, name, rule)).sum()) for name, _ in model.backbone.named_parameters()) / n
-        )
+        return sum(float((1 - naive_held(model, name, rule)).sum()) for name in names) / n
 
     use, rate = TaskUse(model), 0.05 / 0.1
     assert AdjustmentRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0)), abs=1e-6)
@@ -115,17 +103,9 @@ def test_capacity_is_the_mean_of_the_rates_of_an_element_loop():
 
 def adjuster(rule, model, **optimizer):
     rule.start(0, 9)
-    use = TaskUse(model)
-    parameters = dict(model.backbone.named_parameters())
-    layers = list(model.graph.layers)
-    return Adjuster(
-        rule,
-        use,
-        parameters=parameters,
-        before={name: p.detach().clone() for name, p in parameters.items()},
-        layer_of=lambda name: layers.index(name.rsplit(".", 1)[0]),
-        **optimizer,
-    )
+    parameters, layers = dict(model.backbone.named_parameters()), list(model.graph.layers)
+    places = {"before": values(model.backbone), "layer_of": lambda name: layers.index(name.rsplit(".", 1)[0])}
+    return Adjuster(rule, TaskUse(model), parameters=parameters, **places, **optimizer)
 
 
 @pytest.mark.parametrize(
@@ -237,9 +217,8 @@ def test_a_task_changes_only_entries_of_its_mask(adjustment, optimizer):
 def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
     benchmark = permuted()
     hat = learn(make(HAT), benchmark.train_stream)
-    tiny, large = (
-        learn(make(AdaHAT, adjustment=AdaHATRule(alpha=alpha)), benchmark.train_stream) for alpha in (1e-30, 1.0)
-    )
+    rules = [AdaHATRule(alpha=alpha) for alpha in (1e-30, 1.0)]
+    tiny, large = (learn(make(AdaHAT, adjustment=rule), benchmark.train_stream) for rule in rules)
     expected = logits_of(hat, benchmark, range(3))
-    assert all(torch.equal(logits_of(tiny, benchmark, range(3))[t], expected[t]) for t in range(3))
+    assert same_state(logits_of(tiny, benchmark, range(3)), expected)
     assert not torch.equal(logits_of(large, benchmark, range(3))[0], expected[0])

@@ -60,11 +60,7 @@ def test_each_weight_moves_only_in_the_first_task_whose_mask_holds_it():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"masks": ScoredWeights(scores="redraw")},
-        {"masks": ScoredWeights(keep="best", score_bits=2)},
-    ],
+    "options", [{"masks": ScoredWeights(scores="redraw")}, {"masks": ScoredWeights(keep="best", score_bits=2)}]
 )
 def test_evaluations_between_tasks_do_not_change_the_run(options):
     benchmark = split()
@@ -90,12 +86,9 @@ def test_scores_follow_the_learning_rate_of_the_strategy_unless_they_have_their_
         "followed": {},
         "own": {"masks": ScoredWeights(score_optimizer=lambda p: torch.optim.SGD(p, lr=0.5))},
     }.items():
-        model = subnet()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
-        strategy = WSN(
-            model=model, optimizer=optimizer, plugins=[LRSchedulerPlugin(schedule)], train_epochs=3, train_mb_size=64
-        )
+        strategy = wsn(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), train_epochs=3, train_mb_size=64)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(strategy.optimizer, gamma=0.5)
+        strategy.plugins.append(LRSchedulerPlugin(schedule))
         plugin = Rates(**({"masks": ScoredWeights(score_lr=0.1)} | options))
         plugin.seen = []
         strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
@@ -124,14 +117,10 @@ class Diary(SubnetPlugin):
 
 @pytest.mark.parametrize("net", [lambda: MLP(64, hidden=(40,), features=30), NormedConvNet], ids=["mlp", "conv"])
 def test_best_weights_mask_head_and_norms_come_from_one_step(net):
-    strategy = wsn(
-        optimizer="momentum",
-        model=subnet(net, bias="masked"),
-        masks=ScoredWeights(keep="best", fit_head=False),
-        train_epochs=6,
-    )
+    masks = ScoredWeights(keep="best", fit_head=False)
+    strategy = wsn(optimizer="momentum", model=subnet(net, bias="masked"), masks=masks, train_epochs=6)
     strategy.optimizer.param_groups[0]["lr"] = 0.3  # wild enough for the best not to be the last
-    diary = Diary(masks=ScoredWeights(keep="best", fit_head=False), seed=3)
+    diary = Diary(masks=masks, seed=3)
     strategy.plugins = [diary if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
     earlier_than_last = 0
     for experience in split(600).train_stream[:3]:

@@ -2,21 +2,21 @@
 
 import itertools
 import json
-import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fault_injection import after_call, raiser
+from support.fault_injection import FILE_OPERATIONS, at_operations
 from support.strategies import DIGITS, amnesiac, learn
 from support.strategy_state import fingerprint, frozen, trajectory
 from support.trajectory_oracle import EVENTS, SHAPES, assert_same, contents, drawn, files, with_three_tasks
 
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.trajectory import Trajectory, log_files
+from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.unlearning import applying as operation
 
@@ -62,7 +62,6 @@ def test_log_files_are_mapped_into_memory(tmp_path):
         assert str(tmp_path / name) in Path("/proc/self/maps").read_text()
 
 
-DIE_AT = [(log_files, "save_file"), (os, "replace"), (os, "fsync"), (Path, "unlink"), (Path, "write_bytes")]
 CHANGES = {
     "record": lambda store, state: store.record(9, state, {"w": state["w"] + 1}),
     "remove": lambda store, state: (store.apply(store.remove([0], state)), store.settle()),
@@ -70,78 +69,58 @@ CHANGES = {
 }
 
 
+def failing_at(call, behind):
+    """Return a function that raises at the n-th operation, in front of it or behind it."""
+
+    def fail(number, done):
+        if number == call and done == behind:
+            raise OSError("injected")
+
+    return fail
+
+
 @pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize(("owner", "name"), DIE_AT, ids=lambda v: getattr(v, "__name__", v))
-def test_a_run_killed_at_any_file_operation_leaves_a_complete_state(tmp_path, monkeypatch, owner, name, change, behind):
+def test_a_run_killed_at_any_file_operation_leaves_a_complete_state(tmp_path, change, behind):
     """The state found afterwards is the one before the change, or the one after it."""
-    died = 0
-    for call in itertools.count():
+    expected, state = with_three_tasks(tmp_path / "to the end")
+    CHANGES[change](expected, state)
+    for call in itertools.count(1):
         path = tmp_path / str(call)
         store, state = with_three_tasks(path)
-        before = contents(store)
-        reached = itertools.count()
-        original = getattr(owner, name)
-        broken = after_call(original, OSError) if behind else raiser(OSError)
-
-        def dies(*args, call=call, reached=reached, original=original, broken=broken, **kwargs):
-            return (broken if next(reached) == call else original)(*args, **kwargs)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, dies)
-            try:
-                CHANGES[change](store, state)
-                survived = True
-            except OSError:
-                survived = False
-        if survived and next(reached) <= call:
-            break
-        died += not survived
+        before, survived = contents(store), False
+        with at_operations(failing_at(call, behind)), suppress(OSError):
+            CHANGES[change](store, state)
+            survived = True
         # a new process opens the directory
-        found = contents(Trajectory(path=path))
-        after = with_three_tasks(tmp_path / f"{call} to the end")[0]
-        CHANGES[change](after, state)
-        assert found in (before, contents(after))
+        assert contents(Trajectory(path=path)) in (before, contents(expected))
         index = json.loads((path / "index.json").read_text())
         assert files(path) == sorted(["index.json", *(row["file"] for row in index["content"]["logs"])])
-    assert died > 0 or name == "unlink"
+        if survived:
+            break
+    assert call > 5
 
 
 STEPS = [
-    (Trajectory, "apply"),
-    (Trajectory, "settle"),
-    (TaskLedger, "forget"),
-    (operation, "UnlearningRecord"),
-    (log_files, "save_file"),
-    (os, "fsync"),
-    (os, "replace"),
-    (Path, "unlink"),
-    (Path, "write_bytes"),
+    *((Trajectory, "apply"), (Trajectory, "settle"), (TaskLedger, "forget"), (operation, "UnlearningRecord")),
+    *FILE_OPERATIONS,
 ]
 
 
+@pytest.mark.parametrize("behind", [False, True], ids=["in front", "behind"])
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=["lossless", "coded"])
-def test_a_failed_unlearning_changes_neither_files_nor_model(tmp_path, monkeypatch, dtype):
+def test_a_failed_unlearning_changes_neither_files_nor_model(tmp_path, dtype, behind):
     plugin = TrajectoryPlugin(path=tmp_path, dtype=dtype)
     strategy = learn(amnesiac(trajectory=plugin, adjustment="adahat", train_epochs=1, optimizer="sgd"), DIGITS, 3)
     before, on_disk = fingerprint(strategy), contents(Trajectory(path=tmp_path))
-    steps = [step for step in STEPS if dtype is None or step[1] != "save_file"]  # equal codes have the same file
-    for (owner, name), behind in itertools.product(steps, (False, True)):
-        original = getattr(owner, name)
-        reached = iter([after_call(original, OSError) if behind else raiser(OSError)])
-        with monkeypatch.context() as patch:
-
-            def once(*args, reached=reached, original=original, **kwargs):
-                return next(reached, original)(*args, **kwargs)
-
-            patch.setattr(owner, name, once)
-            with pytest.raises(OSError, match="injected"):
-                strategy.unlearn([0])
-        assert fingerprint(strategy) == before, (owner, name, behind)
-        assert contents(Trajectory(path=tmp_path)) == on_disk == contents(trajectory(strategy)), (owner, name, behind)
-    task_0 = [file for file in files(tmp_path) if file.startswith("task_0.")]
-    assert len(task_0) == 1
-    strategy.unlearn([0])
+    for call in itertools.count(1):
+        with at_operations(failing_at(call, behind), STEPS), suppress(OSError):
+            strategy.unlearn([0])
+            break
+        assert fingerprint(strategy) == before, call
+        assert contents(Trajectory(path=tmp_path)) == on_disk == contents(trajectory(strategy)), call
+        assert len([file for file in files(tmp_path) if file.startswith("task_0.")]) == 1
+    assert call > 8
     assert [file for file in files(tmp_path) if file.startswith("task_0.")] == []
     assert contents(Trajectory(path=tmp_path)) == contents(trajectory(strategy))
 

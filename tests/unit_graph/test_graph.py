@@ -7,9 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.parameter_use_oracle import random_mask, use_by_perturbation
 from support.small_networks import ALL, COVER_MORE, NETWORKS, network
-from support.soundness_oracle import assert_sound, batch, features, some_mask
+from support.soundness_oracle import (
+    assert_gradients_are_finite,
+    assert_masks_are_sound,
+    batch,
+    random_mask,
+    some_mask,
+    use_by_perturbation,
+)
 from torch import nn
 
 from avalanche_amnesia.models import MLP, MaskedModel
@@ -23,8 +29,15 @@ def test_a_network_is_covered_soundly_and_no_more_than_needed(name):
     assert model.n_features == len(model.graph.output)
     assert_use_equals_brute_force(name, model, x)
     assert_closed_features_are_zero(name, model, x)
-    assert_masks_are_sound(name)
-    assert_gradients_are_finite(model.train(), x[:7])
+    make, shape, options = ALL[name]
+    torch.manual_seed(0)
+    original = make().eval()
+    model = MaskedModel(copy.deepcopy(original), **options).eval()
+    tokens = 5 if name == "embedding" else None
+    assert_masks_are_sound(model, original, lambda size: batch(shape, size, tokens), sizes=(1, 3, 7))
+    gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    for mask in (gate, some_mask(model, 1).float().requires_grad_()):
+        assert_gradients_are_finite(model.train(), x[:7], mask)
 
 
 def assert_use_equals_brute_force(name, model, x):
@@ -49,30 +62,6 @@ def assert_closed_features_are_zero(name, model, x):
         assert bool((found[:, ~open_] == 0).all())
         if name in NETWORKS and name not in ("lenet", "mlp", "features summed"):  # closed by a ReLU, or summed over
             assert bool((found[:, open_] != 0).any(0).all())
-
-
-def assert_masks_are_sound(name):
-    """Every mask is sound and an open mask computes the backbone, for any batch size and both modes."""
-    make, shape, options = ALL[name]
-    torch.manual_seed(0)
-    original = make().eval()
-    model = MaskedModel(copy.deepcopy(original), **options).eval()
-    for size in (1, 3, 7):
-        x = batch(shape, size, 5 if name == "embedding" else None)
-        found = features(model, x, torch.ones(model.n_units))
-        assert found.shape == (size, model.n_features)
-        with torch.no_grad():
-            assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4), "an open mask changes the function"
-        for seed, share in enumerate((0.5, 0.3, 0.8, 0.0) if size > 1 else ()):
-            assert_sound(model, x, some_mask(model, seed, share))
-
-
-def assert_gradients_are_finite(model, x):
-    gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    for mask in (gate, some_mask(model, 1).float().requires_grad_()):
-        model.masked_features(x, mask).square().sum().backward()
-        for name, parameter in (("mask", mask), *model.backbone.named_parameters()):
-            assert parameter.grad is None or bool(parameter.grad.isfinite().all()), f"gradient of {name}"
 
 
 def test_the_sources_of_a_layer_follow_branches_and_residual_paths():

@@ -7,8 +7,8 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from support.hugging_face_networks import BACKBONES, SIZES, TokenFeatures, bert, first, tokens
-from support.soundness_oracle import assert_sound, features, some_mask
+from support.hugging_face_networks import BACKBONES, TokenFeatures, bert, first, tokens
+from support.soundness_oracle import assert_gradients_are_finite, assert_masks_are_sound, features, some_mask
 from support.strategies import learn
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel
@@ -27,46 +27,15 @@ def masked(name: str) -> tuple[MaskedModel, torch.nn.Module]:
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_network_is_masked_soundly_and_every_layer_learns_its_mask(name):
     model, original = masked(name)
-    for size in (1, 2, 7):
-        x = BACKBONES[name].batch(size)
-        found = features(model, x, torch.ones(model.n_units))
-        assert found.shape == (size, model.n_features)
-        with torch.no_grad():
-            assert torch.allclose(found, original(x), atol=1e-5, rtol=1e-4)
-    for seed, share in enumerate((0.5, 0.3, 0.8)):
-        assert_sound(model, BACKBONES[name].batch(5), some_mask(model, seed, share))
-    assert_sound(model, BACKBONES[name].batch(2), torch.zeros(model.n_units))
-
+    assert_masks_are_sound(model, original, BACKBONES[name].batch, sizes=(1, 2, 7))
     names = {parameter for parameter, _ in model.backbone.named_parameters()}
     assert names == set(model.graph.factors) | model.graph.owned
     assert names == {parameter for parameter, _ in original.named_parameters()}
     assert sum(model.describe().shares.values()) == pytest.approx(1)
 
-    model = copy.deepcopy(model).train()
     gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    model.masked_features(BACKBONES[name].batch(5), gate).square().sum().backward()
-    assert gate.grad.isfinite().all()
-    for parameter, value in model.backbone.named_parameters():
-        assert value.grad is None or value.grad.isfinite().all(), parameter
+    assert_gradients_are_finite(copy.deepcopy(model).train(), BACKBONES[name].batch(5), gate)
     assert [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()] == []
-
-
-def test_a_network_with_several_inputs_is_masked():
-    """BERT with its own pooler; its attention mask is a second input."""
-    backbone = transformers.BertModel(transformers.BertConfig(**SIZES, max_position_embeddings=32))
-    original = copy.deepcopy(backbone).eval()
-
-    def batch(size):
-        ids = tokens(size)
-        return {"input_ids": ids, "attention_mask": (ids != 0).long()}
-
-    model = MaskedModel(backbone, example=batch(3)).eval()
-    for size in (1, 7):
-        with torch.no_grad():
-            expected = original(**batch(size)).pooler_output
-        found = features(model, batch(size), torch.ones(model.n_units))
-        assert torch.allclose(found, expected, atol=1e-5, rtol=1e-4)
-    assert_sound(model, batch(4), some_mask(model, 0))
 
 
 def test_padding_and_other_sentences_of_the_batch_do_not_change_features():

@@ -4,10 +4,9 @@ import torch
 import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from support.parameter_use_oracle import random_mask, use_by_perturbation
+from support import examples
 from support.small_networks import Net, inputs, lived_in, parameter
-from support.soundness_oracle import assert_sound
-from support.thoroughness import examples
+from support.soundness_oracle import assert_sound, random_mask, use_by_perturbation
 from torch import nn
 
 from avalanche_amnesia import AdjustmentRule, MaskedModel, ModelError
@@ -155,18 +154,6 @@ def test_use_and_capacity_and_freed_entries_equal_the_twin_s(plan, seed):
         assert torch.equal(free_again, (of_both[name] == 1) & (reaches == 0)), name
 
 
-@settings(max_examples=examples(20), deadline=None, derandomize=True)
-@given(
-    plan=plans(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS),
-    seed=st.integers(0, 1000),
-    share=st.sampled_from([0.2, 0.5, 0.8]),
-)
-def test_no_entry_outside_a_mask_reaches_a_feature(plan, seed, share):
-    model, x = build(*plan, kinds=(ON_IMAGES | COVER_MORE_ON_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS))
-    mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
-    assert_sound(model, x[:5], mask)
-
-
 def adapted(base, a, b) -> nn.Module:
     """A layer without gradients plus a low-rank layer."""
     return Net(lambda s, x: s.base(x) + s.b(torch.tanh(s.a(x))), base=base.requires_grad_(False), a=a, b=b)
@@ -176,19 +163,22 @@ ADAPTED_IMAGES = {"adapted": lambda: adapted(Conv2d(4, 4, 3, padding=1), Conv2d(
 ADAPTED_VECTORS = {"adapted": lambda: adapted(Linear(6, 6), Linear(6, 3), Linear(3, 6, bias=False))}
 
 
-@settings(max_examples=examples(6), deadline=None, derandomize=True)
+ANY_KIND = [ON_IMAGES | COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, ON_VECTORS | COVER_MORE_ON_VECTORS | ADAPTED_VECTORS]
+
+
+@settings(max_examples=examples(26), deadline=None, derandomize=True)
 @given(
-    plan=plans(COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, COVER_MORE_ON_VECTORS | ADAPTED_VECTORS),
-    still=st.lists(st.booleans(), min_size=6, max_size=12),
+    plan=plans(*ANY_KIND),
+    still=st.just([]) | st.just([]) | st.lists(st.booleans(), min_size=6, max_size=12),  # mostly all modules learn
     seed=st.integers(0, 1000),
     share=st.sampled_from([0.2, 0.5, 0.8]),
 )
-def test_no_entry_outside_a_mask_reaches_a_feature_if_some_modules_have_no_gradients(plan, still, seed, share):
-    kinds = COVER_MORE_ON_IMAGES | ADAPTED_IMAGES, COVER_MORE_ON_VECTORS | ADAPTED_VECTORS
+def test_no_entry_outside_a_mask_reaches_a_feature(plan, still, seed, share):
     try:
-        model, x = build(*plan, kinds=kinds, still=still)
+        model, x = build(*plan, kinds=ANY_KIND, still=still)
     except ModelError as error:
         assume("no weighted layer to mask" not in str(error))
         raise
     mask = torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
-    assert_sound(model, x[:5], mask, reaches=False)  # a closed mask leaves a network that computes something
+    all_learn = all(parameter.requires_grad for parameter in model.backbone.parameters())
+    assert_sound(model, x[:5], mask, reaches=all_learn)  # else a closed mask leaves a network that computes something

@@ -6,7 +6,7 @@ import re
 import pytest
 import torch
 from support import tiny
-from support.small_networks import Choosing, Net
+from support.small_networks import C, Choosing, L, P, last_state, layers, parts
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -25,12 +25,8 @@ class TwoInputs(nn.Module):
 GENERATOR = torch.Generator()
 
 
-def linears(forward, **parts) -> nn.Module:
-    return Net(forward, a=nn.Linear(6, 4), b=nn.Linear(4, 4), **parts)
-
-
-def parameter(*shape) -> nn.Parameter:
-    return nn.Parameter(torch.ones(shape))
+def linears(forward, **more):
+    return parts(forward, a=L(6, 4), b=L(4, 4), **more)
 
 
 def in_place_through_a_part(s, x):
@@ -54,69 +50,47 @@ def folded(s, x):
     return s.d(torch.sigmoid(s.a(x)).view(-1, 2)).view(-1, 4)
 
 
+def sparse():
+    return nn.Embedding(9, 4, sparse=True)
+
+
 BITS = r"view\(torch.int32\) reads the bits of numbers as another type"
 RANDOM = "draws random numbers in evaluation mode too"
+SPECTRAL = layers(lambda: parametrizations.spectral_norm(nn.Linear(6, 4)), L(4, 3))
+SPARSE = "Embedding '0' of Sequential has sparse=True.*sparse=False"
+CONTROL_FLOW = r"Choosing '1' of Sequential can't be exported.*control flow.*frozen=\['1'\]"
 # name → (factory, words of the message, options)
 REFUSED = {
-    "lstm": (lambda: nn.Sequential(nn.Linear(6, 4), nn.LSTM(4, 4)), "returns a tuple with 3 tensors"),
-    "unused layer": (lambda: linears(lambda s, x: s.a(x)), r"b\.weight.*b\.bias.*no mask would protect.*fix\(model\)"),
-    "control flow inside": (
-        lambda: nn.Sequential(nn.Linear(6, 4), Choosing()),
-        r"Choosing '1' of Sequential can't be exported.*control flow.*frozen=\['1'\]",
-    ),
-    "parameter past the masks": (lambda: linears(lambda s, x: s.b(s.a(x) * s.g.data), g=parameter(4)), "be exported"),
-    "clamped by a parameter": (
-        lambda: linears(lambda s, x: s.b(torch.clamp(s.a(x), min=s.g)), g=parameter(4)),
-        "'clamp'.*given parameters",
-    ),
-    "in place through a part": (lambda: linears(in_place_through_a_part), "modified inplace"),
-    "into other memory": (lambda: linears(into_other_memory, d=nn.Linear(6, 4)), "out=|no mask would protect"),
-    "buffer counted up": (lambda: linears(counts_up, n=torch.ones(4)), "writes to buffer 'n'"),
-    "spectral norm": (
-        lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(6, 4)), nn.Linear(4, 3)),
-        "bake the parametrisation in",
-    ),
-    "parameter in a plain list": (
-        lambda: linears(lambda s, x: s.b(s.a(x)) * (s.list[0] * 2), list=[parameter(4)]),
-        "learns and is no parameter",
-    ),
+    "lstm": (layers(L(6, 4), lambda: nn.LSTM(4, 4)), "returns a tuple with 3 tensors"),
+    "unused layer": (linears(lambda s, x: s.a(x)), r"b\.weight.*b\.bias.*no mask would protect.*fix\(model\)"),
+    "control flow inside": (layers(L(6, 4), Choosing), CONTROL_FLOW),
+    "parameter past the masks": (linears(lambda s, x: s.b(s.a(x) * s.g.data), g=P(4)), "be exported"),
+    "clamped": (linears(lambda s, x: s.b(torch.clamp(s.a(x), min=s.g)), g=P(4)), "'clamp'.*given parameters"),
+    "in place through a part": (linears(in_place_through_a_part), "modified inplace"),
+    "into other memory": (linears(into_other_memory, d=L(6, 4)), "out=|no mask would protect"),
+    "buffer counted up": (linears(counts_up, n=lambda: torch.ones(4)), "writes to buffer 'n'"),
+    "spectral norm": (SPECTRAL, "bake the parametrisation in"),
+    "in a list": (linears(lambda s, x: s.b(s.a(x)) * s.l[0], l=lambda: [P(4)()]), "learns and is no parameter"),
     "two inputs": (TwoInputs, r"no input was found|2 inputs"),
-    "map output": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3)), r"returns values of shape.*flatten or average"),
-    "samples compared": (lambda: linears(lambda s, x: s.b(s.a(x)) @ s.a(x).T), "depends on the size of the batch"),
-    "mean over samples": (lambda: linears(lambda s, x: s.b(s.a(x)) - s.a(x).mean(0)), "samples of a batch"),
-    "concatenated samples": (lambda: linears(lambda s, x: s.b(s.a(torch.cat([x, x])))), "another first dimension"),
-    "samples and units folded": (
-        lambda: Net(folded, a=nn.Linear(6, 4), d=nn.Linear(2, 2)),
-        "units and samples lie on one axis.*axis of their own",
-    ),
-    "sparse gradients": (
-        lambda: nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(32, 4)),
-        "Embedding '0' of Sequential has sparse=True.*sparse=False",
-        {"input_shape": (8,)},
-    ),
-    "bits of values": (
-        lambda: linears(lambda s, x: s.b(s.a(x).view(torch.int32).view(torch.float32))),
-        f"'view'.*{BITS}; convert them",
-    ),
-    "noise": (lambda: linears(lambda s, x: s.b(s.a(x) * torch.rand(4))), f"'rand'.*{RANDOM}.*nn.Dropout"),
+    "map output": (layers(C(1, 2, 3)), r"returns values of shape.*flatten or average"),
+    "samples compared": (linears(lambda s, x: s.b(s.a(x)) @ s.a(x).T), "depends on the size of the batch"),
+    "mean over samples": (linears(lambda s, x: s.b(s.a(x)) - s.a(x).mean(0)), "samples of a batch"),
+    "concatenated samples": (linears(lambda s, x: s.b(s.a(torch.cat([x, x])))), "another first dimension"),
+    "folded": (parts(folded, a=L(6, 4), d=L(2, 2)), "units and samples lie on one axis.*axis of their own"),
+    "sparse gradients": (layers(sparse, nn.Flatten, L(32, 4)), SPARSE, {"input_shape": (8,)}),
+    "bits": (linears(lambda s, x: s.b(s.a(x).view(torch.int32).view(torch.float32))), f"'view'.*{BITS}; convert them"),
+    "noise": (linears(lambda s, x: s.b(s.a(x) * torch.rand(4))), f"'rand'.*{RANDOM}.*nn.Dropout"),
     "noise of a generator": (
-        lambda: linears(lambda s, x: s.b(s.a(x) * torch.rand(4, generator=GENERATOR))),
+        linears(lambda s, x: s.b(s.a(x) * torch.rand(4, generator=GENERATOR))),
         r"draws from a torch\.Generator of its own.*leave generator= out",
     ),
-    "several outputs": (lambda: linears(lambda s, x: (s.a(x), s.b(s.a(x)))), "returns a tuple with 2 tensors"),
-    "unknown width": (lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten()), "depends on the size.*input_shape="),
-    "nothing to mask": (
-        lambda: nn.Sequential(nn.Flatten(), nn.ReLU()),
-        "no weighted layer to mask; use a Linear",
-        {"input_shape": (6,)},
-    ),
-    "widths that differ": (
-        lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(5, 4)),
-        r"no input was found.*\[2, 4\] X \[5, 4\]",
-    ),
-    "division by units": (lambda: linears(lambda s, x: 1 / s.b(s.a(x))), "'reciprocal'.*infinite; add a small"),
+    "several outputs": (linears(lambda s, x: (s.a(x), s.b(s.a(x)))), "returns a tuple with 2 tensors"),
+    "unknown width": (layers(C(1, 2, 3), nn.Flatten), "depends on the size.*input_shape="),
+    "nothing to mask": (layers(nn.Flatten, nn.ReLU), "no weighted layer to mask; use a Linear", {"input_shape": (6,)}),
+    "widths that differ": (layers(L(6, 4), L(5, 4)), r"no input was found.*\[2, 4\] X \[5, 4\]"),
+    "division by units": (linears(lambda s, x: 1 / s.b(s.a(x))), "'reciprocal'.*infinite; add a small"),
     "part of a norm frozen": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU()),
+        layers(L(4, 6), lambda: nn.LayerNorm(6), nn.ReLU),
         "a norm can't be frozen in part",
         {"frozen": ["1.weight"]},
     ),
@@ -181,10 +155,8 @@ class Asserts(tiny.Net):
 
 
 def test_a_refusal_of_control_flow_prints_nothing_of_torch(capfd):
-    message = (
-        "can't be exported by torch.export .*, at 'assert not torch.isnan.*control flow.*DisjointModel.*SubnetModel"
-    )
-    with pytest.raises(ModelError, match=message):
+    told = "can't be exported by torch.export .*, at 'assert not torch.isnan.*control flow.*DisjointModel.*SubnetModel"
+    with pytest.raises(ModelError, match=told):
         MaskedModel(Asserts())
     (finding,) = validate(Asserts(), (8,))
     assert "control flow" in finding.reason
@@ -203,16 +175,13 @@ NOT_EXPORTED = {
 def test_a_forward_that_can_not_be_exported_is_refused(name):
     between, message = NOT_EXPORTED[name]
     with pytest.raises(ModelError, match=message):
-        MaskedModel(linears(lambda s, x: s.b(between(s.a(x)))))
+        MaskedModel(linears(lambda s, x: s.b(between(s.a(x))))())
 
 
 COMPILED = {
     "script": (torch.jit.script, "the backbone was compiled by torch.jit"),
     "trace": (lambda net: torch.jit.trace(net, torch.zeros(2, 8)), "the backbone was compiled by torch.jit"),
-    "inside": (
-        lambda net: nn.Sequential(torch.jit.script(net)),
-        "module '0' of Sequential was compiled by torch.jit",
-    ),
+    "inside": (lambda net: nn.Sequential(torch.jit.script(net)), "module '0' of Sequential was compiled by torch.jit"),
     "parallel": (nn.DataParallel, r"the backbone is a DataParallel.*its \.module"),
 }
 
@@ -226,22 +195,12 @@ def test_a_compiled_or_parallel_network_is_refused(name):
             wrap(make(tiny.Net()), **options)
 
 
-class Recurrent(nn.Module):
-    features = 6
-
-    def __init__(self, kind):
-        super().__init__()
-        self.recurrent, self.out = kind(8, 6, batch_first=True), nn.Linear(6, 6)
-
-    def forward(self, x):
-        return torch.relu(self.out(self.recurrent(x)[0][:, -1]))
-
-
 @pytest.mark.parametrize(("kind", "wrap"), [(nn.LSTM, MaskedModel), (nn.LSTM, SubnetModel), (nn.GRU, SubnetModel)])
 def test_the_refusal_of_a_recurrent_network_names_the_methods_that_accept_it(kind, wrap):
+    made = parts(last_state, r=lambda: kind(8, 6, batch_first=True), out=L(6, 6), features=lambda: 6)
     with pytest.raises(ModelError, match=r"weight pools take any network.*DisjointModel\(backbone\)"):
-        wrap(Recurrent(kind), **({"input_shape": (5, 8)} if wrap is MaskedModel else {}))
-    DisjointModel(Recurrent(kind))
-    net = Recurrent(kind)
-    net.recurrent.requires_grad_(False)
+        wrap(made(), **({"input_shape": (5, 8)} if wrap is MaskedModel else {}))
+    DisjointModel(made())
+    net = made()
+    net.r.requires_grad_(False)
     SubnetModel(net)

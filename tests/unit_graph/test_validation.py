@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from support.small_networks import Net, network
+from support.strategy_state import same_state
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -42,14 +43,9 @@ def test_a_description_counts_frozen_and_task_owned_parameters():
 
 
 def test_validate_lists_all_findings_and_the_error_counts_them():
-    net = Net(
-        lambda s, x: s.c(s.a(x).relu().sqrt().clamp(min=s.g) + s.h),
-        a=nn.Linear(6, 4),
-        c=nn.Linear(4, 3),
-        unused=nn.Linear(2, 2),
-        g=nn.Parameter(torch.ones(4)),
-        h=nn.Parameter(torch.ones(4)),
-    )
+    own = {"a": nn.Linear(6, 4), "c": nn.Linear(4, 3), "unused": nn.Linear(2, 2)}
+    own |= {name: nn.Parameter(torch.ones(4)) for name in ("g", "h")}
+    net = Net(lambda s, x: s.c(s.a(x).relu().sqrt().clamp(min=s.g) + s.h), **own)
     findings = validate(net)
     assert [finding.where.split()[1] for finding in findings[:2]] == ["'sqrt'", "'clamp'"]
     assert "unused.weight" in findings[2].where
@@ -90,8 +86,7 @@ def test_a_fixed_backbone_passes_and_computes_the_same(name):
     with torch.no_grad():
         for result in (fixed(x), model.masked_features(x, torch.ones(model.n_units)), backbone(x)):
             assert torch.allclose(result, expected, atol=1e-6)
-    assert backbone.state_dict().keys() == state.keys()
-    assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
+    assert same_state(backbone.state_dict(), state)
     assert validate(backbone) != []  # fix changes a copy
 
 

@@ -14,10 +14,11 @@ import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import EvaluationPlugin
+from support import tiny
 from support.isolated_pools import pools
 from support.strategies import DIGITS, NoMetric, amnesiac, learn, make
 from torch import nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
@@ -28,18 +29,6 @@ from avalanche_amnesia.unlearning.assumptions import _is_closed, is_closed, open
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
-
-
-class Items(Dataset):
-    """Samples one by one."""
-
-    targets = Y.tolist()
-
-    def __len__(self):
-        return len(Y)
-
-    def __getitem__(self, at):
-        return X[at], self.targets[at]
 
 
 class Drawn:
@@ -59,12 +48,13 @@ def of_tensors(change):
     return task_benchmark((X, Y), (X, Y), CLASSES, transforms=[change, change])
 
 
+ITEMS = [tiny.Items(zip(X, Y.tolist(), strict=True), Y.tolist()) for _ in ("train", "test")]
 DATA = {
-    "data set": (lambda: task_benchmark(Items(), Items(), CLASSES), "Items"),
-    "transform": (lambda: of_tensors(Drawn(torch.Generator().manual_seed(1))), "Drawn"),
+    "data set": (lambda: task_benchmark(*ITEMS, CLASSES), "support.tiny.Items"),
+    "transform": (lambda: of_tensors(Drawn(torch.Generator().manual_seed(1))), f"{__name__}.Drawn"),
     "avalanche's data set": (
-        lambda: nc_benchmark(Items(), Items(), 2, True, seed=0, class_ids_from_zero_in_each_exp=True),
-        "Items",
+        lambda: nc_benchmark(*ITEMS, 2, True, seed=0, class_ids_from_zero_in_each_exp=True),
+        "support.tiny.Items",
     ),
 }
 
@@ -107,7 +97,7 @@ def rests_on(strategy, task=1):
 def test_the_user_s_data_are_named(data):
     benchmark, kind = DATA[data]
     strategy = learn(pools(train_epochs=1), benchmark().train_stream)
-    assert f"{__name__}.{kind} in the data" in rests_on(strategy)
+    assert f"{kind} in the data" in rests_on(strategy)
 
 
 def test_lambdas_in_transforms_are_named_by_their_line():
@@ -367,8 +357,7 @@ def test_a_module_of_the_script_that_hides_a_standard_one_is_open(monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    "other",
-    [nn.functional.multi_margin_loss, partial(nn.functional.cross_entropy, label_smoothing=0.1)],
+    "other", [nn.functional.multi_margin_loss, partial(nn.functional.cross_entropy, label_smoothing=0.1)]
 )
 def test_another_loss_function_between_two_tasks_is_a_reason(other):
     strategy = make(DisjointSubnets, criterion=nn.functional.cross_entropy)
@@ -402,11 +391,9 @@ class Scaled(nn.Module):
     ],
 )
 def test_attributes_of_a_network_are_compared_or_named(held, change, claim, words):
-    torch.manual_seed(0)
-    model = DisjointModel(Scaled(held))
-    strategy = DisjointSubnets(model=model, optimizer=torch.optim.Adam(model.parameters()), train_mb_size=10)
+    strategy = make(DisjointSubnets, net=partial(Scaled, held))
     strategy.train(DIGITS.train_stream[0])
-    change(model.backbone)
+    change(strategy.model.backbone)
     strategy.train(DIGITS.train_stream[1])
     record = strategy.unlearn([0])
     assert record.claim == claim

@@ -55,8 +55,7 @@ def learned(place, broken, stream=DIGITS.train_stream):
 
 
 @pytest.mark.parametrize(
-    ("place", "event"),
-    [*((place, "after_unlearning") for place in KINDS), ("plugins", "before_unlearning")],
+    ("place", "event"), [*((place, "after_unlearning") for place in KINDS), ("plugins", "before_unlearning")]
 )
 def test_a_failing_plugin_is_named_and_without_it_the_request_is_obeyed(place, event):
     broken = KINDS[place]()

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 from avalanche.training.plugins import ReplayPlugin
+from support import examples
+from support.isolated_pools import equal
 from support.strategies import DIGITS, PRICED, ConvNet, brief, trained
 from support.strategy_state import bits, unlearning_plugin
-from support.thoroughness import examples
 
 from avalanche_amnesia import MLP, References
 from avalanche_amnesia.training import EVEN_BUDGET, AdaHATRule, AdjustmentRule, ConstantRule
@@ -20,16 +21,12 @@ def references(**which) -> References:
 
 
 def equals_reference(strategy, **which) -> bool:
-    reference = references(**which).reference(unlearning_plugin(strategy).ledger.remaining)
-    return list(bits(strategy.model).items()) == list(bits(reference).items())
+    return equal(strategy, references(**which))
 
 
 @pytest.mark.parametrize(
     "which",
-    [
-        {"net": ConvNet, "optimizer": "adamw", "adjustment": "adahat"},
-        {"optimizer": "momentum", "adjustment": "random"},
-    ],
+    [{"net": ConvNet, "optimizer": "adamw", "adjustment": "adahat"}, {"optimizer": "momentum", "adjustment": "random"}],
     ids=str,
 )
 def test_exact_claims_equal_the_retrained_model_bit_for_bit(which):
@@ -91,12 +88,7 @@ def test_random_lives_are_called_exact_only_if_they_equal_the_retrained_model(li
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"reset_optimizer": False},
-        {"plugins": [ReplayPlugin(mem_size=20)]},
-    ],
-    ids=["optimizer kept", "replay"],
+    "options", [{"reset_optimizer": False}, {"plugins": [ReplayPlugin(mem_size=20)]}], ids=["optimizer kept", "replay"]
 )
 def test_a_training_that_is_not_repeatable_is_never_exact(options):
     strategy = trained(2, train_epochs=1, **options)

@@ -414,10 +414,8 @@ def test_a_task_that_can_t_be_reproduced_is_not_trained_without_samples(change):
 def test_without_a_reproduction_the_claim_rests_on_code_and_data():
     strategy = three_tasks()
     record = strategy.unlearn(task=1, samples=[3], reproduce=False)
-    assert (record.claim, record.rests_on) == (
-        "conditional",
-        ("code and data of task 1, unchanged since its training",),
-    )
+    assert record.claim == "conditional"
+    assert record.rests_on == ("code and data of task 1, unchanged since its training",)
     assert strategy.unlearn(task=1, samples=[4]).claim == "exact"
     skipping = learned(disjoint(unlearning=UnlearningPlugin(reproduce=False)))
     assert skipping.unlearn(task=1, samples=[3]).claim == "conditional"

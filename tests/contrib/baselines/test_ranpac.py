@@ -9,10 +9,10 @@ import torch
 from avalanche.benchmarks import nc_benchmark, split_online_stream, task_incremental_benchmark
 from avalanche.training.plugins import ReplayPlugin, SupervisedPlugin
 from sklearn.linear_model import Ridge
+from support import examples
 from support.small_networks import lived_in
 from support.strategies import batch_normed, learn, quiet
 from support.strategy_state import same_state, state
-from support.thoroughness import examples
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision.datasets import FakeData

@@ -17,7 +17,7 @@ from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study.experiment import cells_of, folder_of
 from avalanche_amnesia.lab.study.sweep import jobs_of, sweep
 
-CELLS = cells_of(TINY, seeds=[1])
+CELLS = cells_of(TINY, scenarios=["newest"], seeds=[1])
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def local(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_submitit_gives_the_same_bytes_restarts_lost_jobs_and_reports_failed_ones(local, alone, tmp_path):
-    (cell,) = cells_of(TINY, ["HAT"], ["newest"], [1])
+    cell = CELLS[1]
     jobs = [Job("lost", ended, (str(tmp_path / "marks"), 1)), Job("wrong", int, ("x",))]
     failed = run_jobs([*jobs, *jobs_of([cell], tmp_path / "out", tmp_path / "store")], local)
     assert set(failed) == {"wrong"}
@@ -119,10 +119,7 @@ def test_slurm_refuses_shares_of_gpus_and_a_machine_without_slurm(tmp_path, monk
 
 
 def test_a_missing_extra_is_named(monkeypatch):
-    for module, extra, make in (
-        ("ray", "ray", RayExecutor),
-        ("submitit", "slurm", lambda: SlurmExecutor(Path("logs"))),
-    ):
-        monkeypatch.setitem(sys.modules, module, None)
+    for name, extra, make in (("ray", "ray", RayExecutor), ("submitit", "slurm", lambda: SlurmExecutor(Path("logs")))):
+        monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(ImportError, match=rf"avalanche-amnesia\[{extra}\]"):
             make()

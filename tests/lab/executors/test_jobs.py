@@ -1,7 +1,6 @@
 """Jobs start after their needs, restart after a lost worker, and continue if another job fails."""
 
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 from support.forked import forked
 from support.forked_interpreters import forked_interpreters
+from support.lost_jobs import ended
 from support.tiny_study import AtOnce
 
 from avalanche_amnesia.lab.executors import ProcessExecutor
@@ -76,19 +76,11 @@ def test_impossible_jobs_are_refused_before_any_job_starts():
         assert executor.calls == []
 
 
-def killed_once(mark):
-    """Kill its own process at the first call."""
-    if not Path(mark).exists():
-        Path(mark).touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return os.getpid()
-
-
 @pytest.mark.slow
 def test_a_killed_process_is_replaced(tmp_path):
     executor, told = ProcessExecutor(1), []
     try:
-        jobs = [Job("killed", killed_once, (str(tmp_path / "mark"),)), Job("after", time.sleep, (0,), {"killed"})]
+        jobs = [Job("killed", ended, (str(tmp_path / "mark"), 1)), Job("after", time.sleep, (0,), {"killed"})]
         with forked_interpreters():
             assert run_jobs(jobs, executor, on_done=lambda job, result, n_left: told.append(result)) == {}
     finally:

@@ -63,12 +63,9 @@ class Shown:
         self.events = EventAccumulator(str(folder / "tb"), size_guidance={"images": 0, "scalars": 0})
         self.events.Reload()
 
-    def rows_with(self, name: str) -> list[dict[str, Any]]:
-        return [row for row in self.run.rows if name in row]
-
     def last_table(self, name: str) -> list[dict[str, Any]]:
         (folder,) = run_folders(self.folder)
-        table = json.loads((folder / "files" / self.rows_with(name)[-1][name]["path"]).read_text())
+        table = json.loads((folder / "files" / self.run.rows_with(name)[-1][name]["path"]).read_text())
         return [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
 
 
@@ -85,7 +82,7 @@ def test_all_logs_have_the_same_numbers(shown: Shown) -> None:
     assert set(shown.events.Tags()["scalars"]) == set(numbers)
     for name, values in numbers.items():
         assert [event.value for event in shown.events.Scalars(name)] == pytest.approx(values, rel=1e-6)
-        assert [row[name] for row in shown.rows_with(name)] == values
+        assert [row[name] for row in shown.run.rows_with(name)] == values
 
 
 def numbers(row: dict[str, Any]) -> dict[str, float]:
@@ -114,7 +111,7 @@ def test_tensorboard_and_wandb_show_the_same_pictures(shown: Shown) -> None:
     (folder,) = run_folders(shown.folder)
     for name in PICTURES:
         boards = [np.asarray(Image.open(io.BytesIO(e.encoded_image_string))) for e in shown.events.Images(name)]
-        files = [np.asarray(Image.open(folder / "files" / row[name]["path"])) for row in shown.rows_with(name)]
+        files = [np.asarray(Image.open(folder / "files" / row[name]["path"])) for row in shown.run.rows_with(name)]
         # Four tasks and an unlearning; a single task has no overlap.
         assert len(boards) == len(files) == (4 if name == "Figure/Overlap" else 5)
         assert all((board == file).all() for board, file in zip(boards, files, strict=True))
@@ -130,10 +127,7 @@ def test_the_table_of_events_has_a_row_for_each_event(shown: Shown) -> None:
         (4, "unlearned", 2, "0", "3, 2"),
         (5, "trained", 0, None, "3, 2, 0"),
     ]
-    assert (rows[3]["claim"], rows[3]["affected"]) == (
-        shown.record.claim,
-        ", ".join(map(str, shown.record.affected)),
-    )
+    assert (rows[3]["claim"], rows[3]["affected"]) == (shown.record.claim, ", ".join(map(str, shown.record.affected)))
     end = "/eval_phase/test_stream"
     for row in rows:
         at = [r for r in shown.run.rows if r["event"] == row["event"]]
@@ -149,8 +143,8 @@ def test_the_table_of_events_has_a_row_for_each_event(shown: Shown) -> None:
 def test_the_training_loss_has_the_axis_of_iterations(shown: Shown) -> None:
     epoch, minibatch = "Loss_Epoch/train_phase/train_stream/Task003", "Loss_MB/train_phase/train_stream/Task003"
     assert shown.run.metrics[epoch] == shown.run.metrics[minibatch] == "iteration"
-    steps = [row["iteration"] for row in shown.rows_with(minibatch)]
+    steps = [row["iteration"] for row in shown.run.rows_with(minibatch)]
     assert steps == list(range(len(steps)))
     assert len(steps) == -(-len(DIGITS.train_stream[3].dataset) // 40)
-    assert [row["task"] for row in shown.rows_with(minibatch)] == [-1] * len(steps)
-    assert shown.rows_with("Loss_MB/train_phase/train_stream/Task002")[0]["task"] == 0
+    assert [row["task"] for row in shown.run.rows_with(minibatch)] == [-1] * len(steps)
+    assert shown.run.rows_with("Loss_MB/train_phase/train_stream/Task002")[0]["task"] == 0

@@ -4,7 +4,6 @@ import json
 import math
 import pickle
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,25 +28,15 @@ from avalanche_amnesia.logging.payloads import Histogram
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 
 
-def train(*loggers: Any) -> Any:
-    metrics = (
-        accuracy_metrics(experience=True),
-        loss_metrics(epoch=True),
-        unlearned_accuracy_metrics(BENCHMARK),
-        capacity_metrics(),
-        capacity_pictures_metrics(),
-        accuracy_matrix_metrics(),
-    )
-    strategy = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(*metrics, loggers=list(loggers)))
-    for experience in BENCHMARK.train_stream[:3]:
-        strategy.train(experience)
-        strategy.eval(BENCHMARK.test_stream)
-    return strategy
-
-
 def test_without_pictures_their_tables_are_kept(tmp_path: Path) -> None:
+    metrics = accuracy_metrics(experience=True), loss_metrics(epoch=True), unlearned_accuracy_metrics(BENCHMARK)
+    pictures = capacity_metrics(), capacity_pictures_metrics(), accuracy_matrix_metrics()
     with JSONLogger(tmp_path / "run", pictures=False) as logger:
-        train(logger)
+        evaluator = EvaluationPlugin(*metrics, *pictures, loggers=[logger])
+        strategy = amnesiac(train_epochs=1, seed=7, evaluator=evaluator)
+        for experience in BENCHMARK.train_stream[:3]:
+            strategy.train(experience)
+            strategy.eval(BENCHMARK.test_stream)
     run = read_json_run(tmp_path / "run")
     rows = run.rows
     assert not any(name.startswith("Top1") and "Task000" in name for name in run.summary)  # it is unlearned

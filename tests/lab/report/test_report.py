@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from support.report_results import FOLDER, MEASURED_LATER, another_seed, content, runs_of, runs_with
+from support.report_results import FOLDER, another_seed, runs_of_demo
 
 from avalanche_amnesia.lab.report.page import report_page
 from avalanche_amnesia.lab.report.reading import Spread
@@ -54,13 +54,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def results():
-    return content()
-
-
-@pytest.fixture(scope="module")
-def runs(results):
-    return runs_of(results, timings=True)
+def runs():
+    return runs_of_demo()
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +66,6 @@ def html(runs):
 @pytest.fixture(scope="module")
 def page(html):
     return Page(html)
-
-
-def events(results, name):
-    return results["strategies"][name]["events"]
 
 
 def as_number(text):
@@ -103,20 +94,21 @@ def test_the_tables_of_the_page_are_those_reviewed(page):
     assert shown == GOLDEN.read_text()
 
 
-def test_the_page_shows_verdicts_requests_and_the_matrix_in_words(results, html, page):
-    last = events(results, "AmnesiacHAT")[-1]
-    head, reference = (f"{100 * last[of]['0']:.0f}" for of in ("unlearned_accuracy", "reference_unlearned"))
+def test_the_page_shows_verdicts_requests_and_the_matrix_in_words(runs, html, page):
+    (last,) = (run.last for run in runs if run.name == "AmnesiacHAT")
+    beside = ("UnlearnedAccuracy", "UnlearnedAccuracy_reference")
+    head, reference = (f"{100 * last.number(name, 0):.0f}" for name in beside)
     assert f'class="framed">{head}<small>retr. {reference}</small><small>chance 50</small></td>' in html
     assert "asked to forget: tasks 0, 1 and 4 of 5 (task 0 after task 1; tasks 1 and 4 after task 4)" in page.text
     assert f"AD −0.7{chr(160)}points, control −0.9{chr(160)}points" in page.text
     assert "by construction, and no test contradicts it" in page.text
 
 
-def test_several_seeds_are_one_row_with_a_range(results, runs):
+def test_several_seeds_are_one_row_with_a_range(runs):
     page = Page(report_page([*runs, *another_seed(1), *another_seed(2)]))
     summary = page.rows("summary-table")
     assert [row["seeds"] for row in summary] == ["3", "3", "3"]
-    accuracy = events(results, "EWC")[-1]["accuracy"]
+    (accuracy,) = (run.last.accuracy for run in runs if run.name == "EWC")
     first = mean(accuracy.values())
     assert as_number(summary[2]["accuracy on remaining tasks"]) == pytest.approx(first - 0.01)
     assert over_seeds(Spread(first - 0.01, first - 0.02, first, 3), percent) in page.text
@@ -124,7 +116,9 @@ def test_several_seeds_are_one_row_with_a_range(results, runs):
 
 
 def test_runs_with_other_settings_are_rows_of_their_own_and_equal_runs_are_refused(runs):
-    other = runs_with(lambda changed: changed["settings"]["budget"].update(epochs=5))
+    other = runs_of_demo("changed")
+    for run in other:
+        run.settings["budget"]["epochs"] = 5
     names = [row["strategy"] for row in Page(report_page([*runs, *other])).rows("summary-table")]
     assert (names[0], names[3]) == ("AmnesiacHAT (epochs 20)", "AmnesiacHAT (epochs 5)")
     for refused, words in (([*runs, *runs], "give each run once"), ([], "at least one")):
@@ -132,38 +126,39 @@ def test_runs_with_other_settings_are_rows_of_their_own_and_equal_runs_are_refus
             report_page(refused)
 
 
-def test_sections_without_measurements_are_left_out_and_named():
-    def without(changed):
-        for run in changed["strategies"].values():
-            for event in run["events"]:
-                for key in MEASURED_LATER:
-                    event.pop(key)
+def without(run, is_missing, **changed):
+    """Return a run that lacks some metrics, and has other attributes in all of its moments."""
 
-    page = Page(report_page(runs_with(without)))
+    def rest(numbers):
+        return {name: of for name, of in numbers.items() if not is_missing(name)}
+
+    moments = [replace(m, numbers=rest(m.numbers), first=rest(m.first), **changed) for m in run.moments]
+    return replace(run, moments=moments)
+
+
+EARLY = ("Top1_Acc_Exp", "UnlearnedAccuracy", "UnlearnedAccuracy_reference", "AccuracyDifference", "Capacity")
+
+
+def test_sections_without_measurements_are_left_out_and_named(runs):
+    few = [without(run, lambda name: name not in EARLY and "JSD" not in name, tables={}) for run in runs]
+    page = Page(report_page([replace(run, costs=()) for run in few]))
     absent = {"relapse", "few_shot", "membership", "transfer", "owners", "overlap", "distances", "cost"}
     assert absent.isdisjoint(page.ids)
     assert {"accuracy", "old-head", "jsd", "difference", "capacity", "records", "settings"} <= set(page.ids)
     assert "Not measured in these runs: relapse, few-shot relearning, membership inference" in page.text
 
 
-def test_a_missing_number_is_no_error():
-    for key in MEASURED_LATER:
-
-        def without(changed, key=key):
-            for event in events(changed, "AmnesiacHAT"):
-                event[key] = None
-
-        assert "<h1>" in report_page(runs_with(without)[:1])  # alone: the other runs lack no number
+def test_a_missing_number_is_no_error(runs):
+    run = runs[0]  # alone: the other runs lack no number
+    names = {name.partition("/")[0] for name in run.last.numbers if "_floor" not in name and "_ratio" not in name}
+    for missing in names:
+        assert "<h1>" in report_page([without(run, lambda name, missing=missing: name.partition("/")[0] == missing)])
 
 
-def test_a_stream_without_requests_has_a_report():
-    def without(changed):
-        for run in changed["strategies"].values():
-            run["unlearnings"] = []
-            for event in run["events"]:
-                event.update(unlearned=[], unlearned_now=[], claim=None, unlearned_accuracy={}, jsd={}, relapse={})
-
-    page = Page(report_page(runs_with(without)))
+def test_a_stream_without_requests_has_a_report(runs):
+    gone = {"unlearned": (), "unlearned_now": (), "claim": None}
+    unasked = [without(run, lambda name: name.startswith(("Unlearned", "JSD", "Relapse")), **gone) for run in runs]
+    page = Page(report_page([replace(run, records=()) for run in unasked]))
     assert "nothing is unlearned" in page.text
     assert "records" not in page.ids
 
@@ -171,19 +166,20 @@ def test_a_stream_without_requests_has_a_report():
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
 
-def test_text_of_the_results_never_becomes_markup():
-    def attacked(changed):
-        run = changed["strategies"].pop("AmnesiacHAT")
-        run["unlearnings"][0]["plan"]["reasons"] = [ATTACK]
-        run["unlearnings"][0]["purged"] = [ATTACK]
-        for event in run["events"]:
-            event["distances"] = {f"CKA_{ATTACK}": 0.5}
-            event["jsd"][f"JSD_{ATTACK}"] = 0.5
-            event["owners"] = event["owners_before"] = {ATTACK: {"0": 0.5, "free": 0.5}}
-        changed["strategies"][ATTACK] = run
-        changed["settings"]["data"] = changed["versions"]["torch"] = ATTACK
+SHARES = (("", 0), ("/free", None))
 
-    page = report_page(runs_with(attacked, folder=ATTACK))
+
+def test_text_of_the_results_never_becomes_markup():
+    runs = runs_of_demo(ATTACK)
+    run = replace(runs[0], name=ATTACK)
+    run.records[0]["plan"]["reasons"] = run.records[0]["purged"] = [ATTACK]
+    for moment in run.moments:
+        owners = {f"{kind}/{ATTACK}{of}": {task: 0.5} for kind in ("Owners", "OwnersBefore") for of, task in SHARES}
+        moment.first.update(owners)
+        moment.numbers.update({name: {None: 0.5} for name in (f"CKA_{ATTACK}", f"JSD_{ATTACK}")}, **owners)
+    for each in runs:
+        each.settings["data"] = each.versions["torch"] = ATTACK
+    page = report_page([*runs[1:], run])
     parsed = Page(page)
     assert parsed.tags.count("script") == 1
     assert "img" not in parsed.tags
@@ -191,8 +187,8 @@ def test_text_of_the_results_never_becomes_markup():
     assert parsed.text.count(ATTACK) >= 10
 
 
-def test_the_page_has_no_paths_of_the_machine(results):
-    runs = [replace(run, folder=Path("/home/somebody/runs/demo") / run.name) for run in runs_of(results)]
+def test_the_page_has_no_paths_of_the_machine():
+    runs = [replace(run, folder=Path("/home/somebody/runs/demo") / run.name) for run in runs_of_demo()]
     runs.append(replace(runs[0], name="alone", settings={"seed": 0}, folder=Path("/home/somebody/runs/else/alone")))
     html = report_page(runs)
     assert "somebody" not in html
@@ -208,4 +204,4 @@ def test_the_page_loads_nothing_and_its_links_stay_on_it(html, page):
 
 
 def test_equal_runs_give_equal_bytes(html):
-    assert html == report_page(runs_of(content(), timings=True))
+    assert html == report_page(runs_of_demo())

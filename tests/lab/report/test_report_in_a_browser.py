@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 from playwright.sync_api import sync_playwright
-from support.report_results import another_seed, content, runs_of
+from support.report_results import another_seed, runs_of_demo
 
 from avalanche_amnesia.lab.report.page import report_page
 
@@ -61,7 +61,7 @@ DIM_TEXT = """() => {
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.html"
-    file.write_text(report_page([*runs_of(content(), timings=True), *another_seed(1)]))
+    file.write_text(report_page([*runs_of_demo(), *another_seed(1)]))
     return file.as_uri()
 
 
@@ -160,13 +160,13 @@ def test_a_table_is_copied_as_csv_with_exact_numbers(opened):
     assert copied[0] == copied[1]
     rows = list(csv.DictReader(io.StringIO(copied[0])))
     assert list(rows[0]) == ["strategy", "seed", "after task", "AD", "AD, control"]
-    results = content()
+    moments = {run.name: run.moments for run in runs_of_demo()}
     first_seed = [row for row in rows if row["seed"] == "0"]
     assert len(first_seed) == 15
     for row in first_seed:
-        event = results["strategies"][row["strategy"]]["events"][int(row["after task"])]
-        assert float(row["AD"]) == event["accuracy_difference"]
-        assert float(row["AD, control"]) == event["accuracy_difference_control"]
+        moment = moments[row["strategy"]][int(row["after task"])]
+        assert float(row["AD"]) == moment.number("AccuracyDifference")
+        assert float(row["AD, control"]) == moment.number("AccuracyDifference_control")
 
 
 def test_a_printed_page_shows_all_details_on_white_and_no_script_is_needed_to_read(opened):

@@ -14,9 +14,10 @@ from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
 from support.strategies import DIGITS, PRICED, brief, learn
 from support.strategy_state import bits
+from support.tiny import Items
 from torch import nn
 from torch.optim import Adam
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler, default_collate
+from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 from torchvision.transforms import RandomErasing
 
 from avalanche_amnesia import AmnesiacHAT, SeedingPlugin
@@ -353,24 +354,14 @@ def test_any_change_of_the_stream_or_of_its_requests_changes_the_key():
 X, Y = DIGITS.train_stream[0].tensors
 
 
-class Items(Dataset):
+def items(x=X, kind=Items):
     """A data set that returns single samples."""
-
-    targets = Y.tolist()
-
-    def __init__(self, x=X):
-        self.x = x
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, at):
-        return self.x[at], self.targets[at]
+    return kind(zip(x, Y.tolist(), strict=True), Y.tolist())
 
 
 def of(train_transform=None, x=X, collate=None, data=None):
-    data, same = data or Items(x), lambda x: x
-    benchmark = nc_benchmark(data, Items(), 1, True, seed=0, train_transform=train_transform, eval_transform=same)
+    data, same = data or items(x), lambda x: x
+    benchmark = nc_benchmark(data, items(), 1, True, seed=0, train_transform=train_transform, eval_transform=same)
     experience = benchmark.train_stream[0]
     if collate is not None:
         experience.dataset.collate_fn = collate
@@ -450,7 +441,7 @@ class Counts(Items):
 
 REMEMBERING = {
     "a generator": (lambda: of(Drawn(1)), "the training is not repeatable: its data"),
-    "a counter": (lambda: of(data=Counts()), "the training is not repeatable: its data"),
+    "a counter": (lambda: of(data=items(kind=Counts)), "the training is not repeatable: its data"),
     "a change later": (
         lambda: of(LaterLouder(10_000)),
         r"not repeatable: it changed test_keys\.LaterLouder\.calls in its data set",

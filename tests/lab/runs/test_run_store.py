@@ -1,6 +1,7 @@
 """A store computes every state once, with the bits of a run without a store."""
 
 import json
+import os
 import random
 import tempfile
 import time
@@ -8,19 +9,43 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training import AGEM
-from support import stored_run
+from avalanche.training.plugins import EvaluationPlugin
 from support.forked import Forked, forked
-from support.strategies import DIGITS, brief, learn, make, stock
+from support.strategies import DIGITS, amnesiac, brief, learn, make, stock
 from support.strategy_state import bits
 
+from avalanche_amnesia import TrajectoryPlugin, WandBLogger, capacity_metrics
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import HAT
 
-"""Task after which (from 1) → task to unlearn, of the published schedule of 20 tasks."""
+
+def run(folder: Path, out: Path) -> None:
+    """Train three tasks, unlearn one, train another.
+
+    Args:
+        folder: of the store.
+        out: where ``begun`` is written when it begins, and ``result.json`` when it ends.
+    """
+    torch.set_num_threads(1)
+    logger = WandBLogger(dir=folder.with_name("wandb"), mode="offline")
+    evaluator = EvaluationPlugin(accuracy_metrics(epoch=True), capacity_metrics(), loggers=[logger])
+    trajectory = TrajectoryPlugin(path=folder.with_name(f"logs-{os.getpid()}"))
+    through = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator, trajectory=trajectory))
+    (out / "begun").touch()
+    learn(through, DIGITS.train_stream[:3])
+    record = through.unlearn([1])
+    through.train(DIGITS.train_stream[3])
+    through.strategy.eval(DIGITS.test_stream)
+    logger.finish()
+    model = bits(through.strategy.model)
+    result = {"computed": through.computed, "model": model, "after": record.after}
+    (out / "result.json").write_text(json.dumps(result))
 
 
 def through(run, tasks, unlearned=()):
@@ -195,7 +220,7 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
 def started(folder: Path) -> tuple[Forked, Path]:
     """Start a run with a store in another process; return it and its output folder."""
     out = Path(tempfile.mkdtemp(dir=folder.parent))
-    return forked(stored_run.run, folder, out), out
+    return forked(run, folder, out), out
 
 
 def answer(process: Forked, out: Path) -> dict:

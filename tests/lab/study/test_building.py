@@ -26,13 +26,7 @@ from avalanche_amnesia.lab.study.building import (
     maker_of,
 )
 from avalanche_amnesia.lab.study.experiment import cells_of, read_experiment
-from avalanche_amnesia.lab.study.settings import (
-    Cell,
-    MethodSettings,
-    NetworkSettings,
-    ScenarioSettings,
-    StreamSettings,
-)
+from avalanche_amnesia.lab.study.settings import Cell, MethodSettings, NetworkSettings, ScenarioSettings, StreamSettings
 from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.host.lookup import find_plugin, unlearning_of
@@ -112,9 +106,8 @@ def test_options_of_the_right_types_reach_the_strategy():
         ("avalanche.training.supervised:DER", {"mem_size": 10, "batch_size_mem": None}),
     ]:
         check_options(MethodSettings(kind, options=options))
-    experiment = replace(
-        TINY, methods={"it": MethodSettings("WSN", options={"density": 0.3, "masks": {"score_lr": 0.1}})}
-    )
+    method = MethodSettings("WSN", options={"density": 0.3, "masks": {"score_lr": 0.1}})
+    experiment = replace(TINY, methods={"it": method})
     made = build(Cell(experiment, "it", "published", 0))[1]()
     assert made.model.density == 0.3
     assert find_plugin(made, SubnetPlugin).masks.score_lr == 0.1

@@ -126,9 +126,9 @@ def test_the_folder_has_the_figure_and_an_offline_run_for_each_strategy(demo):
     offline = {run.name: run for run in map(read_offline_run, (out / "wandb").glob("offline-run-*"))}
     assert sorted(offline) == ["AmnesiacHAT", "EWC", "Weight pools"]
     assert {run.group for run in offline.values()} == {"demo"}
-    rows, name = offline["AmnesiacHAT"].rows, "JSD_own/eval_phase/test_stream"
-    assert {"Figure/Masks", "Figure/Capacity"} <= {name for row in rows for name in row}
-    assert [row[name] for row in rows if name in row][-1] == pytest.approx(runs[1].last.number("JSD_own"))
+    run, name = offline["AmnesiacHAT"], "JSD_own/eval_phase/test_stream"
+    assert {"Figure/Masks", "Figure/Capacity"} <= {name for row in run.rows for name in row}
+    assert run.rows_with(name)[-1][name] == pytest.approx(runs[1].last.number("JSD_own"))
 
 
 def test_the_printed_table_has_the_numbers_of_the_logs(demo):

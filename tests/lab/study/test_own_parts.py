@@ -166,10 +166,7 @@ REFUSED = [
         "methods.HAT={kind: HAT, options: {adjustment: hatt}}",
         "MODULE:NAME of your own, got 'hatt'; did you mean 'hat'?",
     ),
-    (
-        "methods.HAT={kind: HAT, options: {adjustment: {name: half, share: 1}}}",
-        "MODULE:NAME of your own, got 'half'",
-    ),
+    ("methods.HAT={kind: HAT, options: {adjustment: {name: half, share: 1}}}", "MODULE:NAME of your own, got 'half'"),
     ("methods.HAT={kind: HAT, options: {masks: {budjet: 1}}}", "did you mean 'budget'"),
     ("methods.WSN.optimizer=Adamm", "or MODULE:NAME of your own, got 'Adamm'; did you mean 'Adam'?"),
     (f"stream.name={HERE}:no_tasks", "no attribute 'no_tasks'"),
@@ -199,9 +196,8 @@ def always_two():
 def test_list_readme_and_docs_name_all_kinds(capsys):
     assert main(["list"]) == 0
     told, readme = capsys.readouterr().out, (ROOT / "README.md").read_text()
-    methods, streams = [
-        (ROOT / "docs" / f"{name}.md").read_text() for name in ("command_line", "benchmarks_and_requests")
-    ]
+    pages = ("command_line", "benchmarks_and_requests")
+    methods, streams = [(ROOT / "docs" / f"{name}.md").read_text() for name in pages]
     for names in (kinds.METHODS, kinds.STREAMS, kinds.NETWORKS, kinds.SCENARIOS):
         assert f"| {', '.join(names)} |" in readme
         for name, line in names.items():

@@ -38,12 +38,8 @@ def swept(tmp_path_factory):
     """Folder of a whole sweep, its plan, and its reports."""
     folder = tmp_path_factory.mktemp("sweep")
     plan, told = plan_sweep(CELLS, RunStore(folder / "store")), []
-    assert (
-        sweep(
-            CELLS, AtOnce(), folder / "out", folder / "store", on_done=lambda job, result, n_left: told.append(result)
-        )
-        == {}
-    )
+    listen = {"on_done": lambda job, result, n_left: told.append(result)}
+    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store", **listen) == {}
     return folder, plan, told
 
 

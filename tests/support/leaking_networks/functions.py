@@ -5,21 +5,8 @@ import random
 import torch
 import torch.nn.functional as F
 
-from support.leaking_networks.kit import (
-    IMAGE,
-    WORDS,
-    K,
-    L,
-    P,
-    abc,
-    ac,
-    accepts,
-    beside,
-    between,
-    ec,
-    either,
-    maps,
-)
+from support.leaking_networks.kit import IMAGE, WORDS, K, abc, ac, accepts, beside, between, ec, either, maps
+from support.small_networks import L, P
 
 # Arithmetic that distinguishes a masked zero from a missing unit ------------------------------------------------------
 

@@ -5,6 +5,8 @@ from functools import partial
 import torch
 from torch import nn
 
+from support.small_networks import C, L, P, lived_in, parts
+
 FLAT, IMAGE, TOKENS, WORDS = (6,), (2, 4, 4), (3, 6), (3,)
 
 NETWORKS = {}
@@ -26,52 +28,14 @@ def either(name, factory, shape=FLAT, options=None, *, varies=False):
         VARYING.add(name)
 
 
-class Net(nn.Module):
-    """Any parts under any forward function; parts that are plain tensors become buffers."""
-
-    def __init__(self, forward, **makers):
-        super().__init__()
-        for name, maker in makers.items():
-            part = maker()
-            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
-                self.register_buffer(name, part)
-            else:
-                setattr(self, name, part)
-        self.given = (forward,)
-
-    def forward(self, x):
-        return self.given[0](self, x)
-
-
 def part(kind, *args, **options):
     """Return a factory of modules; norms get values that no initialisation makes."""
-
-    @torch.no_grad()
-    def make():
-        module = kind(*args, **options)
-        if "Norm" in kind.__name__:
-            for value in module.parameters():
-                value.copy_(torch.rand(value.shape) + 0.5)
-        return module
-
-    return make
-
-
-def L(n_in, n_out, **options):
-    return partial(nn.Linear, n_in, n_out, **options)
-
-
-def C(*sizes, **options):
-    return partial(nn.Conv2d, *sizes, **options)
+    made = partial(kind, *args, **options)
+    return (lambda: lived_in(made())) if "Norm" in kind.__name__ else made
 
 
 def E(n):
     return part(nn.Embedding, n, 4)
-
-
-def P(*shape):
-    """A parameter."""
-    return lambda: nn.Parameter(torch.randn(shape) * 0.5)
 
 
 def K(value):
@@ -79,17 +43,12 @@ def K(value):
     return lambda: torch.as_tensor(value).clone()
 
 
-def net(forward, **makers):
-    """Return a factory of networks."""
-    return partial(Net, forward, **makers)
-
-
 # Factories with layers that most networks have; a caller may replace one, or add parts.
 PARTS = {"a": L(6, 4), "b": L(6, 4), "c": L(4, 3), "d": L(4, 4), "e": E(9), "k": C(2, 4, 3), "w": P(4, 6)}
 
 
 def having(names):
-    return lambda forward, **makers: net(forward, **{**{name: PARTS[name] for name in names}, **makers})
+    return lambda forward, **makers: parts(forward, **{**{name: PARTS[name] for name in names}, **makers})
 
 
 ac, abc, acd, ec, kc, wc = map(having, ("ac", "abc", "acd", "ec", "kc", "wc"))

@@ -10,26 +10,8 @@ from torch import nn
 from torch.ao.quantization import get_default_qat_qconfig
 from torch.nn.utils import parametrizations
 
-from support.leaking_networks.kit import (
-    FLAT,
-    IMAGE,
-    TOKENS,
-    WORDS,
-    C,
-    K,
-    L,
-    P,
-    abc,
-    ac,
-    accepts,
-    ec,
-    either,
-    kc,
-    net,
-    part,
-    wc,
-)
-from support.small_networks import Choosing
+from support.leaking_networks.kit import FLAT, IMAGE, TOKENS, WORDS, K, abc, ac, accepts, ec, either, kc, part, wc
+from support.small_networks import C, Choosing, L, P, parts
 
 # Weights that are computed from other weights -------------------------------------------------------------------------
 
@@ -237,7 +219,7 @@ PLUS = ac(lambda s, x: s.c(s.a(x) + s.g), g=P(4))
 accepts("class token", ac(class_token, t=P(1, 1, 4), g=P(1, 4, 4), m=attention()), TOKENS)
 accepts("separate columns of one weight", wc(separate_columns))
 accepts("two weights side by side", wc(from_both, v=P(2, 6), c=L(6, 3)))
-accepts("a weight made by the network", net(made_weight, a=L(6, 4), o=L(6, 12)))
+accepts("a weight made by the network", parts(made_weight, a=L(6, 4), o=L(6, 12)))
 accepts("a buffer as a weight", ac(lambda s, x: s.c(F.linear(s.a(x), s.n)), n=K(torch.arange(16.0).view(4, 4) / 9)))
 accepts("a parameter through a function", ac(lambda s, x: s.c(s.a(x) * s.g.tanh()), g=P(4)))
 accepts("parameter of the first task", PLUS, FLAT, {"frozen": ["g"]})

@@ -6,20 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support.leaking_networks.kit import (
-    IMAGE,
-    K,
-    P,
-    abc,
-    ac,
-    accepts,
-    between,
-    either,
-    kc,
-    part,
-    wc,
-)
+from support.leaking_networks.kit import IMAGE, K, abc, ac, accepts, between, either, kc, part, wc
 from support.leaking_networks.layers import NORM, after_units
+from support.small_networks import P
 
 # Writes in place, through tensors that share memory -------------------------------------------------------------------
 

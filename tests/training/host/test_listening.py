@@ -55,10 +55,8 @@ def test_plugins_metrics_and_loggers_are_called_as_by_avalanche(events):
     heard = {}
     for dispatch in (Stock, Listening):
         calls = {"plugin": [], "sgd plugin": [], "metric": [], "logger": []}
-        plugins = [
-            counting(SupervisedPlugin, events, calls["plugin"])(),
-            counting(BaseSGDPlugin, events, calls["sgd plugin"])(),
-        ]
+        bases = {"plugin": SupervisedPlugin, "sgd plugin": BaseSGDPlugin}
+        plugins = [counting(base, events, calls[name])() for name, base in bases.items()]
         metric = counting(NoMetric, events, calls["metric"])()
         logger = counting(BaseLogger, events, calls["logger"])()
         run(dispatch, plugins, EvaluationPlugin(metric, loggers=[logger]))

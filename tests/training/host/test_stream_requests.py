@@ -1,10 +1,9 @@
 """Unlearning requests of a stream: when they are obeyed, which are refused, and requests in the middle of a task."""
 
 import pytest
-import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
-from support.strategies import DIGITS, Hears, amnesiac, learn, stock, trained
+from support.strategies import DIGITS, Hears, amnesiac, learn, make, stock, trained
 from support.strategy_state import bits, fingerprint, initial_values, stray, trajectory, unlearning_plugin
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -109,10 +108,7 @@ def test_the_plugin_s_deadline_overrides_the_stream_s():
 
 
 def test_without_a_trajectory_nothing_is_trained():
-    model = stock().model
-    strategy = Naive(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), plugins=[UnlearningPlugin()], evaluator=None
-    )
+    strategy = make(Naive, optimizer="sgd", plugins=[UnlearningPlugin()])
     with pytest.raises(RequestError, match="records no trajectory"):
         strategy.train(DIGITS.train_stream[0])
     assert strategy.clock.train_iterations == 0
@@ -144,10 +140,7 @@ def test_the_mini_batch_survives_an_evaluation_inside_the_request():
     assert bits(with_eval.model) == bits(without.model)
 
 
-@pytest.mark.parametrize(
-    "event",
-    ["before_training_exp", "after_update", "after_training_exp"],
-)
+@pytest.mark.parametrize("event", ["before_training_exp", "after_update", "after_training_exp"])
 def test_a_plugin_that_unlearns_during_a_training_is_refused_with_a_remedy(event):
     def ask(strategy):
         if strategy.experience.task_label == 1:
