@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
+from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, mark_largest
 from avalanche_amnesia.models.weight_cover import (
     BiasRule,
     NormRule,
@@ -81,7 +81,6 @@ class SubnetModel(TaskMaskedModel):
         others = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in of_norms)]
         self._copies = TaskCopies(backbone, norms if norm == "task" else {}, others)
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
-        self.train(self.training)
 
     # Masks ----------------------------------------------------------------------------------------------------
 
@@ -139,8 +138,7 @@ class SubnetModel(TaskMaskedModel):
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
         tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
-        choice = Choice(self._sizes, self.choose, tops)
-        return OpenSubnet(learned, weights, choice, self.straight_through)
+        return OpenSubnet(learned, weights, self.choose, self.straight_through, tops)
 
     def open_subnet(self) -> None:
         """Choose weights by the current scores; forward passes in training mode use the choice until the next call.
@@ -195,12 +193,6 @@ class SubnetModel(TaskMaskedModel):
             self._learned.drop(task)
 
     # Forward --------------------------------------------------------------------------------------------------
-
-    def train(self, mode: bool = True) -> SubnetModel:
-        """Set the mode like ``nn.Module.train``, but keep the backbone's original norms in evaluation mode."""
-        super().train(mode)
-        self._copies.hold()
-        return self
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         weights: Mapping[str, Tensor] = {}
