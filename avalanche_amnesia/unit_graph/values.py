@@ -239,7 +239,8 @@ class Dependence:
         """Return True if the tensor is the unchanged parameter."""
         if self.group is not None or self.moved_to is None:
             return self.group is None
-        return self.moved_to.shape == self.size and _counts_up(self.moved_to)
+        counts_up = self.moved_to.is_contiguous() and self.moved_to.shape == self.size
+        return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def mixed(self, result: Tensor) -> Dependence:
         """Return the dependence of a tensor whose entry ``i`` combines all entries with ``result`` equal to ``i``."""
@@ -262,10 +263,6 @@ def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
         least = least[least]  # each round merges whole components, so a long chain needs few rounds
         if torch.equal(least, before):
             return ((least == torch.arange(n)).cumsum(0) - 1)[least]
-
-
-def _counts_up(place: Tensor) -> bool:
-    return place.is_contiguous() and torch.equal(place.reshape(-1), torch.arange(place.numel()))
 
 
 @dataclass(frozen=True)
