@@ -66,6 +66,19 @@ class TensorBatches:
             yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
 
 
+def load_from_memory(
+    strategy: Strategy, tensors: tuple[Tensor, Tensor] | None, training: bool, *, shuffle: bool, drop_last: bool
+) -> TensorBatches | None:
+    """Replace a strategy's default loader by one over inputs and labels in memory; return it, or None if it stays."""
+    if tensors is None or not has_default_loader(strategy, training):
+        return None
+    x, y = (tensor.to(strategy.device) for tensor in tensors)
+    size = strategy.train_mb_size if training else strategy.eval_mb_size
+    batches = TensorBatches(x, y, int(strategy.experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
+    strategy.dataloader = batches
+    return batches
+
+
 class NonEmptyBatches:
     """Wrapper of a loader that skips mini-batches without samples, which Poisson sampling draws."""
 
@@ -124,15 +137,9 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     def _replace(
         self, strategy: Strategy, training: bool, shuffle: bool, drop_last: bool, options: dict[str, Any]
     ) -> None:
-        experience = strategy.experience
         untouched = strategy.adapted_dataset is self.__dict__.pop("_adapted", None)  # else a plugin adapted the data
-        tensors = getattr(experience, "tensors", None)
-        if tensors is None or options.get("num_workers", 0) or not has_default_loader(strategy, training):
-            return
-        if not untouched:
-            return
-        x, y = (tensor.to(strategy.device) for tensor in tensors)
-        size = strategy.train_mb_size if training else strategy.eval_mb_size
-        batches = TensorBatches(x, y, int(experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
-        batches.experience = experience
-        strategy.dataloader = batches
+        if untouched and not options.get("num_workers", 0):
+            tensors = getattr(strategy.experience, "tensors", None)
+            batches = load_from_memory(strategy, tensors, training, shuffle=shuffle, drop_last=drop_last)
+            if batches is not None:
+                batches.experience = strategy.experience
