@@ -7,23 +7,9 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-    SparseAdam,
-)
-from torch.optim import optimizer as optim
+from torch import Tensor, nn, optim
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import optimizer as optimizer_module
 
 FLUSH_EVERY = 25
 """Number of optimizer steps between two searches for nearly subnormal numbers."""
@@ -34,7 +20,8 @@ FLUSH_BELOW = 2.0**26
 # Traits of known optimizers ------------------------------------------------------------------------------------------
 
 # Only these classes, no subclasses, because the step of a subclass may, for example, divide by a norm.
-_ENTRYWISE = frozenset((ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop))
+_ENTRYWISE = {SGD, Adagrad, Adam, AdamW, optim.ASGD, optim.Adadelta, optim.Adamax, optim.NAdam, optim.RAdam}
+_ENTRYWISE |= {optim.RMSprop, optim.Rprop}
 _ZERO_RESTS: Mapping[type, Callable[[Mapping[str, Any]], bool]] = {
     SGD: lambda group: not group["momentum"] and not group["weight_decay"],
     Adam: lambda group: not group["weight_decay"] and group["eps"] > 0,
@@ -70,7 +57,7 @@ def is_hooked(optimizer: Optimizer) -> bool:
     """Return True if hooks or a replaced ``step`` method may run code around an optimizer's step."""
     of_torch = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     hooks = [getattr(optimizer, name, True) for name in of_torch]  # a wrapper may lack these attributes
-    if any((*hooks, optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)):
+    if any((*hooks, optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)):
         return True
     step = vars(optimizer).get("step")  # torch's schedulers replace it too, but only count steps
     only_counts = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step

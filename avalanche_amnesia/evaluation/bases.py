@@ -63,12 +63,10 @@ class EventMetric(CallbackMetric, ABC):
     """Base of metrics that need no evaluation: emitted after every training and every unlearning."""
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """After a task's training: return the metric's values."""
+        """After a task's training, and after an unlearning: return the metric's values."""
         return self.emit(strategy, self.named(strategy))
 
-    def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """After an unlearning: return the metric's values."""
-        return self.emit(strategy, self.named(strategy))
+    after_unlearning = after_training_exp
 
     @abstractmethod
     def named(self, strategy: Strategy) -> Mapping[str, Any]:
