@@ -331,17 +331,8 @@ class References:
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
-            vars(twin).update(
-                vars(self),
-                workers=None,
-                trainings=0,
-                keys={},
-                _models={},
-                _seconds={},
-                _runs={},
-                _without={},
-                _company={},
-            )
+            empty: Any = {name: {} for name in ("keys", "_models", "_seconds", "_runs", "_without", "_company")}
+            vars(twin).update(vars(self), workers=None, trainings=0, **empty)
             changed = {task: experience_without(self.train_experience(task), positions) for task, positions in key}
             twin._experiences = self._experiences | changed
         return self._without[key] if key else self

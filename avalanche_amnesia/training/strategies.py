@@ -1,6 +1,6 @@
 """HAT and AdaHAT: hard attention to the task."""
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 from torch.optim import Optimizer
 
@@ -46,13 +46,6 @@ class HAT(TaskStrategy):
         super().__init__(model=model, optimizer=optimizer, method=[masking], seed=seed, **options)
 
 
-class HATOptions(StrategyOptions, total=False):
-    """Keyword arguments of :class:`HAT` that :class:`AdaHAT` also takes."""
-
-    masks: HardAttention | None
-    seed: int
-
-
 class AdaHAT(HAT):
     """HAT strategy that lets later tasks change used parameters: the less, the more tasks use them.
 
@@ -60,9 +53,8 @@ class AdaHAT(HAT):
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
 
     Args:
-        model, optimizer: as of :class:`HAT`.
         adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
-        options: further options of :class:`HAT`.
+        options: model, optimizer and further options, as of :class:`HAT`.
 
     Raises:
         TypeError: for an unknown option.
@@ -71,12 +63,5 @@ class AdaHAT(HAT):
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """
 
-    def __init__(
-        self,
-        *,
-        model: MaskedModel,
-        optimizer: Optimizer,
-        adjustment: str | AdjustmentRule = "adahat",
-        **options: Unpack[HATOptions],
-    ) -> None:
-        super().__init__(model=model, optimizer=optimizer, adjustment=adjustment, **options)
+    def __init__(self, *, adjustment: str | AdjustmentRule = "adahat", **options: Any) -> None:
+        super().__init__(adjustment=adjustment, **options)

@@ -118,12 +118,6 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
 
     after_eval_dataset_adaptation = after_train_dataset_adaptation
 
-    def state(self) -> None:
-        """Return None: a saved state holds nothing of the data, also after an interruption."""
-
-    def load_state(self, state: None) -> None:
-        """Load nothing."""
-
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
