@@ -27,6 +27,7 @@ ProbeKind = Literal["own", "remaining", "none"]
 """Masks used to compute a task's features: the task's own mask, those of the remaining tasks, or none at all."""
 
 
+_BATCH = 512
 _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
 """Models whose heads contain norms. A head of another model may contain a whole network, which no probe needs."""
 
@@ -81,7 +82,7 @@ def features_of(
     model: nn.Module,
     x: Tensor,
     mask: Tensor | None = None,
-    batch_size: int = 512,
+    batch_size: int = _BATCH,
     parts: nn.Module | None = None,
     task: int | None = None,
 ) -> Tensor:
@@ -138,10 +139,10 @@ def _batch_features(
     return caught[0]
 
 
-def task_features(model: nn.Module, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
+def task_features(model: nn.Module, x: Tensor, task: int) -> Tensor:
     """Return the features ``(n, features)`` of inputs for a task of the model, with its mask and norms, on the CPU."""
     if not isinstance(model, MultiHeadModel):
-        return features_of(model, x, batch_size=batch_size, task=task)
+        return features_of(model, x, task=task)
     device = next(model.parameters()).device
     with evaluating(model):
-        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(batch_size)])
+        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(_BATCH)])

@@ -32,16 +32,12 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
     code = b""
     for first in range(0, len(rows), _GROUP):
         group = np.stack(rows[first : first + _GROUP], axis=1)
-        bits = np.zeros((len(group), _width(group.shape[1])), np.bool_)
+        width = 1 << (group.shape[1] - 1).bit_length()  # a power of two, so that no weight spans two bytes
+        bits = np.zeros((len(group), width), np.bool_)
         bits[:, : group.shape[1]] = group ^ rows[first - 1][:, None] if first else group
         code += coder.compress(np.packbits(bits).tobytes())
         code += coder.flush(zlib.Z_SYNC_FLUSH)  # starts a new Huffman code for each group
     return code + coder.flush()
-
-
-def _width(n_tasks: int) -> int:
-    """Return the bits per weight in a group of ``n_tasks`` masks: a power of two, so that no weight spans two bytes."""
-    return 1 << (n_tasks - 1).bit_length()
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:

@@ -100,7 +100,7 @@ class MaskedModel(TaskMaskedModel):
     @property
     def n_units(self) -> int:
         """Return the number of units of all weighted layers together."""
-        return sum(self._sizes)
+        return sum(self.sizes)
 
     def read_mask(self, mask: Tensor) -> LayerMasks:
         """Convert a fixed mask over all units, ``(n_units,)``, to one mask per layer for the backbone's forward.

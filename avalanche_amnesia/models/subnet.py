@@ -87,7 +87,7 @@ class SubnetModel(TaskMaskedModel):
     @property
     def n_weights(self) -> int:
         """Return the number of weights (and masked biases) in a mask."""
-        return sum(self._sizes)
+        return sum(self.sizes)
 
     def _chosen(self) -> Tensor:
         return self.choose(self._in_training.scores.detach()).bool()
@@ -106,7 +106,7 @@ class SubnetModel(TaskMaskedModel):
             out: tensor to write the mask to; None: a new one.
         """
         marks = torch.empty_like(scores) if out is None else out
-        parts = zip(scores.detach().split(self._sizes), marks.split(self._sizes), strict=True)
+        parts = zip(scores.detach().split(self.sizes), marks.split(self.sizes), strict=True)
         for (part, marked), tensor in zip(parts, self.graph.layers.values(), strict=True):
             mark_largest(part, tensor.kept, marked)
         return marks
@@ -160,7 +160,7 @@ class SubnetModel(TaskMaskedModel):
         """
         mask, scores = self._chosen(), self._in_training.scores.detach()
         if keep_scores and score_bits is not None:
-            scores = encode_scores(scores, mask, self._sizes, score_bits)
+            scores = encode_scores(scores, mask, self.sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
         self._copies.drop_unchanged(self.task_parts(task))
 
@@ -184,7 +184,7 @@ class SubnetModel(TaskMaskedModel):
             return None
         kept = self._learned[task]
         if kept.dtype == torch.uint8:
-            return decode_scores(kept, self.binary_mask(task), self._sizes)
+            return decode_scores(kept, self.binary_mask(task), self.sizes)
         return kept.clone()
 
     def retain_scores(self, tasks: Sequence[int]) -> None:

@@ -119,7 +119,8 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
             mend += f"; or compute as the samples are, with backbone.to({of_type})"
     shown = ", ".join(f"{shape}, {dtype}" for shape, dtype in given)
     names = "" if isinstance(x, Tensor) else f" by the names {list(x)}"
-    return f"the model can't run on its samples of shape {shown}{names} ({_first_line(error)}); {mend}"
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return f"the model can't run on its samples of shape {shown}{names} ({first_line}); {mend}"
 
 
 def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
@@ -146,10 +147,6 @@ def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
 
 def _of(thing: Any) -> str:
     return f"{tuple(thing.shape)} {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
 
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
