@@ -297,8 +297,7 @@ class UnlearningRecord:
             data = json_of(text)
             if isinstance(data, dict) and {"record", "signature"} <= data.keys():
                 data = data["record"]
-            record: UnlearningRecord = _read(cls, data, cls.__name__)
-            return record
+            return _read(cls, data, cls.__name__)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise RecordError(
                 f"this is no unlearning record ({type(error).__name__}: {error}); give what UnlearningRecord.save wrote"

@@ -162,8 +162,7 @@ class ProbingMetric(CallbackMetric, ABC):
             return None
         features = features_of(model, x, probe.mask, parts=probe.parts, task=task)
         with torch.no_grad():
-            logits: Tensor = probe.head.cpu()(features)
-        return logits
+            return probe.head.cpu()(features)
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Delete all probes."""

@@ -320,8 +320,7 @@ class DisjointModel(MultiHeadModel):
         if task not in self.heads:
             return self.backbone
         if task in self.heads.unfinished:
-            network: nn.Module = self.task_parts(task).entries
-            return network
+            return self.task_parts(task).entries
         return self._opened.network(self, task)
 
     def _features(self, x: Tensor, task: int) -> Tensor:

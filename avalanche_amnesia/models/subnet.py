@@ -224,8 +224,7 @@ class SubnetModel(TaskMaskedModel):
             for module, attribute in self._sites[name]
         ]
         with self._copies.in_place(parts, others, learns=learns):
-            features: Tensor = run_on(self.backbone, x)
-        return features
+            return run_on(self.backbone, x)
 
     # State ----------------------------------------------------------------------------------------------------
 

@@ -50,5 +50,4 @@ class TaskNormModel(MultiHeadModel):
         """Return features ``(batch, features)`` with a task's current or former norms; None: the original norms."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
         with self._copies.in_place(norms, learns=False, norms_learn=torch.is_grad_enabled()):
-            features: Tensor = run_on(self.backbone, x)
-        return features
+            return run_on(self.backbone, x)

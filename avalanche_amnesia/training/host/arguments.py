@@ -142,8 +142,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
         raise TypeError(
             f"criterion must be a loss of logits and labels, got {criterion!r}: criterion=torch.nn.CrossEntropyLoss()"
         )
-    result: Callable[..., Any] = criterion
-    return result
+    return criterion
 
 
 def listed(experiences: Any, call: str) -> list[Any]:
