@@ -20,7 +20,7 @@ from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training import head_fit
-from avalanche_amnesia.training.head_fit import CounterfactualFeatures
+from avalanche_amnesia.training.head_fit import CounterfactualFeatures, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
@@ -213,7 +213,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         if gone != SEVERAL:
             with without.taken_out(gone):
                 statistics = features_now()
-                head = head_fit.fitted_head(model, task, features_now.features, labels)
+                head = fitted_head(model, task, features_now.features, labels)
         else:
             sources = self.sources[task]
             sets = _some_sets(sources, derive_seed(self.seed, "several", task))[: len(labels)]
@@ -221,7 +221,7 @@ class CounterfactualPlugin(SupervisedPlugin):
                 with without.taken_out(lost):
                     statistics = features_now(slice(number, None, len(sets)))
             with without.taken_out(sources):
-                head = head_fit.fitted_head(model, task, features_now.features, labels)
+                head = fitted_head(model, task, features_now.features, labels)
         return replace(head, statistics=statistics)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
