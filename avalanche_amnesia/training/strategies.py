@@ -53,8 +53,9 @@ class AdaHAT(HAT):
     counts the tasks that use it, ``κ_l`` is the share of the layer's free units that the mask in training opens.
 
     Args:
+        model, optimizer: as of :class:`HAT`.
         adjustment: by default ``adahat``; ``AdaHATRule(alpha=…)`` has its settings.
-        options: model, optimizer and further options, as of :class:`HAT`.
+        options: further options of :class:`HAT`.
 
     Raises:
         TypeError: for an unknown option.
@@ -63,5 +64,12 @@ class AdaHAT(HAT):
     Reference: Wang et al., AdaHAT: Adaptive Hard Attention to the Task in Task-Incremental Learning, ECML-PKDD 2024.
     """
 
-    def __init__(self, *, adjustment: str | AdjustmentRule = "adahat", **options: Any) -> None:
-        super().__init__(adjustment=adjustment, **options)
+    def __init__(
+        self,
+        *,
+        model: MaskedModel,
+        optimizer: Optimizer,
+        adjustment: str | AdjustmentRule = "adahat",
+        **options: Any,
+    ) -> None:
+        super().__init__(model=model, optimizer=optimizer, adjustment=adjustment, **options)
