@@ -36,18 +36,12 @@ class Share:
     """A task's share of the weights: the entries of every tensor that it owns, and the tasks whose entries it uses.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
-
-    Attributes:
-        seed: seed of the partition.
-        slots: number of disjoint parts of every tensor.
-        slot: the part that the task owns, from 0.
-        reads: permanent tasks whose entries the task uses but never changes.
     """
 
     seed: int
-    slots: int
-    slot: int
-    reads: tuple[int, ...] = ()
+    slots: int  # number of disjoint parts of every tensor
+    slot: int  # the part that the task owns, from 0
+    reads: tuple[int, ...] = ()  # permanent tasks whose entries the task uses but never changes
 
     def encoded(self) -> Tensor:
         """Return the attributes of the share as an int64 tensor ``(3 + number of tasks in reads,)``."""

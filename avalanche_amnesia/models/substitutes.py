@@ -58,15 +58,10 @@ class StateSite:
 
 
 class TaskCopies:
-    """Copies of a backbone's norms and other tensors for each task, which replace the originals in a forward pass.
+    """Copies of a backbone's ``norms`` and tensors at ``sites`` for each task, for the originals in a forward pass.
 
-    The originals are stored before the first is replaced, so that they can be restored even if a forward pass was
-    interrupted.
-
-    Args:
-        backbone: the network of all tasks.
-        norms: its norms to copy, by name; the originals are frozen.
-        sites: its other tensors to copy.
+    The originals are frozen, and stored before the first is replaced, so that they can be restored even if a forward
+    pass was interrupted.
     """
 
     def __init__(self, backbone: nn.Module, norms: Mapping[str, nn.Module], sites: Iterable[StateSite] = ()) -> None:

@@ -24,15 +24,12 @@ MOST_KEPT = 2**28
 
 
 class _Kept(NamedTuple):
-    """Cached outputs of a layer for all samples, computed under two ``states`` of its weights.
+    """Cached outputs of a layer for all samples, computed under two ``states`` of its weights."""
 
-    ``states`` is ``(2, units, inputs + 1)``; the last column of ``results``, ``(n, columns)``, is 0, for closed units.
-    """
-
-    states: Tensor
+    states: Tensor  # (2, units, inputs + 1)
     columns: Tensor
     is_open: Tensor
-    results: Tensor
+    results: Tensor  # (n, columns); the last column is 0, for closed units
 
 
 class FirstLayers:

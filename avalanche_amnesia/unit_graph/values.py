@@ -304,10 +304,7 @@ class ParameterValue:
     def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
         """Return a tensor in which each entry combines several entries of this tensor (a sum, a norm).
 
-        Args:
-            result: number of the new entry to which each entry contributes, from 0; broadcasts.
-            shape: of the new entries.
-            dtype: of the result.
+        ``result``: number of the new entry to which each entry contributes, from 0; broadcasts.
         """
         parts = tuple(part.mixed(result) for part in self.parts)
         return ParameterValue(torch.Size(shape), dtype, parts).moved(lambda place: place.reshape(shape))
