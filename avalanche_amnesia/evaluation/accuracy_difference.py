@@ -149,9 +149,6 @@ class AccuracyDifference(CallbackMetric):
         self.accuracies, self.differences = {}, {}
         self._right, self._seen, self._heads = {}, {}, {}
 
-    def __str__(self) -> str:
-        return "AccuracyDifference"
-
 
 def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
     with evaluating(model):

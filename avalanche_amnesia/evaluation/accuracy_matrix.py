@@ -167,9 +167,6 @@ class AccuracyMatrix(CallbackMetric):
         """Delete all rows of the matrix."""
         self.rows, self.names, self._stands_at = [], [], []
 
-    def __str__(self) -> str:
-        return "AccuracyMatrix"
-
 
 def _moment(strategy: Strategy) -> tuple[int, int]:
     """Return how many trainings and how many unlearnings are finished so far."""

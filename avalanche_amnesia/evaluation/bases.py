@@ -52,6 +52,9 @@ class CallbackMetric(PluginMetric):
             named[get_metric_name(name, strategy, add_task=False)] = of_all
         return self.emit(strategy, named)
 
+    def __str__(self) -> str:
+        return type(self).__name__
+
     def result(self, strategy: Strategy | None = None) -> None:
         """Return None, because only the event methods emit values."""
 

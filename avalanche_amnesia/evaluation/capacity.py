@@ -69,9 +69,6 @@ class Capacity(EventMetric):
             named["MaskBits"] = model.mask_bits()
         return named
 
-    def __str__(self) -> str:
-        return "Capacity"
-
 
 def capacity_metrics() -> list[Capacity]:
     """Return the metric :class:`Capacity`, in a list."""

@@ -40,9 +40,6 @@ class UnlearnedAccuracy(ComparedMetric):
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
         return self.emit_by_task(strategy, f"{self}_chance", chances)
 
-    def __str__(self) -> str:
-        return "UnlearnedAccuracy"
-
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:
     """Return the metric :class:`UnlearnedAccuracy` of a run, in a list; arguments as for the class."""

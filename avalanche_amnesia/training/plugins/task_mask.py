@@ -45,11 +45,6 @@ class TaskEndPlugin(SupervisedPlugin):
         self.unsure: torch.Tensor | None = None
         """Positions of the samples of which the fitted head is not certain; None: all samples."""
 
-    @property
-    def place(self) -> str:
-        """Return text that identifies the weights of the current task; empty if all tasks share them."""
-        return ""
-
     def state(self) -> dict[str, Any]:
         """Return the state between tasks; masks and heads belong to the model."""
         return {name: getattr(self, name) for name in self.kept}
