@@ -8,17 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models import weight_cover
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, mark_largest
-from avalanche_amnesia.models.weight_cover import (
-    BiasRule,
-    NormRule,
-    WeightCover,
-    strip_normalisation,
-    take_inventory,
-)
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -54,7 +48,7 @@ class SubnetModel(TaskMaskedModel):
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
 
-    graph: WeightCover
+    graph: weight_cover.WeightCover
     keeps_shared_entries = True
     learned_by = "scores"
 
@@ -63,12 +57,12 @@ class SubnetModel(TaskMaskedModel):
         backbone: nn.Module,
         *,
         density: float = 0.5,
-        bias: BiasRule = "off",
-        norm: NormRule = "task",
+        bias: weight_cover.BiasRule = "off",
+        norm: weight_cover.NormRule = "task",
         n_features: int | None = None,
     ) -> None:
         check_backbone(backbone)
-        cover, sites, biases = take_inventory(backbone, density, bias, norm)
+        cover, sites, biases = weight_cover.take_inventory(backbone, density, bias, norm)
         super().__init__(backbone, n_features, cover, [tensor.size for tensor in cover.layers.values()])
         self.density, self.bias, self._sites = density, bias, sites
         self._biased_heads = bias != "off"
@@ -76,7 +70,7 @@ class SubnetModel(TaskMaskedModel):
             module._parameters[attribute] = None
         norms = norms_of(backbone)
         if norm == "batch":
-            strip_normalisation(norms.values())
+            weight_cover.strip_normalisation(norms.values())
         of_norms = {*norms.values()}
         others = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in of_norms)]
         self._copies = TaskCopies(backbone, norms if norm == "task" else {}, others)
