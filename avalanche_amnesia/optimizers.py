@@ -160,11 +160,6 @@ class BareStep:
         flush_denormals(self.optimizer, self.steps)
 
 
-def flushed_below(dtype: torch.dtype) -> float:
-    """Return the size below which numbers of a dtype are set to 0; 0 for float16, because its useful ones are small."""
-    return 0.0 if dtype == torch.float16 else FLUSH_BELOW * torch.finfo(dtype).tiny
-
-
 def flush_denormals(optimizer: Optimizer, step: int) -> None:
     """Set nearly subnormal numbers in parameters and optimizer state to 0, once every :data:`FLUSH_EVERY` steps."""
     # Closed units get no gradient for most of an epoch. Their momentum of 0.9 falls below the smallest normal float
@@ -176,7 +171,9 @@ def flush_denormals(optimizer: Optimizer, step: int) -> None:
         if parameter.grad is not None:
             for value in (parameter.data, *state.values()):
                 if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                    torch.ops.aten.hardshrink.out(value, flushed_below(value.dtype), out=value)
+                    half = value.dtype == torch.float16  # its useful numbers are small
+                    below = 0.0 if half else FLUSH_BELOW * torch.finfo(value.dtype).tiny
+                    torch.ops.aten.hardshrink.out(value, below, out=value)
 
 
 def follow_model(

@@ -165,11 +165,10 @@ def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
 def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return the current task's samples at the positions ``index``, and their labels."""
     experience, loader = strategy.experience, strategy.dataloader
-    held = loader.samples_of(experience) if isinstance(loader, TensorBatches) else None
-    if held is None:
+    if not isinstance(loader, TensorBatches) or loader.experience is not experience:
         return task_data(experience, index)
-    x, y = held
-    return held if len(index) == len(x) else (x[index], y[index])
+    x, y = loader.x, loader.y
+    return (x, y) if len(index) == len(x) else (x[index], y[index])
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:

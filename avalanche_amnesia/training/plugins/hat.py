@@ -12,7 +12,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.hard_attention import HardAttention
+from avalanche_amnesia.training.hard_attention import HALF, HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     SparsityRegulariser,
     embedding_gradient,
@@ -178,7 +178,8 @@ class HATPlugin(TaskMaskPlugin):
         """Before an epoch: choose, per layer, the units that the regulariser can't close in this epoch."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
-            now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))
+            share = HALF if self.masks.warm_up is None else self.masks.warm_up
+            now.warm_up = round(share * (strategy.train_epochs * len(strategy.dataloader)))
         if now.fixed:
             return
         embedding = now.embedding

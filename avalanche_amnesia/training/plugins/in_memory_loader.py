@@ -50,10 +50,6 @@ class TensorBatches:
         whole, rest = divmod(len(self.x), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def samples_of(self, experience: Any) -> tuple[Tensor, Tensor] | None:
-        """Return the loader's inputs and labels if they are all samples of ``experience``, otherwise None."""
-        return (self.x, self.y) if experience is self.experience else None
-
     def __iter__(self) -> Iterator[list[Tensor]]:
         torch.empty((), dtype=torch.int64).random_()  # DataLoader draws the seed of its workers
         order = torch.arange(len(self.x))
