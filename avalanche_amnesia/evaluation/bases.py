@@ -140,11 +140,10 @@ class ProbingMetric(CallbackMetric, ABC):
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Return features ``(n, features)`` of a task's inputs ``x`` in ``model`` (or ``main``); None without a mask.
+        """Return features ``(n, features)`` of a task's inputs ``x`` in ``model``, on the CPU; None without a mask.
 
-        The features are on the CPU. Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from
-        before the first task. A remaining task's own mask and norms are the main model's. If a model has no masks,
-        ``own`` uses the task's norms, if it had some.
+        Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from before the first task. A
+        remaining task's own mask and norms are the main model's; without masks, ``own`` uses the task's norms.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):

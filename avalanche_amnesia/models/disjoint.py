@@ -87,14 +87,9 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 
 
 class TaskShare(nn.Module):
-    """Parameters and buffers of one task: a whole network in training, afterwards only the entries that it owns.
+    """Parameters and buffers of one task: a whole network in training, afterwards only the ``entries`` that it owns.
 
-    Args:
-        entries: the network; or, after training, a module with the task's tensors, "/" for "." in their names.
-        dealt: result of :meth:`Share.encoded`; None before the network is partitioned.
-
-    Attributes:
-        backbone: hashes of the backbone's tensors when the task's training began; empty for a finished task.
+    Those have "/" for "." in their names. ``dealt`` is an encoded :class:`Share`; None before the partition.
     """
 
     def __init__(self, entries: nn.Module, dealt: Tensor | None = None) -> None:
@@ -102,7 +97,7 @@ class TaskShare(nn.Module):
         self.entries = entries
         self.dealt: Tensor
         self.register_buffer(_DEALT, dealt)
-        self.backbone: dict[str, str] = {}
+        self.backbone: dict[str, str] = {}  # hashes of its tensors when the training began; empty for a finished task
 
     @property
     def share(self) -> Share:

@@ -1,8 +1,7 @@
 """Compression of the binary masks of many tasks, and of the scores of a trained task.
 
-Masks of successive tasks are similar, because a task's scores start from the last task's. So a weight's bits in eight
-tasks form one byte, and these bytes are Huffman-coded. The size is close to their joint entropy, much less than for
-separate masks. Each further group of eight tasks is stored as its difference (XOR) to the mask before it.
+Masks of successive tasks are similar. So a weight's bits in eight tasks form one byte, and these bytes are
+Huffman-coded. Each further group of eight tasks is stored as its difference (XOR) to the mask before it.
 
 Of the scores only the ranking of ``|score|`` matters, because the score and its straight-through gradient change sign
 together. The task's mask, which the model stores anyway, is the first bit: chosen or not. Each further bit halves the

@@ -109,11 +109,9 @@ class TaskCopies:
     ) -> Iterator[None]:
         """Replace the backbone's norms and tensors by a task's copies for the duration of a ``with`` block.
 
-        Args:
-            parts: the task's copies; None: the original norms in evaluation mode, and temporary tensors.
-            others: further places in the backbone, with the values to set there.
-            learns: whether the forward pass may change the task's tensors; otherwise it gets temporary copies.
-            norms_learn: whether norms in training mode may change the task's statistics.
+        Without ``parts``, a task's copies, the original norms run in evaluation mode. ``others``: further places in the
+        backbone, with the values to set there. Unless the task ``learns``, its tensors are copied before.
+        ``norms_learn``: whether norms in training mode may change the task's statistics.
         """
         self.restore()
         substitutes, own = [*others], _tensors_of(parts)
