@@ -24,7 +24,13 @@ class _Entry:
 
 
 class TaskLedger:
-    """Ledger of remaining (trained and not unlearned), unlearned and permanent tasks; it checks unlearning requests."""
+    """Ledger of remaining (trained and not unlearned), unlearned and permanent tasks; it checks unlearning requests.
+
+    Attributes:
+        deadline: number of further trained tasks after which a task becomes permanent; None: no deadline.
+        n_trained: number of finished trainings; a task trained twice counts twice.
+        unlearned: the unlearned tasks, in the order of unlearning.
+    """
 
     # Attributes are replaced, never changed in place, so requests can be tried on a shallow copy.
 
@@ -35,25 +41,14 @@ class TaskLedger:
                 f"deadline={deadline!r} is not allowed: give the number of further tasks (an int of at "
                 f"least 1) after which a task becomes permanent, or None for no deadline"
             )
-        self._deadline = number
-        self._n_trained = 0
+        self.deadline, self.n_trained = number, 0
+        self.unlearned: tuple[int, ...] = ()
         self._entries: dict[int, _Entry] = {}
-        self._unlearned: list[int] = []
-
-    @property
-    def deadline(self) -> int | None:
-        """Return the number of further trained tasks after which a task becomes permanent; None: no deadline."""
-        return self._deadline
 
     @property
     def remaining(self) -> tuple[int, ...]:
         """Return the tasks trained and not unlearned, in training order."""
         return tuple(self._entries)
-
-    @property
-    def unlearned(self) -> tuple[int, ...]:
-        """Return the unlearned tasks, in the order of unlearning."""
-        return tuple(self._unlearned)
 
     @property
     def permanent(self) -> frozenset[int]:
@@ -65,11 +60,6 @@ class TaskLedger:
         """Return the tasks that a request may unlearn now, in training order."""
         permanent = self.permanent
         return tuple(task for task in self._entries if task not in permanent)
-
-    @property
-    def n_trained(self) -> int:
-        """Return the number of finished trainings; a task trained twice counts twice."""
-        return self._n_trained
 
     def saw(self, task: int) -> frozenset[int]:
         """Return the tasks that could influence the training of ``task``; raise RequestError if it does not remain."""
@@ -88,9 +78,9 @@ class TaskLedger:
                 f"unlearned may be learned again"
             )
         seen = frozenset(self._entries) if saw is None else frozenset(saw) & self._entries.keys()
-        self._unlearned = [other for other in self._unlearned if other != label]
-        self._entries = {**self._entries, label: _Entry(self._n_trained, bool(permanent), seen)}
-        self._n_trained += 1
+        self.unlearned = tuple(other for other in self.unlearned if other != label)
+        self._entries = {**self._entries, label: _Entry(self.n_trained, bool(permanent), seen)}
+        self.n_trained += 1
 
     def declare_permanent(self, tasks: Iterable[int]) -> None:
         """Mark remaining tasks as permanent, i.e. never to be unlearned; this is irreversible and may be repeated."""
@@ -133,14 +123,14 @@ class TaskLedger:
         """Mark the requested tasks as unlearned and return them; if one is refused, raise an error and mark none."""
         request = self.check(tasks, event, known)
         self._entries = {task: entry for task, entry in self._entries.items() if task not in request}
-        self._unlearned = [*self._unlearned, *request]
+        self.unlearned = (*self.unlearned, *request)
         return request
 
     def state_dict(self) -> dict[str, Any]:
         """Return the whole ledger as a dictionary of JSON types."""
         rows = [{"task": task, **vars(entry), "saw": sorted(entry.saw)} for task, entry in self._entries.items()]
-        facts = {"deadline": self._deadline, "n_trained": self._n_trained}
-        return {**facts, "remaining": rows, "unlearned": list(self._unlearned)}
+        facts = {"deadline": self.deadline, "n_trained": self.n_trained}
+        return {**facts, "remaining": rows, "unlearned": list(self.unlearned)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a result of :meth:`state_dict`, which replaces the whole ledger, deadline included."""
@@ -153,19 +143,19 @@ class TaskLedger:
         both = entries.keys() & unlearned
         if both:
             raise StateError(f"invalid value in state: tasks {sorted(both)} are both remaining and unlearned")
-        self._deadline = TaskLedger(deadline).deadline
-        self._n_trained, self._entries, self._unlearned = n_trained, entries, unlearned
+        self.deadline = TaskLedger(deadline).deadline
+        self.n_trained, self._entries, self.unlearned = n_trained, entries, tuple(unlearned)
 
     def _expired(self, entry: _Entry) -> bool:
-        further = self._n_trained - 1 - entry.order
-        return self._deadline is not None and further >= self._deadline
+        further = self.n_trained - 1 - entry.order
+        return self.deadline is not None and further >= self.deadline
 
     def _broken_rule(self, task: int, known: Collection[int] | None, unrecorded: Collection[int]) -> str | None:
         if known is not None and task not in known:
             return f"it is unknown (known are {_listed(sorted(known))})"
         entry = self._entries.get(task)
         if entry is None:
-            if task in self._unlearned:
+            if task in self.unlearned:
                 return "it is already unlearned"
             if task in unrecorded:
                 return "the model came with it (from a checkpoint, say), and what it changed was not recorded here"
@@ -173,7 +163,7 @@ class TaskLedger:
         if entry.declared:
             return "it was declared permanent"
         if self._expired(entry):
-            return f"its deadline has expired ({self._deadline} further tasks trained), which made it permanent"
+            return f"its deadline has expired ({self.deadline} further tasks trained), which made it permanent"
         return None
 
 

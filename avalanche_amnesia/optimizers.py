@@ -7,23 +7,9 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.optim import (
-    ASGD,
-    SGD,
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    Rprop,
-    SparseAdam,
-)
-from torch.optim import optimizer as optim
+from torch import Tensor, nn, optim
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer, SparseAdam
+from torch.optim import optimizer as optimizer_module
 
 FLUSH_EVERY = 25
 """Number of optimizer steps between two searches for nearly subnormal numbers."""
@@ -34,7 +20,8 @@ FLUSH_BELOW = 2.0**26
 # Traits of known optimizers ------------------------------------------------------------------------------------------
 
 # Only these classes, no subclasses, because the step of a subclass may, for example, divide by a norm.
-_ENTRYWISE = frozenset((ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, RAdam, RMSprop, Rprop))
+_ENTRYWISE = {SGD, Adagrad, Adam, AdamW, optim.ASGD, optim.Adadelta, optim.Adamax, optim.NAdam, optim.RAdam}
+_ENTRYWISE |= {optim.RMSprop, optim.Rprop}
 _ZERO_RESTS: Mapping[type, Callable[[Mapping[str, Any]], bool]] = {
     SGD: lambda group: not group["momentum"] and not group["weight_decay"],
     Adam: lambda group: not group["weight_decay"] and group["eps"] > 0,
@@ -70,7 +57,7 @@ def is_hooked(optimizer: Optimizer) -> bool:
     """Return True if hooks or a replaced ``step`` method may run code around an optimizer's step."""
     of_torch = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     hooks = [getattr(optimizer, name, True) for name in of_torch]  # a wrapper may lack these attributes
-    if any((*hooks, optim._global_optimizer_pre_hooks, optim._global_optimizer_post_hooks)):
+    if any((*hooks, optimizer_module._global_optimizer_pre_hooks, optimizer_module._global_optimizer_post_hooks)):
         return True
     step = vars(optimizer).get("step")  # torch's schedulers replace it too, but only count steps
     only_counts = hasattr(step, "_wrapped_by_lr_sched") and getattr(step, "__wrapped__", None) is type(optimizer).step
@@ -173,11 +160,6 @@ class BareStep:
         flush_denormals(self.optimizer, self.steps)
 
 
-def flushed_below(dtype: torch.dtype) -> float:
-    """Return the size below which numbers of a dtype are set to 0; 0 for float16, because its useful ones are small."""
-    return 0.0 if dtype == torch.float16 else FLUSH_BELOW * torch.finfo(dtype).tiny
-
-
 def flush_denormals(optimizer: Optimizer, step: int) -> None:
     """Set nearly subnormal numbers in parameters and optimizer state to 0, once every :data:`FLUSH_EVERY` steps."""
     # Closed units get no gradient for most of an epoch. Their momentum of 0.9 falls below the smallest normal float
@@ -189,7 +171,9 @@ def flush_denormals(optimizer: Optimizer, step: int) -> None:
         if parameter.grad is not None:
             for value in (parameter.data, *state.values()):
                 if isinstance(value, Tensor) and value.shape == parameter.shape and value.is_floating_point():
-                    torch.ops.aten.hardshrink.out(value, flushed_below(value.dtype), out=value)
+                    half = value.dtype == torch.float16  # its useful numbers are small
+                    below = 0.0 if half else FLUSH_BELOW * torch.finfo(value.dtype).tiny
+                    torch.ops.aten.hardshrink.out(value, below, out=value)
 
 
 def follow_model(

@@ -63,7 +63,7 @@ class Transaction:
         tensor.copy_(values)
 
     def call(self, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Copy ``values`` into a tensor, in place; undoing restores the tensor's old values."""
+        """Register an undo step, ``undo(*args, **kwargs)``, for a change that the caller makes next."""
         self._undo.append(partial(undo, *args, **kwargs))
 
 

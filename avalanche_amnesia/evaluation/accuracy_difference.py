@@ -152,8 +152,7 @@ class AccuracyDifference(CallbackMetric):
 
 def _logits(model: nn.Module, strategy: Strategy) -> Tensor:
     with evaluating(model):
-        logits: Tensor = avalanche_forward(model, strategy.mb_x, strategy.mb_task_id)
-    return logits
+        return avalanche_forward(model, strategy.mb_x, strategy.mb_task_id)
 
 
 def accuracy_difference_metrics(

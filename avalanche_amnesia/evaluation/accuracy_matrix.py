@@ -29,13 +29,8 @@ def forgetting(matrix: Sequence[Row]) -> float | None:
     """Return the mean over the remaining tasks of their best earlier accuracy minus their last accuracy, in [−1, 1].
 
     ``F = mean_i max_{l < T} (a_{l,i} − a_{T,i})`` over tasks with an earlier row (Chaudhry et al., Riemannian walk for
-    incremental learning, ECCV 2018). The history of a relearned task begins with its last training.
-
-    Args:
-        matrix: rows in the order of the evaluations.
-
-    Returns:
-        Positive where tasks lost accuracy; None where no task has an earlier row.
+    incremental learning, ECCV 2018). The history of a relearned task begins with its last training. Rows are in the
+    order of the evaluations. Positive where tasks lost accuracy; None where no task has an earlier row.
     """
     lost = [max(history[:-1]) - history[-1] for history in _histories(matrix) if len(history) > 1]
     return fmean(lost) if lost else None
@@ -45,13 +40,8 @@ def backward_transfer(matrix: Sequence[Row]) -> float | None:
     """Return the mean over the remaining tasks of their last accuracy minus their first accuracy, in [−1, 1].
 
     ``BWT = mean_i (a_{T,i} − a_{i,i})`` over tasks with an earlier row (Lopez-Paz and Ranzato, Gradient episodic
-    memory, NeurIPS 2017).
-
-    Args:
-        matrix: rows in the order of the evaluations; a task's first row is the one after its training.
-
-    Returns:
-        Positive where later tasks helped; None where no task has an earlier row.
+    memory, NeurIPS 2017); a task's first row is the one after its training. Positive where later tasks helped; None
+    where no task has an earlier row.
     """
     gained = [history[-1] - history[0] for history in _histories(matrix) if len(history) > 1]
     return fmean(gained) if gained else None

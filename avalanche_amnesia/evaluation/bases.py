@@ -52,6 +52,9 @@ class CallbackMetric(PluginMetric):
             named[get_metric_name(name, strategy, add_task=False)] = of_all
         return self.emit(strategy, named)
 
+    def __str__(self) -> str:
+        return type(self).__name__
+
     def result(self, strategy: Strategy | None = None) -> None:
         """Return None, because only the event methods emit values."""
 
@@ -66,12 +69,10 @@ class EventMetric(CallbackMetric, ABC):
     """Base of metrics that need no evaluation: emitted after every training and every unlearning."""
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
-        """After a task's training: return the metric's values."""
+        """After a task's training, and after an unlearning: return the metric's values."""
         return self.emit(strategy, self.named(strategy))
 
-    def after_unlearning(self, strategy: Strategy) -> list[MetricValue]:
-        """After an unlearning: return the metric's values."""
-        return self.emit(strategy, self.named(strategy))
+    after_unlearning = after_training_exp
 
     @abstractmethod
     def named(self, strategy: Strategy) -> Mapping[str, Any]:
@@ -142,11 +143,10 @@ class ProbingMetric(CallbackMetric, ABC):
     def probed_features(
         self, model: nn.Module, main: nn.Module, x: Tensor, task: int, remaining: Sequence[int], kind: ProbeKind
     ) -> Tensor | None:
-        """Return features ``(n, features)`` of a task's inputs ``x`` in ``model`` (or ``main``); None without a mask.
+        """Return features ``(n, features)`` of a task's inputs ``x`` in ``model``, on the CPU; None without a mask.
 
-        The features are on the CPU. Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from
-        before the first task. A remaining task's own mask and norms are the main model's. If a model has no masks,
-        ``own`` uses the task's norms, if it had some.
+        Kinds of probes: see :class:`FeatureDistance`; ``none`` uses the normalisation from before the first task. A
+        remaining task's own mask and norms are the main model's; without masks, ``own`` uses the task's norms.
         """
         with_norms = isinstance(main, TaskNormModel) and main.features_per_task
         if kind == "own" and (with_norms or isinstance(main, TaskMaskedModel)):
@@ -167,8 +167,7 @@ class ProbingMetric(CallbackMetric, ABC):
             return None
         features = features_of(model, x, probe.mask, parts=probe.parts, task=task)
         with torch.no_grad():
-            logits: Tensor = probe.head.cpu()(features)
-        return logits
+            return probe.head.cpu()(features)
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Delete all probes."""

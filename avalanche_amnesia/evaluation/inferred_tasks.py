@@ -30,8 +30,7 @@ class TaskInferenceMetric(GenericPluginMetric[float, Mean]):
 
     def result(self) -> float:
         """Return the share of right samples so far."""
-        share: float = self._metric.result()
-        return share
+        return self._metric.result()
 
     def update(self, strategy: Strategy) -> None:
         """Predict a mini-batch without task labels, and add its share of right samples to the mean."""

@@ -27,6 +27,7 @@ ProbeKind = Literal["own", "remaining", "none"]
 """Masks used to compute a task's features: the task's own mask, those of the remaining tasks, or none at all."""
 
 
+_BATCH = 512
 _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
 """Models whose heads contain norms. A head of another model may contain a whole network, which no probe needs."""
 
@@ -61,15 +62,7 @@ class Probe:
 
 
 def take_probe(model: nn.Module, task: int) -> Probe:
-    """Return a probe with copies of a task's mask, head and norms.
-
-    Args:
-        model: any model; without masks or heads the probe has None for them.
-        task: a task that the model has learned.
-
-    Raises:
-        UnknownTaskError: if the task has no head.
-    """
+    """Return a probe with copies of a learned task's mask, head and norms; None for those that a model lacks."""
     mask = model.binary_mask(task) if isinstance(model, TaskMaskedModel) and task in model.masks else None
     if not isinstance(model, MultiHeadModel):
         return Probe(mask, None)
@@ -81,28 +74,19 @@ def features_of(
     model: nn.Module,
     x: Tensor,
     mask: Tensor | None = None,
-    batch_size: int = 512,
+    batch_size: int = _BATCH,
     parts: nn.Module | None = None,
     task: int | None = None,
 ) -> Tensor:
-    """Return the backbone's features of inputs ``x``, with a task's mask and norms if given.
+    """Return the backbone's features ``(n, features)`` of inputs ``x``, ``(n, …)``, on the CPU.
 
     Args:
-        model: a MaskedModel, a SubnetModel, a MultiHeadModel, or any model whose classifier is an Avalanche
-            ``MultiHeadClassifier`` (the classifier's input counts as the features).
-        x: inputs ``(n, …)``.
-        mask: over all units of a MaskedModel ``(n_units,)``, or weights of a SubnetModel ``(n_weights,)``; None: no
-            mask, as for models without masks.
+        model: a MultiHeadModel, or any model whose classifier is an Avalanche ``MultiHeadClassifier`` (the classifier's
+            input counts as the features); ModelError for another model.
+        mask: over the units or weights of a model with masks, ``(n,)``; None: no mask.
         batch_size: samples at a time.
-        parts: further modules of the task (``model.task_parts(task)``), such as norms; used only with a mask, or in a
-            TaskNormModel.
+        parts: further modules of the task (``model.task_parts(task)``), for a model with masks or a TaskNormModel.
         task: task whose network to use, if the model has one per task; None: as for a task that the model lacks.
-
-    Returns:
-        ``(n, features)`` on the CPU.
-
-    Raises:
-        ModelError: if the model's features can't be found.
     """
     device = next(model.parameters()).device
     with evaluating(model):
@@ -138,10 +122,10 @@ def _batch_features(
     return caught[0]
 
 
-def task_features(model: nn.Module, x: Tensor, task: int, batch_size: int = 512) -> Tensor:
+def task_features(model: nn.Module, x: Tensor, task: int) -> Tensor:
     """Return the features ``(n, features)`` of inputs for a task of the model, with its mask and norms, on the CPU."""
     if not isinstance(model, MultiHeadModel):
-        return features_of(model, x, batch_size=batch_size, task=task)
+        return features_of(model, x, task=task)
     device = next(model.parameters()).device
     with evaluating(model):
-        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(batch_size)])
+        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(_BATCH)])

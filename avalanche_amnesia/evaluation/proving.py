@@ -46,18 +46,10 @@ def proved(
     apart: bool,
     seconds: float,
 ) -> UnlearningRecord:
-    """Return a record with its proof, if the retrained model has the same bits as the model.
+    """Return a record with its proof; raise ProofError if a tensor of the retrained model has other bits.
 
-    Args:
-        record: record of the unlearning.
-        hashes: tensor name → hash, for all tensors of the model.
-        retrained: the model trained again without the unlearned data.
-        tasks: tasks to compare: their tensors, and all tensors that belong to no task.
-        apart: as in :class:`Proof`: True if no process of the retraining had trained the unlearned data.
-        seconds: time of the retraining.
-
-    Raises:
-        ProofError: if a tensor of the retrained model is missing, or has other bits.
+    Compared are the tensors of ``tasks``, and those that belong to no task, with the ``hashes`` of the model, by name.
+    ``apart`` and ``seconds`` are those of :class:`Proof`.
     """
 
     def owner(name: str) -> int | None:

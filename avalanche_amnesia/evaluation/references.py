@@ -149,12 +149,10 @@ class References:
         return self
 
     def check(self, experience: Any) -> None:
-        """Check that an experience equals this benchmark's for its task: same data, permanence and deadline.
+        """Raise ReferencesError unless an experience has the data, permanence and deadline of this benchmark's.
 
         Labels and a few samples, with evaluation transforms, are compared. The first successful call starts the
         workers, if there are any and a metric has announced models; later calls warn if a worker failed.
-
-        ReferencesError: if the experience differs.
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
@@ -169,10 +167,7 @@ class References:
             self._train_ahead(self.workers)
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
-        """Compare a run's labels with those of this benchmark; ``trained``: trained task → fingerprint of its labels.
-
-        The run's data may no longer exist. ReferencesError: for a task with other labels, or missing in this benchmark.
-        """
+        """Raise ReferencesError unless ``trained``, task → fingerprint of its labels, is as in this benchmark."""
         for task, digest in trained.items():
             if task not in self._labels:
                 self._labels[task] = labels_fingerprint(self.train_experience(task))
@@ -331,17 +326,8 @@ class References:
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
-            vars(twin).update(
-                vars(self),
-                workers=None,
-                trainings=0,
-                keys={},
-                _models={},
-                _seconds={},
-                _runs={},
-                _without={},
-                _company={},
-            )
+            empty: Any = {name: {} for name in ("keys", "_models", "_seconds", "_runs", "_without", "_company")}
+            vars(twin).update(vars(self), workers=None, trainings=0, **empty)
             changed = {task: experience_without(self.train_experience(task), positions) for task, positions in key}
             twin._experiences = self._experiences | changed
         return self._without[key] if key else self

@@ -31,10 +31,9 @@ def axis_of(name: str, callback: str | None, origin: object = None) -> str:
 class Position:
     """Position of a run on the x axes, updated at every callback of the strategy.
 
-    `task` is the label of the task trained last; during a task it is the label of the task before. An experience
-    without a label of its own (none, several, or one that its whole stream shares) counts by its number in the
-    stream, else by the number of trainings before it. If the strategy was trained before its first callback (loaded,
-    resumed), the position continues from its counters.
+    `task` is the label of the task trained last. An experience without a label of its own (none, several, or one that
+    its whole stream shares) counts by its number in the stream, else by the number of trainings before it. If the
+    strategy was trained before its first callback (loaded, resumed), the position continues from its counters.
     """
 
     def __init__(self) -> None:

@@ -66,8 +66,7 @@ class RunLogger(BaseLogger, ABC):
     """Base of loggers: write every metric over `iteration`, `task` or `event` (see `axes.py`), and a table ``Events``.
 
     All three axes are values of every row, so nothing is overwritten. A copy of the logger (and so that of a copied
-    strategy) is the logger itself. The run's configuration (see `configuration.py`) has method, seed, stream, network,
-    optimizer, options and versions; a run without a name is named after method and seed.
+    strategy) is the logger itself. A run without a name is named after method and seed (see `configuration.py`).
 
     The run's summary has the values at its end, without values of a task from before its unlearning. Rows, and rows of
     tables, are not deleted: they contain the values of a task from before its unlearning.

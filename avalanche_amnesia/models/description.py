@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
@@ -45,8 +45,9 @@ class Description:
     def __str__(self) -> str:
         head = ("layer", "kind", "units", "fed by", "parameters")
         rows = [
-            (name, kind, str(units), _shortened(sources), f"{parameters:,}")
+            (name, kind, str(units), ", ".join(sources[:3]) + more, f"{parameters:,}")
             for name, kind, units, sources, parameters in self.rows
+            for more in [f" and {len(sources) - 3} more" if len(sources) > 3 else ""]
         ]
         shares = ", ".join(f"{rule} {share:.1%}" for rule, share in self.shares.items() if share)
         last = (
@@ -57,10 +58,6 @@ class Description:
         return f"{text_table(head, rows)}\n{last}\n"
 
     __repr__ = __str__
-
-
-def _shortened(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:

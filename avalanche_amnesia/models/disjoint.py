@@ -36,18 +36,12 @@ class Share:
     """A task's share of the weights: the entries of every tensor that it owns, and the tasks whose entries it uses.
 
     The partition of the entries is computed from (seed, tensor name) whenever it is needed, so it takes no memory.
-
-    Attributes:
-        seed: seed of the partition.
-        slots: number of disjoint parts of every tensor.
-        slot: the part that the task owns, from 0.
-        reads: permanent tasks whose entries the task uses but never changes.
     """
 
     seed: int
-    slots: int
-    slot: int
-    reads: tuple[int, ...] = ()
+    slots: int  # number of disjoint parts of every tensor
+    slot: int  # the part that the task owns, from 0
+    reads: tuple[int, ...] = ()  # permanent tasks whose entries the task uses but never changes
 
     def encoded(self) -> Tensor:
         """Return the attributes of the share as an int64 tensor ``(3 + number of tasks in reads,)``."""
@@ -93,14 +87,9 @@ def _partition(seed: int, name: str, n_rows: int, n_in: int, slots: int) -> tupl
 
 
 class TaskShare(nn.Module):
-    """Parameters and buffers of one task: a whole network in training, afterwards only the entries that it owns.
+    """Parameters and buffers of one task: a whole network in training, afterwards only the ``entries`` that it owns.
 
-    Args:
-        entries: the network; or, after training, a module with the task's tensors, "/" for "." in their names.
-        dealt: result of :meth:`Share.encoded`; None before the network is partitioned.
-
-    Attributes:
-        backbone: hashes of the backbone's tensors when the task's training began; empty for a finished task.
+    Those have "/" for "." in their names. ``dealt`` is an encoded :class:`Share`; None before the partition.
     """
 
     def __init__(self, entries: nn.Module, dealt: Tensor | None = None) -> None:
@@ -108,7 +97,7 @@ class TaskShare(nn.Module):
         self.entries = entries
         self.dealt: Tensor
         self.register_buffer(_DEALT, dealt)
-        self.backbone: dict[str, str] = {}
+        self.backbone: dict[str, str] = {}  # hashes of its tensors when the training began; empty for a finished task
 
     @property
     def share(self) -> Share:
@@ -320,8 +309,7 @@ class DisjointModel(MultiHeadModel):
         if task not in self.heads:
             return self.backbone
         if task in self.heads.unfinished:
-            network: nn.Module = self.task_parts(task).entries
-            return network
+            return self.task_parts(task).entries
         return self._opened.network(self, task)
 
     def _features(self, x: Tensor, task: int) -> Tensor:

@@ -6,7 +6,6 @@ Also selects the units that a training step computes.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 
 import torch
@@ -25,29 +24,9 @@ number of single precision.
 """
 EVERY = 16
 """Number of training steps between two searches for further units that need not be computed."""
-MASKS = 32
-"""Maximum number of masks in :class:`EntriesOfMasks`: usually enough for the tasks of a mini-batch."""
 
 EntriesOf = Callable[[Tensor], Mapping[str, OpenEntries]]
 """Function: used units, bool ``(n_units,)`` → the weight entries that they use, for weights that are mostly unused."""
-
-
-class EntriesOfMasks:
-    """Cache: fixed mask over units → the weight entries that it uses; it removes the least recently used masks."""
-
-    def __init__(self, entries_of: EntriesOf) -> None:
-        self._entries_of = entries_of
-        self._known: OrderedDict[tuple[torch.device, bytes], Mapping[str, OpenEntries]] = OrderedDict()
-
-    def __call__(self, units: Tensor) -> Mapping[str, OpenEntries]:
-        """Return the weight entries that the units of a mask, bool ``(n_units,)``, use, and store them in the cache."""
-        mask = units.device, units.cpu().numpy().tobytes()
-        if mask not in self._known:
-            self._known[mask] = self._entries_of(units)
-            if len(self._known) > MASKS:
-                self._known.popitem(last=False)
-        self._known.move_to_end(mask)
-        return self._known[mask]
 
 
 class ComputedUnits:

@@ -1,8 +1,7 @@
 """Compression of the binary masks of many tasks, and of the scores of a trained task.
 
-Masks of successive tasks are similar, because a task's scores start from the last task's. So a weight's bits in eight
-tasks form one byte, and these bytes are Huffman-coded. The size is close to their joint entropy, much less than for
-separate masks. Each further group of eight tasks is stored as its difference (XOR) to the mask before it.
+Masks of successive tasks are similar. So a weight's bits in eight tasks form one byte, and these bytes are
+Huffman-coded. Each further group of eight tasks is stored as its difference (XOR) to the mask before it.
 
 Of the scores only the ranking of ``|score|`` matters, because the score and its straight-through gradient change sign
 together. The task's mask, which the model stores anyway, is the first bit: chosen or not. Each further bit halves the
@@ -32,16 +31,12 @@ def encode_masks(masks: Sequence[Tensor]) -> bytes:
     code = b""
     for first in range(0, len(rows), _GROUP):
         group = np.stack(rows[first : first + _GROUP], axis=1)
-        bits = np.zeros((len(group), _width(group.shape[1])), np.bool_)
+        width = 1 << (group.shape[1] - 1).bit_length()  # a power of two, so that no weight spans two bytes
+        bits = np.zeros((len(group), width), np.bool_)
         bits[:, : group.shape[1]] = group ^ rows[first - 1][:, None] if first else group
         code += coder.compress(np.packbits(bits).tobytes())
         code += coder.flush(zlib.Z_SYNC_FLUSH)  # starts a new Huffman code for each group
     return code + coder.flush()
-
-
-def _width(n_tasks: int) -> int:
-    """Return the bits per weight in a group of ``n_tasks`` masks: a power of two, so that no weight spans two bytes."""
-    return 1 << (n_tasks - 1).bit_length()
 
 
 def encode_scores(scores: Tensor, mask: Tensor, sizes: Sequence[int], bits: int) -> Tensor:

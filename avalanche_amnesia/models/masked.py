@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from avalanche_amnesia.models.gate import EntriesOfMasks, Gate
+from avalanche_amnesia.models.gate import Gate
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import TaskTensors
 from avalanche_amnesia.unit_graph.findings import ModelError
-from avalanche_amnesia.unit_graph.graph import UnitGraph
+from avalanche_amnesia.unit_graph.graph import OpenEntries, UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unit_graph.masking import LayerMasks
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
-from avalanche_amnesia.unit_graph.tracing import NormChoice, trace_backbone
+from avalanche_amnesia.unit_graph.tracing import Known, NormChoice, trace_backbone
 
 if TYPE_CHECKING:
     from avalanche_amnesia.models.description import Description
@@ -87,7 +87,7 @@ class MaskedModel(TaskMaskedModel):
         sizes = [layer.units for layer in graph.layers.values()]
         super().__init__(module, len(graph.output), graph, sizes)
         self._importances = TaskTensors()
-        self._entries_of = EntriesOfMasks(self.graph.open_entries)
+        self._entries: Known[Mapping[str, OpenEntries]] = Known(32)  # usually enough for the tasks of a mini-batch
 
     def describe(self) -> Description:
         """Return a table of layers, units, their inputs, and the share of parameters under each rule."""
@@ -100,14 +100,20 @@ class MaskedModel(TaskMaskedModel):
     @property
     def n_units(self) -> int:
         """Return the number of units of all weighted layers together."""
-        return sum(self._sizes)
+        return sum(self.sizes)
 
     def read_mask(self, mask: Tensor) -> LayerMasks:
         """Convert a fixed mask over all units, ``(n_units,)``, to one mask per layer for the backbone's forward.
 
         Closed units are not computed, so features do not depend on them.
         """
-        return LayerMasks(self.by_layer(mask.float()), self._entries_of(mask > 0))
+        units = mask > 0
+        key = units.device, units.cpu().numpy().tobytes()
+        entries = self._entries.get(key)
+        if entries is None:
+            entries = self.graph.open_entries(units)
+            self._entries.put(key, entries)
+        return LayerMasks(self.by_layer(mask.float()), entries)
 
     def _chosen(self) -> Tensor:
         return self.gate.open_units()

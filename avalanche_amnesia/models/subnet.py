@@ -8,17 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.models import weight_cover
 from avalanche_amnesia.models.mask_codes import decode_scores, encode_masks, encode_scores
 from avalanche_amnesia.models.substitutes import Place, TaskCopies, norms_of, state_sites
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.models.weight_choice import Choice, MovingTop, OpenSubnet, mark_largest
-from avalanche_amnesia.models.weight_cover import (
-    BiasRule,
-    NormRule,
-    WeightCover,
-    strip_normalisation,
-    take_inventory,
-)
+from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, mark_largest
 from avalanche_amnesia.unit_graph.backbones import check_backbone, run_on
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
@@ -54,7 +48,7 @@ class SubnetModel(TaskMaskedModel):
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
 
-    graph: WeightCover
+    graph: weight_cover.WeightCover
     keeps_shared_entries = True
     learned_by = "scores"
 
@@ -63,12 +57,12 @@ class SubnetModel(TaskMaskedModel):
         backbone: nn.Module,
         *,
         density: float = 0.5,
-        bias: BiasRule = "off",
-        norm: NormRule = "task",
+        bias: weight_cover.BiasRule = "off",
+        norm: weight_cover.NormRule = "task",
         n_features: int | None = None,
     ) -> None:
         check_backbone(backbone)
-        cover, sites, biases = take_inventory(backbone, density, bias, norm)
+        cover, sites, biases = weight_cover.take_inventory(backbone, density, bias, norm)
         super().__init__(backbone, n_features, cover, [tensor.size for tensor in cover.layers.values()])
         self.density, self.bias, self._sites = density, bias, sites
         self._biased_heads = bias != "off"
@@ -76,19 +70,18 @@ class SubnetModel(TaskMaskedModel):
             module._parameters[attribute] = None
         norms = norms_of(backbone)
         if norm == "batch":
-            strip_normalisation(norms.values())
+            weight_cover.strip_normalisation(norms.values())
         of_norms = {*norms.values()}
         others = [site for site in state_sites(backbone) if not (site.is_buffer and site.module in of_norms)]
         self._copies = TaskCopies(backbone, norms if norm == "task" else {}, others)
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
-        self.train(self.training)
 
     # Masks ----------------------------------------------------------------------------------------------------
 
     @property
     def n_weights(self) -> int:
         """Return the number of weights (and masked biases) in a mask."""
-        return sum(self._sizes)
+        return sum(self.sizes)
 
     def _chosen(self) -> Tensor:
         return self.choose(self._in_training.scores.detach()).bool()
@@ -107,7 +100,7 @@ class SubnetModel(TaskMaskedModel):
             out: tensor to write the mask to; None: a new one.
         """
         marks = torch.empty_like(scores) if out is None else out
-        parts = zip(scores.detach().split(self._sizes), marks.split(self._sizes), strict=True)
+        parts = zip(scores.detach().split(self.sizes), marks.split(self.sizes), strict=True)
         for (part, marked), tensor in zip(parts, self.graph.layers.values(), strict=True):
             mark_largest(part, tensor.kept, marked)
         return marks
@@ -139,8 +132,7 @@ class SubnetModel(TaskMaskedModel):
         plain = all(tensor.dtype == torch.float32 for tensor in (learned, *weights.values()))
         ranks = plain and type(self).choose is SubnetModel.choose
         tops = [MovingTop(tensor.size, tensor.kept) for tensor in self.graph.layers.values() if ranks]
-        choice = Choice(self._sizes, self.choose, tops)
-        return OpenSubnet(learned, weights, choice, self.straight_through)
+        return OpenSubnet(learned, weights, self.choose, self.straight_through, tops)
 
     def open_subnet(self) -> None:
         """Choose weights by the current scores; forward passes in training mode use the choice until the next call.
@@ -162,7 +154,7 @@ class SubnetModel(TaskMaskedModel):
         """
         mask, scores = self._chosen(), self._in_training.scores.detach()
         if keep_scores and score_bits is not None:
-            scores = encode_scores(scores, mask, self._sizes, score_bits)
+            scores = encode_scores(scores, mask, self.sizes, score_bits)
         task = self._keep(mask, scores if keep_scores else None)
         self._copies.drop_unchanged(self.task_parts(task))
 
@@ -186,7 +178,7 @@ class SubnetModel(TaskMaskedModel):
             return None
         kept = self._learned[task]
         if kept.dtype == torch.uint8:
-            return decode_scores(kept, self.binary_mask(task), self._sizes)
+            return decode_scores(kept, self.binary_mask(task), self.sizes)
         return kept.clone()
 
     def retain_scores(self, tasks: Sequence[int]) -> None:
@@ -195,12 +187,6 @@ class SubnetModel(TaskMaskedModel):
             self._learned.drop(task)
 
     # Forward --------------------------------------------------------------------------------------------------
-
-    def train(self, mode: bool = True) -> SubnetModel:
-        """Set the mode like ``nn.Module.train``, but keep the backbone's original norms in evaluation mode."""
-        super().train(mode)
-        self._copies.hold()
-        return self
 
     def _features(self, x: Tensor, task: int) -> Tensor:
         weights: Mapping[str, Tensor] = {}
@@ -232,8 +218,7 @@ class SubnetModel(TaskMaskedModel):
             for module, attribute in self._sites[name]
         ]
         with self._copies.in_place(parts, others, learns=learns):
-            features: Tensor = run_on(self.backbone, x)
-        return features
+            return run_on(self.backbone, x)
 
     # State ----------------------------------------------------------------------------------------------------
 

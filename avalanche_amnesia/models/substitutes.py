@@ -58,15 +58,10 @@ class StateSite:
 
 
 class TaskCopies:
-    """Copies of a backbone's norms and other tensors for each task, which replace the originals in a forward pass.
+    """Copies of a backbone's ``norms`` and tensors at ``sites`` for each task, for the originals in a forward pass.
 
-    The originals are stored before the first is replaced, so that they can be restored even if a forward pass was
-    interrupted.
-
-    Args:
-        backbone: the network of all tasks.
-        norms: its norms to copy, by name; the originals are frozen.
-        sites: its other tensors to copy.
+    The originals are frozen, and stored before the first is replaced, so that they can be restored even if a forward
+    pass was interrupted.
     """
 
     def __init__(self, backbone: nn.Module, norms: Mapping[str, nn.Module], sites: Iterable[StateSite] = ()) -> None:
@@ -103,11 +98,6 @@ class TaskCopies:
             if mine is not None and bool(same_bits(mine, site.value.detach().to(mine.device)).all()):
                 del own[str(number)]
 
-    def hold(self) -> None:
-        """Set the backbone's original norms to evaluation mode, so that forward passes do not change them."""
-        for norm in self.norms.values():
-            norm.eval()
-
     @contextmanager
     def in_place(
         self,
@@ -119,18 +109,16 @@ class TaskCopies:
     ) -> Iterator[None]:
         """Replace the backbone's norms and tensors by a task's copies for the duration of a ``with`` block.
 
-        Args:
-            parts: the task's copies; None: the original norms, and temporary copies of other tensors.
-            others: further places in the backbone, with the values to set there.
-            learns: whether the forward pass may change the task's tensors; otherwise it gets temporary copies.
-            norms_learn: whether norms in training mode may change the task's statistics.
+        Without ``parts``, a task's copies, the original norms run in evaluation mode. ``others``: further places in the
+        backbone, with the values to set there. Unless the task ``learns``, its tensors are copied before.
+        ``norms_learn``: whether norms in training mode may change the task's statistics.
         """
         self.restore()
         substitutes, own = [*others], _tensors_of(parts)
-        for name, norm in self.norms.items() if parts is not None else ():
-            copy = parts[name]
+        for name, norm in self.norms.items():
+            copy = norm if parts is None else parts[name]
             substitutes += [((vars(norm), held), vars(copy)[held]) for held in ("_parameters", "_buffers")]
-            substitutes.append(((vars(norm), "training"), copy.training and norms_learn))
+            substitutes.append(((vars(norm), "training"), parts is not None and copy.training and norms_learn))
         for number, site in enumerate(self.sites):
             mine = own.get(str(number))
             value = site.value if mine is None else mine

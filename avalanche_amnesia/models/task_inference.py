@@ -11,7 +11,7 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.unit_graph.backbones import as_batch
+from avalanche_amnesia.unit_graph.backbones import as_batch, evaluating
 
 InferenceRule = Literal["entropy", "confidence"]
 
@@ -56,7 +56,6 @@ class TaskInference:
         checks.one_of("rule", rule, InferenceRule)
         self.model, self.rule = model, rule
 
-    @torch.no_grad()
     def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
         """Return the predicted task and class of each sample of a batch, and the certainty.
 
@@ -73,12 +72,8 @@ class TaskInference:
         tasks = self.model.tasks if task is None else (task,)
         if not tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        trains = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             read = [self.read(self.model(batch, label)) for label in tasks]
-        finally:
-            self.model.train(trains)
         certainty, chosen = torch.stack([certain for certain, _ in read]).max(0)
         classes = torch.stack([classes for _, classes in read])[chosen, torch.arange(len(batch), device=batch.device)]
         return Prediction(torch.tensor(tasks, device=batch.device)[chosen], classes, certainty)

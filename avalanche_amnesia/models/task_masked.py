@@ -30,6 +30,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     Attributes:
         graph: meaning of a mask's entries.
+        sizes: number of entries of each part of the mask.
         current_task: label of the task in training, None between tasks.
         generation: counter, increased with every change of the set of masks.
         keeps_shared_entries: whether an unlearning leaves an unlearned task's update in entries that a remaining task
@@ -47,7 +48,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         self.graph = graph
         self.current_task: int | None = None
         self.generation = 0
-        self._sizes = list(sizes)
+        self.sizes = list(sizes)
         self._opened: Any = None
         self.register_parameter(self.learned_by, None)
         self._masks = TaskTensors()  # packed bits
@@ -71,7 +72,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:
         """Return part name → part of ``vector``, which has one number per mask entry, ``(…, n)``."""
-        return MappingProxyType(dict(zip(self.graph.layers, vector.split(self._sizes, dim=-1), strict=True)))
+        return MappingProxyType(dict(zip(self.graph.layers, vector.split(self.sizes, dim=-1), strict=True)))
 
     def binary_mask(self, task: int) -> Tensor:
         """Return a copy of a task's mask, bool ``(n,)``.
@@ -83,7 +84,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             return self._chosen()
         if task not in self._masks:
             raise UnknownTaskError(f"task {task} has no mask; tasks with one: {list(self.masked_tasks)}")
-        return unpack_bits(self._masks[task], sum(self._sizes))
+        return unpack_bits(self._masks[task], sum(self.sizes))
 
     def cumulative_mask(self, tasks: Iterable[int] | None = None) -> Tensor:
         """Return the union of some tasks' masks, bool ``(n,)``: ``a^{≤t}``, computed again at every call.
@@ -91,7 +92,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         Args:
             tasks: tasks with masks; None: all of them.
         """
-        total = torch.zeros(sum(self._sizes), dtype=torch.bool, device=self._device)
+        total = torch.zeros(sum(self.sizes), dtype=torch.bool, device=self._device)
         for task in self.masked_tasks if tasks is None else tasks:
             total |= self.binary_mask(task)
         return total
@@ -123,7 +124,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return a task's mask, bool ``(n,)``; all True if it has none (from a strategy without masks)."""
         if task == self.current_task or task in self._masks:
             return self.binary_mask(task)
-        return torch.ones(sum(self._sizes), dtype=torch.bool, device=self._device)
+        return torch.ones(sum(self.sizes), dtype=torch.bool, device=self._device)
 
     def users_of(self, entries: Mapping[str, Tensor], tasks: Iterable[int]) -> frozenset[int]:
         """Return those of ``tasks`` whose :meth:`entries_of` overlap ``entries``, i.e. which use any of ``entries``.

@@ -37,17 +37,10 @@ class TaskNormModel(MultiHeadModel):
         super().__init__(backbone, n_features)
         self._copies = TaskCopies(backbone, norms_of(backbone))
         self.features_per_task = bool(self._copies.norms)
-        self.train(self.training)
 
     def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms for a new task; None if the backbone has none."""
         return self._copies.fresh()
-
-    def train(self, mode: bool = True) -> TaskNormModel:
-        """Set the mode like ``nn.Module.train``, but leave the backbone's original norms in evaluation mode."""
-        super().train(mode)
-        self._copies.hold()
-        return self
 
     def features(self, x: Tensor, task: int | Tensor) -> Tensor:
         """Return features ``(batch, features)`` with the norms of one task, or of each sample's task ``(batch,)``."""
@@ -57,5 +50,4 @@ class TaskNormModel(MultiHeadModel):
         """Return features ``(batch, features)`` with a task's current or former norms; None: the original norms."""
         # A teacher (LwF) is a copy in training mode that runs without gradients: its statistics must not change.
         with self._copies.in_place(norms, learns=False, norms_learn=torch.is_grad_enabled()):
-            features: Tensor = run_on(self.backbone, x)
-        return features
+            return run_on(self.backbone, x)

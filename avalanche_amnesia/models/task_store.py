@@ -141,19 +141,3 @@ def finished_tensors(model: nn.Module) -> dict[str, Tensor]:
         if int(task) not in store.unfinished
         for name, tensor in (*module.named_parameters(), *module.named_buffers())
     }
-
-
-class Parts:
-    """Set of all modules, parameters and buffers of a model, for ``in`` tests; computed at the first test."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._listed: frozenset[int] | None = None
-
-    def __contains__(self, thing: object) -> bool:
-        if not isinstance(thing, (Tensor, nn.Module)):
-            return False
-        if self._listed is None:
-            with whole(self._model) as model:
-                self._listed = frozenset(map(id, (*model.modules(), *model.parameters(), *model.buffers())))
-        return id(thing) in self._listed

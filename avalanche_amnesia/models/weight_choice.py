@@ -107,28 +107,44 @@ class MovingTop:
         self.threshold, self.others = float(least), torch.from_numpy(tied if index is None else index[tied])
 
 
-class Choice:
-    """Choice of each layer's weights by their scores, which copies chosen weights and sets the rest to 0.
+class OpenSubnet:
+    """``weight ⊙ mask`` of every layer as leaf tensors, which accumulate gradients until the next :meth:`open`.
 
     On a CPU, if the largest ``|score|`` of each layer are chosen, only a threshold is stored (``tops``). Otherwise
     ``choose`` writes a mark for each entry.
     """
 
+    @torch.no_grad()
     def __init__(
-        self, sizes: Sequence[int], choose: Callable[[Tensor, Tensor], Tensor], tops: Sequence[MovingTop] = ()
+        self,
+        scores: nn.Parameter,
+        weights: Mapping[str, nn.Parameter],
+        choose: Callable[[Tensor, Tensor], Tensor],
+        straight_through: Callable[[Tensor, Tensor], Tensor],
+        tops: Sequence[MovingTop] = (),
     ) -> None:
-        self._sizes, self._choose, self._tops = sizes, choose, tops
-        self._marks, self._zero = torch.empty(0), torch.empty(0)
+        self.scores, self._weights = scores, weights
+        self._sizes = [weight.numel() for weight in weights.values()]
+        self._choose, self._straight_through, self._tops = choose, straight_through, tops
+        self._marks = torch.empty(0)
+        self.leaves = {name: weight.new_empty(weight.shape).requires_grad_() for name, weight in weights.items()}
+        self.open()
 
-    def renew(self, scores: Tensor) -> None:
-        """Choose the weights of all layers by the current scores, ``(n_weights,)``."""
-        if self._tops and scores.is_cpu:
-            for top, part in zip(self._tops, scores.split(self._sizes), strict=True):
-                top.update(part)
-            return
-        if not len(self._marks):
-            self._marks, self._zero = torch.empty_like(scores), scores.new_zeros(())
-        self._choose(scores, self._marks)
+    @torch.no_grad()
+    def open(self) -> None:
+        """Choose weights by the current scores, write ``weight ⊙ mask`` into the leaves, and clear their gradients."""
+        parts = self.scores.split(self._sizes)
+        if self._tops and self.scores.is_cpu:
+            for top, scores in zip(self._tops, parts, strict=True):
+                top.update(scores.detach())
+        else:
+            if not len(self._marks):
+                self._marks, self._zero = torch.empty_like(self.scores), self.scores.new_zeros(())
+            self._choose(self.scores.detach(), self._marks)
+        triples = zip(self.leaves.values(), self._weights.values(), parts, strict=True)
+        for layer, (leaf, weight, scores) in enumerate(triples):
+            self.sift(layer, scores, weight, leaf.data)
+            leaf.grad = None
 
     def sift(self, layer: int, scores: Tensor, values: Tensor, out: Tensor) -> None:
         """Copy ``values`` at a layer's chosen weights into the contiguous tensor ``out``, and write +0 elsewhere."""
@@ -142,33 +158,6 @@ class Choice:
         _hardshrink_backward(values, scores.view_as(values), top.threshold, grad_input=out)
         if others is not None:
             out.view(-1).scatter_(0, others, besides)  # not put_, which deterministic algorithms exclude
-
-
-class OpenSubnet:
-    """``weight ⊙ mask`` of every layer as leaf tensors, which accumulate gradients until the next :meth:`open`."""
-
-    @torch.no_grad()
-    def __init__(
-        self,
-        scores: nn.Parameter,
-        weights: Mapping[str, nn.Parameter],
-        choice: Choice,
-        straight_through: Callable[[Tensor, Tensor], Tensor],
-    ) -> None:
-        self.scores, self._weights = scores, weights
-        self._sizes = [weight.numel() for weight in weights.values()]
-        self.choice, self._straight_through = choice, straight_through
-        self.leaves = {name: weight.new_empty(weight.shape).requires_grad_() for name, weight in weights.items()}
-        self.open()
-
-    @torch.no_grad()
-    def open(self) -> None:
-        """Choose weights by the current scores, write ``weight ⊙ mask`` into the leaves, and clear their gradients."""
-        self.choice.renew(self.scores.detach())
-        parts = zip(self.leaves.values(), self._weights.values(), self.scores.split(self._sizes), strict=True)
-        for layer, (leaf, weight, scores) in enumerate(parts):
-            self.choice.sift(layer, scores, weight, leaf.data)
-            leaf.grad = None
 
     @torch.no_grad()
     def pass_gradients(self) -> None:
@@ -190,6 +179,6 @@ class OpenSubnet:
             if through is not of_scores:
                 of_scores.copy_(through)
             if weight.requires_grad:
-                self.choice.sift(layer, scores, leaf.grad, leaf.grad)
+                self.sift(layer, scores, leaf.grad, leaf.grad)
                 weight.grad = leaf.grad if weight.grad is None else weight.grad.add_(leaf.grad)
             leaf.grad = None

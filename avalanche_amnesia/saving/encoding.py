@@ -168,8 +168,7 @@ def _number(state: Any) -> np.generic:
     dtype = np.dtype(state[0])
     if not _is_numeric(dtype):
         raise TypeError(dtype)
-    made: np.generic = dtype.type(state[1])
-    return made
+    return dtype.type(state[1])
 
 
 def _is_numeric(dtype: np.dtype[Any]) -> bool:

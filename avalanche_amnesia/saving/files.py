@@ -57,6 +57,11 @@ class Part(dict[str, "Tensor"]):
             self._digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
         return self._digest
 
+    @property
+    def name(self) -> str:
+        """Return the name of the part's file."""
+        return f"{self.digest[:32]}.safetensors"
+
 
 Parts = dict[str, Part]
 """Path in the state → the part at this path; "state" → the tensors outside of all other parts."""
@@ -197,9 +202,12 @@ def write_state(
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
     with writing(path), locked(path, to_write=True):
-        folder, new = blobs or path, dict[Path, bytes]()
-        files = {place: _file_of(part, folder, new) for place, part in parts.items()}
-        new[path / STATE] = state_text(body, files, sign).encode()  # the state file is replaced last
+        files = {place: part.name for place, part in parts.items()}
+        places = {(blobs or path) / files[place]: part for place, part in parts.items()}
+        new = {file: part_content(part) for file, part in places.items() if not _is_whole(file)}
+        content = {"parts": files, "body": body}
+        signature = {} if sign is None else {"signature": sign(content)}
+        new[path / STATE] = sealed(content, **HEAD, **signature).encode()  # the state file is replaced last
         with replacing_all([*new]) as written:
             for file, content_of in zip(written, new.values(), strict=True):
                 file.write_bytes(content_of)
@@ -207,13 +215,6 @@ def write_state(
         for name in {file.name for file in path.iterdir()}.difference(files.values()):
             if BLOB.fullmatch(name):
                 (path / name).unlink(missing_ok=True)
-
-
-def state_text(body: Mapping[str, Any], files: Mapping[str, str], sign: Sign | None = None) -> str:
-    """Return the text of a state's JSON file, given the file names of its parts."""
-    content = {"parts": files, "body": body}
-    signature = {} if sign is None else {"signature": sign(content)}
-    return sealed(content, **HEAD, **signature)
 
 
 def _sync(folder: Path) -> None:
@@ -262,25 +263,6 @@ def read_body(path: Path, check: Check | None = None) -> tuple[dict[str, Any], d
         return content["body"], content["parts"]
 
 
-_FILES: dict[str, str] = {}
-"""Digest of a part → name of its file."""
-
-
-def _file_of(part: Part, folder: Path, new: dict[Path, bytes]) -> str:
-    """Return a part's file name; add the file's content to ``new`` if the file is missing or damaged."""
-    digest = part.digest
-    name = _FILES.get(digest)
-    if name is None or not _is_whole(folder / name):
-        content = part_content(part)
-        name = part_name(content)
-        if len(_FILES) >= _MOST:
-            _FILES.clear()
-        _FILES[digest] = name
-        if not _is_whole(folder / name):
-            new[folder / name] = content
-    return name
-
-
 def part_content(part: Part) -> bytes:
     """Return the bytes of a part's file."""
     from safetensors.torch import save  # imported here, because records are read without torch
@@ -301,22 +283,24 @@ def _is_whole(file: Path) -> bool:
 
 @lru_cache(_MOST)
 def _fits_name(file: Path, place_and_time: tuple[int, ...]) -> bool:
-    """Return True if the hash of a file's content is its name; cached until ``place_and_time`` changes."""
-    return part_name(file.read_bytes()) == file.name
+    """Return True if a file is the undamaged file of a part; cached until ``place_and_time`` changes."""
+    with suppress(StateError):
+        return bool(read_part(file).name)
+    return False
 
 
 def read_part(file: Path) -> Part:
     """Return the part in a file; raise StateError if the file is damaged."""
+    with as_state_error(file, f"{file} is damaged, or can't be read, and the state lacks a part of its tensors"):
+        part = part_of(file.read_bytes())
+        if part.name != file.name:
+            raise StateError(f"{file} is damaged: its content does not fit its name")
+        return part
+
+
+def part_of(content: bytes) -> Part:
+    """Return the part in the content of a file."""
     from safetensors.torch import load
 
-    with as_state_error(file, f"{file} can't be read, and the state lacks a part of its tensors"):
-        content = file.read_bytes()
-        if part_name(content) != file.name:
-            raise StateError(f"{file} is damaged: its content does not fit its name")
-        tensors, (size,) = load(content), struct.unpack("<Q", content[:8])
-        return Part(tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(_CODE, ""))
-
-
-def part_name(content: bytes) -> str:
-    """Return the name of a part's file: the hash of its content."""
-    return f"{hashlib.sha256(content).hexdigest()[:32]}.safetensors"
+    tensors, (size,) = load(content), struct.unpack("<Q", content[:8])
+    return Part(tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {}).get(_CODE, ""))

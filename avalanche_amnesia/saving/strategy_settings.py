@@ -71,7 +71,9 @@ def own_settings(thing: Any) -> dict[str, Any]:
     arguments = _arguments(kind)
     found = {}
     for name, value in getattr(thing, "__dict__", {}).items():
-        if (name in arguments and _is_setting(value)) or (not name.startswith("_") and _is_options(value)):
+        options = not name.startswith("_") and is_frozen(type(value))
+        plain = options and not any(isinstance(getattr(value, f.name), torch.Tensor) for f in fields(value))
+        if plain or (name in arguments and _is_setting(value)):
             found[name] = _as_json(value)
     return found
 
@@ -89,12 +91,6 @@ def _is_setting(value: Any) -> bool:
 
 def _is_simple(value: Any) -> bool:
     return isinstance(value, _SIMPLE) or (isinstance(value, tuple) and all(map(_is_simple, value)))
-
-
-def _is_options(value: Any) -> bool:
-    """Return True if a value is an object of a frozen data class."""
-    kind: Any = type(value)
-    return is_frozen(kind) and not any(isinstance(getattr(value, each.name), torch.Tensor) for each in fields(kind))
 
 
 def is_frozen(kind: type) -> bool:

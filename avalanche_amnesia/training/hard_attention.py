@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from avalanche_amnesia import checks
 from avalanche_amnesia.training.hat_formulas import Annealing, EmbeddingInit, SparsityMode
 
-_HALF = 0.5
+HALF = 0.5
 """Default of ``reuse`` (share of the units in use) and ``warm_up`` (of mini-batches), chosen on validation images."""
 
 
@@ -107,14 +107,10 @@ class HardAttention:
     def shares(self, to_come: int | None) -> tuple[float, float]:
         """Return which share of each layer's free units, and of its units in use, a task takes under its budget."""
         # ``to_come``: number of tasks in the stream still to be trained, this one included; None: unknown.
-        reused = _HALF if self.reuse is None else self.reuse
+        reused = HALF if self.reuse is None else self.reuse
         if self.budget == "even":
             return (0.25 if to_come is None else 2 / (to_come + 1)), reused
         return (1.0 if self.budget is None else self.budget), reused
-
-    def warm_up_batches(self, n_batches: int) -> int:
-        """Return the number of mini-batches of the warm-up, given that of the whole task."""
-        return round((_HALF if self.warm_up is None else self.warm_up) * n_batches)
 
 
 EVEN_BUDGET = HardAttention(budget="even", s_max=100.0, embedding_lr=0.02, fit_head=True)

@@ -24,15 +24,12 @@ MOST_KEPT = 2**28
 
 
 class _Kept(NamedTuple):
-    """Cached outputs of a layer for all samples, computed under two ``states`` of its weights.
+    """Cached outputs of a layer for all samples, computed under two ``states`` of its weights."""
 
-    ``states`` is ``(2, units, inputs + 1)``; the last column of ``results``, ``(n, columns)``, is 0, for closed units.
-    """
-
-    states: Tensor
+    states: Tensor  # (2, units, inputs + 1)
     columns: Tensor
     is_open: Tensor
-    results: Tensor
+    results: Tensor  # (n, columns); the last column is 0, for closed units
 
 
 class FirstLayers:
@@ -40,13 +37,11 @@ class FirstLayers:
 
     Such a layer is most of a small network. Usually one task wrote into a unit; its weights then have only two states,
     with all tasks or with none.
-
-    Attributes:
-        place: slice of all samples that the next forward reads.
     """
 
     def __init__(self, samples: Tensor, entries: Mapping[str, OpenEntries]) -> None:
-        self._rows, self._entries, self.place = samples.flatten(1), entries, slice(None)
+        self._rows, self._entries = samples.flatten(1), entries
+        self.place = slice(None)  # of all samples, those that the next forward reads
         self._first: dict[str, Tensor] = {}
         self._kept: dict[str, _Kept | None] = {}
         self._columns: dict[str, Tensor | None] = {}
@@ -173,16 +168,12 @@ def fit_trained_head(strategy: Strategy, task: int, seed: int) -> Tensor:
 
 
 class CounterfactualFeatures:
-    """Computes a task's features and running statistics of its norms, without units that its mask closes.
+    """Computes features of a task's samples ``x``, without units that its mask closes.
 
-    Args:
-        seen: mini-batches of more than one sample, for the norms' statistics.
-
-    Attributes:
-        features: of all samples, ``(n, features)``, each from the last pass over its sample.
+    Running statistics of its norms are computed from ``seen``, mini-batches of more than one sample.
     """
 
-    features: Tensor
+    features: Tensor  # of all samples, (n, features), each from the last pass over its sample
 
     def __init__(self, model: TaskMaskedModel, task: int, x: Any, seen: Sequence[Any]) -> None:
         self.model, self.task, self.x = model, task, input_of(model, x)

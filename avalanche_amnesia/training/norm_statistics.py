@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,11 +55,9 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
 
 def _plain_average() -> Callable[[nn.Module, Any], None]:
     """Return a hook that sets momentum 1/n at a norm's n-th call (a plain average; the first drops the old one)."""
-    calls = 0
+    calls = count(1)
 
     def weigh(norm: Any, inputs: Any) -> None:
-        nonlocal calls
-        calls += 1
-        norm.momentum = 1 / calls
+        norm.momentum = 1 / next(calls)
 
     return weigh

@@ -119,7 +119,8 @@ def fault_of_forward(x: Any, model: nn.Module, error: Exception, task_labels: An
             mend += f"; or compute as the samples are, with backbone.to({of_type})"
     shown = ", ".join(f"{shape}, {dtype}" for shape, dtype in given)
     names = "" if isinstance(x, Tensor) else f" by the names {list(x)}"
-    return f"the model can't run on its samples of shape {shown}{names} ({_first_line(error)}); {mend}"
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+    return f"the model can't run on its samples of shape {shown}{names} ({first_line}); {mend}"
 
 
 def _rearranged(given: tuple[int, ...], needed: tuple[int, ...]) -> str:
@@ -148,10 +149,6 @@ def _of(thing: Any) -> str:
     return f"{tuple(thing.shape)} {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-
-
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return at most ``most`` random samples ``(n, …)`` of the task just trained, and their labels ``(n,)``."""
     return samples_at(strategy, drawn_positions(strategy, most, seed))
@@ -168,11 +165,10 @@ def drawn_positions(strategy: Strategy, most: int, seed: int) -> Tensor:
 def samples_at(strategy: Strategy, index: Tensor) -> tuple[Tensor, Tensor]:
     """Return the current task's samples at the positions ``index``, and their labels."""
     experience, loader = strategy.experience, strategy.dataloader
-    held = loader.samples_of(experience) if isinstance(loader, TensorBatches) else None
-    if held is None:
+    if not isinstance(loader, TensorBatches) or loader.experience is not experience:
         return task_data(experience, index)
-    x, y = held
-    return held if len(index) == len(x) else (x[index], y[index])
+    x, y = loader.x, loader.y
+    return (x, y) if len(index) == len(x) else (x[index], y[index])
 
 
 def what_diverged(model: TaskMaskedModel, task: int, experience: Any) -> str | None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict
 
 import torch
 from avalanche.core import SupervisedPlugin
-from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
@@ -22,31 +21,14 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
-from avalanche_amnesia.training.host.arguments import (
-    OwnArguments,
-    PeriodicMode,
-    check_model,
-    check_train_options,
-    checked_criterion,
-    checked_device,
-    checked_evaluator,
-    checked_options,
-    checked_plugins,
-    listed,
-)
+from avalanche_amnesia.training import task_faults
+from avalanche_amnesia.training.host import arguments
 from avalanche_amnesia.training.host.listening import ListenerDispatch
 from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
-from avalanche_amnesia.training.task_faults import (
-    fault_in_memory,
-    fault_of_forward,
-    fault_of_inputs,
-    fault_of_labels,
-    fault_of_single,
-)
 from avalanche_amnesia.unit_graph.backbones import as_batch
 from avalanche_amnesia.unit_graph.findings import ModelError
 
@@ -72,7 +54,7 @@ class StrategyOptions(TypedDict, total=False):
     plugins: Sequence[SupervisedPlugin] | None
     evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] | None
     eval_every: int
-    peval_mode: PeriodicMode
+    peval_mode: arguments.PeriodicMode
 
 
 class TaskPlugin(SupervisedPlugin):
@@ -88,7 +70,7 @@ class TaskPlugin(SupervisedPlugin):
         """After a load: called once a saved state is loaded into all parts of the strategy."""
 
 
-class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
+class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate):
     """Supervised strategy that trains one task after another, seeds each by its label, and unlearns on request.
 
     Base of this package's strategies, which choose the plugins.
@@ -142,19 +124,24 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         plugins: Sequence[SupervisedPlugin] | None = None,
         evaluator: EvaluationPlugin | Callable[[], EvaluationPlugin] | None = None,
         eval_every: int = -1,
-        peval_mode: PeriodicMode = "epoch",
+        peval_mode: arguments.PeriodicMode = "epoch",
     ) -> None:
         kinds = (plugin.model_class for plugin in method if isinstance(plugin, TaskEndPlugin))
-        check_model(model, next(kinds, MultiHeadModel))
+        arguments.check_model(model, next(kinds, MultiHeadModel))
+        checks.one_of("peval_mode", peval_mode, arguments.PeriodicMode)
         check_optimizer(optimizer, model.parameters(), model.head_parameters())
         super().__init__(
             model=model,
             optimizer=optimizer,
-            criterion=nn.CrossEntropyLoss() if criterion is None else checked_criterion(criterion),
-            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *checked_plugins(plugins)],
-            evaluator=EvaluationPlugin(loggers=[BaseLogger()]) if evaluator is None else checked_evaluator(evaluator),
-            device=checked_device(device),
-            **checked_options(train_mb_size, train_epochs, eval_mb_size, eval_every, peval_mode),
+            criterion=arguments.checked_criterion(nn.CrossEntropyLoss() if criterion is None else criterion),
+            plugins=[SeedingPlugin(seed), InMemoryLoaderPlugin(), *method, *arguments.checked_plugins(plugins)],
+            evaluator=arguments.checked_evaluator(evaluator),
+            device=arguments.checked_device(device),
+            train_mb_size=checks.whole_number("train_mb_size", train_mb_size),
+            train_epochs=checks.whole_number("train_epochs", train_epochs),
+            eval_mb_size=None if eval_mb_size is None else checks.whole_number("eval_mb_size", eval_mb_size),
+            eval_every=checks.whole_number("eval_every", eval_every, -1),
+            peval_mode=peval_mode,
         )
         self.seed = checks.whole_number("seed", seed, None)
         checks.one_of("reset_optimizer", reset_optimizer, Literal[True, False])
@@ -185,8 +172,8 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 "gradients are switched off around strategy.train, by torch.no_grad() or torch.inference_mode(): train "
                 "outside of it"
             )
-        check_train_options(kwargs, type(self))
-        given = self._tasks_in(listed(experiences, "strategy.train"))
+        arguments.check_train_options(kwargs, type(self))
+        given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
         if given and not self.model.tasks:
             refuse_incremental(given[0])
         held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
@@ -202,7 +189,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 raise TypeError(
                     f"eval_streams must be a list of streams, [benchmark.test_stream], got {eval_streams!r}"
                 )
-            streams = [self._tasks_in(listed(one, "train(eval_streams=…)")) for one in eval_streams]
+            streams = [self._tasks_in(arguments.listed(one, "train(eval_streams=…)")) for one in eval_streams]
         with preserved_rng(), self._full_precision():
             try:
                 self._trains = True
@@ -218,7 +205,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
                 self._listeners = {}  # after an error too: Avalanche's evaluator returns objects that can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
-        fault = fault_in_memory(self.experience) if len(self.experience.dataset) else "it has no samples"
+        fault = task_faults.fault_in_memory(self.experience) if len(self.experience.dataset) else "it has no samples"
         if fault is not None:
             raise TaskError(f"task {single_task(self.experience)}: {fault}")
         requests = getattr(self.experience, "requests", ())
@@ -256,7 +243,7 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             TypeError: for objects that are no experiences, for example a benchmark.
         """
         refuse_unfinished(self)
-        given = self._tasks_in(listed(exp_list, "strategy.eval"))
+        given = self._tasks_in(arguments.listed(exp_list, "strategy.eval"))
         if given and not self.model.tasks:
             refuse_incremental(given[0])
         known = remaining_experiences(self, given)
@@ -319,9 +306,9 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
             return infer(x, task)
         except Exception as error:  # any error of the model
             of = next(iter(self.model.tasks), None) if task is None else checks.integer(task)
-            fault = fault_of_single(x, self.model, error)
+            fault = task_faults.fault_of_single(x, self.model, error)
             if fault is None and of in self.model.tasks:
-                fault = fault_of_forward(x, self.model, error, of)
+                fault = task_faults.fault_of_forward(x, self.model, error, of)
             if fault is None:
                 raise
             raise ValueError(f"x can't be predicted, as a batch of {len(x)}: {fault}") from error
@@ -351,27 +338,28 @@ class TaskStrategy(OwnArguments, ListenerDispatch, SupervisedTemplate):
         """Return the model's output; raise TaskError, which undoes the task, for inputs that it can't process."""
         later = self.is_training and self.clock.train_exp_iterations > 0  # later mini-batches are like the first
         if self.is_training and not later:
-            fault = fault_of_inputs(self.mb_x)
+            fault = task_faults.fault_of_inputs(self.mb_x)
             self._refuse(None if fault is None else f"in its first mini-batch {fault}")
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # any error of the model
             known = str(error) if isinstance(error, ModelError) else None
-            self._refuse(known or fault_of_single(self.mb_x, self.model, error), error)
-            self._refuse(None if later else fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
+            self._refuse(known or task_faults.fault_of_single(self.mb_x, self.model, error), error)
+            if not later:
+                self._refuse(task_faults.fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise
 
     def criterion(self) -> Any:
         """Return the loss; raise TaskError for labels outside of the head's classes."""
         parts = self.mb_y, self.mb_output
         if self.is_training and not self.clock.train_exp_iterations:  # an accelerator does not survive such a label
-            self._refuse(fault_of_labels(*parts, self._criterion))
+            self._refuse(task_faults.fault_of_labels(*parts, self._criterion))
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().criterion()
         except Exception as error:  # any error of the loss
-            self._refuse(fault_of_labels(*parts, self._criterion), error)
+            self._refuse(task_faults.fault_of_labels(*parts, self._criterion), error)
             raise
 
     def _refuse(self, fault: str | None, cause: Exception | None = None) -> None:

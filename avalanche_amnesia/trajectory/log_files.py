@@ -14,21 +14,17 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.saving.files import locked, replace_file, replacing, sealed, unsealed, writing
-from avalanche_amnesia.trajectory.sparse import SparseEntries, SparseUpdates, SparseValues
+from avalanche_amnesia.saving.encoding import decode, encode
+from avalanche_amnesia.saving.files import Part, locked, replace_file, replacing, sealed, unsealed, writing
+from avalanche_amnesia.trajectory.sparse import SparseUpdates, SparseValues
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log, LogFile
 
 INDEX = "index.json"
@@ -39,36 +35,20 @@ class TrajectoryError(ValueError):
     """Error for a log that can't be recorded, found or read, or for a directory of another trajectory."""
 
 
-def _parts(task: int, log: Log) -> dict[str, Tensor]:
-    return {f"{task}/{name}/{part}": tensor for name, entry in log.items() for part, tensor in entry.parts.items()}
+def _part_of(task: int, log: Log) -> Part:
+    """Return a log's tensors, and task and all further values of the log as JSON, as in a saved state."""
+    code, parts = encode([task, log.state()])
+    return Part(parts.get("state", {}), json.dumps(code))
 
 
-def _head(log: Log) -> dict[str, Any]:
-    """Return the metadata of a log for its file: shapes, dtypes, number of parameters, error and repair."""
-    return {
-        "tensors": {name: [str(entry.dtype).removeprefix("torch."), *entry.shape] for name, entry in log.items()},
-        "parameters": log.parameters,
-        "error": asdict(log.error),
-        "repair_of": None if log.repair_of is None else sorted(log.repair_of),
-    }
-
-
-def _digest_of(task: int, log: Log) -> str:
-    content = json.dumps([task, _head(log), state_hashes(_parts(task, log))])
-    return sha256(content.encode()).hexdigest()
-
-
-def checksum_of(task: int, log: Log) -> str:
-    """Return a log's checksum; raise TrajectoryError if the log's mapped file was changed."""
-    if log.file is None:
-        return _digest_of(task, log)
-    if _was_cut(log.file) or _digest_of(task, log) != log.file.checksum:
+def check_file(task: int, log: Log) -> None:
+    """Raise TrajectoryError if the mapped file of a log was changed."""
+    if log.file is not None and (_was_cut(log.file) or _part_of(task, log).digest != log.file.checksum):
         raise TrajectoryError(
             f"{log.file.path} was changed after it had been written: the log of task {task} is damaged, and can't be "
             "used. Go on from the last saved strategy (torch.save), which has its logs with it, or from a copy of the "
             "directory"
         )
-    return log.file.checksum
 
 
 def _was_cut(file: LogFile) -> bool:
@@ -77,12 +57,6 @@ def _was_cut(file: LogFile) -> bool:
         return False
     status = file.path.stat()
     return (status.st_dev, status.st_ino) == file.place and status.st_size != file.size
-
-
-def _entries(parts: Mapping[str, Any], dtype: str, *shape: int) -> SparseEntries:
-    if "codes" in parts:
-        return SparseUpdates(**parts, shape=shape)
-    return SparseValues(**parts, dtype=getattr(torch, dtype), shape=shape)
 
 
 class LogDirectory:
@@ -200,21 +174,20 @@ class LogDirectory:
         """Return a log mapped from its file, which is written if missing; append the path of a new file to ``made``."""
         if log.file is not None and log.file.path.parent == self.path and log.file.path.exists():
             return log
-        checksum = checksum_of(task, log)
-        name = _name(task, checksum)
-        path = self.path / name
+        check_file(task, log)
+        part = _part_of(task, log)
+        path = self.path / _name(task, part.digest)
         if path.exists():
             try:
-                return self._read(name)[1]
+                return self._read(path.name)[1]
             except TrajectoryError:  # damaged: write it again
                 pass
         else:
             made.append(path)
-        body = sealed({"logs": [{"task": task, "checksum": checksum, **_head(log)}], "merged": []})
-        with replacing(path) as part:
-            tensors = {key: tensor.contiguous() for key, tensor in _parts(task, log).items()}
-            save_file(tensors, str(part), metadata={"trajectory": body})
-        return self._read(name)[1]
+        with replacing(path) as new:
+            tensors = {key: tensor.contiguous() for key, tensor in part.items()}
+            save_file(tensors, str(new), metadata={"log": part.code})
+        return self._read(path.name)[1]
 
     def _read(self, name: str) -> tuple[int, Log]:
         """Return the task and the log in file ``name``, with tensors mapped into memory; raise an error if damaged."""
@@ -222,22 +195,18 @@ class LogDirectory:
         try:
             status = path.stat()
             with safe_open(str(path), framework="pt") as file:
-                (row,) = unsealed((file.metadata() or {}).get("trajectory", "{}"))["logs"]
-                stored: dict[str, dict[str, Tensor]] = {}
-                for key in file.keys():  # noqa: SIM118 - not a mapping
-                    owner, part = key.rsplit("/", 1)
-                    stored.setdefault(owner, {})[part] = file.get_tensor(key)
-            task, repair_of, checksum = row["task"], row["repair_of"], row["checksum"]
-            entries = {name: _entries(stored[f"{task}/{name}"], *kind) for name, kind in row["tensors"].items()}
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+                part = Part(tensors, file.metadata()["log"])
+            checksum = part.digest
+            task, state = decode(json.loads(part.code), {"state": part})
+            entries, parameters, rounding, repair_of = state.values()
+            found = {name: (SparseUpdates if "codes" in of else SparseValues)(**of) for name, of in entries.items()}
             mapped = LogFile(path, (status.st_dev, status.st_ino), status.st_size, checksum)
-            repaired = None if repair_of is None else frozenset(repair_of)
-            log = Log(entries, row["parameters"], AddedError(**row["error"]), repaired, mapped)
-            if _digest_of(task, log) != checksum:
-                raise ValueError(f"the checksum of task {task} does not fit")
+            log = Log(found, parameters, AddedError(**rounding), repair_of, mapped)
         except Exception as error:  # a damaged file may cause any error
             raise TrajectoryError(f"{path} is damaged, or no log ({type(error).__name__}: {error})") from error
         if _name(task, checksum) != name:
-            raise TrajectoryError(f"{path} holds another log than its name says")
+            raise TrajectoryError(f"{path} is damaged, or holds another log than its name says")
         return task, log
 
 

@@ -164,13 +164,7 @@ def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
 
 
 class Moved:
-    """Entries of a tensor that a removal changes.
-
-    Attributes:
-        where: bool tensor of the tensor's shape: the ``k`` changed entries.
-        now: their current values ``(k,)``.
-        without: their values after the removal, ``(k,)``.
-    """
+    """Entries of a tensor (``where``) that a removal changes, with their values ``now`` and ``without`` the tasks."""
 
     def __init__(self, where: Tensor, now: Tensor, without: Tensor, index: Tensor | None = None) -> None:
         self.where, self.now, self.without = where, now, without

@@ -15,7 +15,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import reduce
 from math import prod
 from typing import ClassVar
 
@@ -80,7 +80,7 @@ class SparseValues(_Chosen):
     @classmethod
     def none(cls, like: Tensor) -> SparseValues:
         """Return an object without entries, for a tensor of the shape and dtype of ``like``."""
-        return cls._made(_no_bits(like.numel()), torch.zeros(0, dtype=like.dtype), tuple(like.shape))
+        return cls.of(like, torch.zeros(like.shape, dtype=torch.bool))
 
     @classmethod
     def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
@@ -239,11 +239,6 @@ def pack(where: Tensor) -> Tensor:
     The changed entries of a task are mostly an outer product of units, so zlib compresses their equal rows well.
     """
     return shrink(np.packbits(where.detach().cpu().numpy().reshape(-1)))
-
-
-@lru_cache(maxsize=256)
-def _no_bits(n: int) -> Tensor:
-    return shrink(np.zeros(-(-n // 8), dtype=np.uint8))
 
 
 def unpack(bits: Tensor, n: int) -> Tensor:

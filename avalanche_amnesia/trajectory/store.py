@@ -31,7 +31,7 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import StateError, checked
-from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, checksum_of
+from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, check_file
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, without_unneeded, work_out
 from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded, united
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log
@@ -334,10 +334,8 @@ class Trajectory:
     def _log(self, task: int) -> Log:
         if task not in self._logs:
             raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
-        log = self._logs[task]
-        if log.file is not None:
-            checksum_of(task, log)
-        return log
+        check_file(task, self._logs[task])
+        return self._logs[task]
 
     def _look_at(self, writers: Iterable[int]) -> None:
         """Raise TrajectoryError if a writer (task or repair) is not recorded, or if its log file is damaged."""

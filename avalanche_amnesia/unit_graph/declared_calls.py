@@ -60,7 +60,12 @@ class DeclaredCalls:
 
     def _like(self, of_two: Tensor, of_three: Tensor) -> Tensor:
         """Return an empty tensor of a result's shape for the current batch size, from those for 2 and 3 samples."""
-        shape = [_size(a, b, self._first.shape[0]) for a, b in zip(of_two.shape, of_three.shape, strict=True)]
+        shape: list[Any] = []
+        for two, three in zip(of_two.shape, of_three.shape, strict=True):
+            each, rest = divmod(two, _BATCHES[0])
+            if two != three and (rest or each * _BATCHES[1] != three):
+                raise ModelError(f"a declared module returns {two} entries for 2 samples and {three} for 3")
+            shape.append(two if two == three else self._first.shape[0] * each)
         return self._first.new_empty(shape, dtype=of_two.dtype)
 
 
@@ -73,15 +78,6 @@ def filled_in(arguments: Any, tensors: Iterator[fx.Node], sizes: Iterator[fx.Nod
         return next(sizes) if isinstance(leaf, torch.SymInt) else leaf
 
     return pytree.tree_map(filled, arguments)
-
-
-def _size(of_two: int, of_three: int, batch: Any) -> Any:
-    if of_two == of_three:
-        return of_two
-    each, rest = divmod(of_two, _BATCHES[0])
-    if rest or each * _BATCHES[1] != of_three:
-        raise ModelError(f"a declared module returns {of_two} entries for 2 samples and {of_three} for 3")
-    return batch * each
 
 
 @torch.no_grad()

@@ -495,17 +495,12 @@ def declaring(name: str, *options: str) -> str:
     """Return advice for an error message: how to declare a module frozen or task-owned (not the backbone itself)."""
     meaning = {"frozen": "trained only by the first task", "task_owned": "a copy per task"}
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
-    if name:
-        return f"declare the module that holds it: MaskedModel(backbone, {ways}); or {_NOTHING_TRACED}"
+    part = "declare the module that holds it:" if name else "move that part into a module of its own and declare it,"
     return (
-        f"move that part into a module of its own and declare it, MaskedModel(backbone, {ways}); or {_NOTHING_TRACED}"
+        f"{part} MaskedModel(backbone, {ways}); or trace nothing: weight pools take any network, "
+        "DisjointModel(backbone), and WSN one whose weights are those of Linear, Conv, Embedding and norms, or don't "
+        "learn, SubnetModel(backbone)"
     )
-
-
-_NOTHING_TRACED = (
-    "trace nothing: weight pools take any network, DisjointModel(backbone), and WSN one whose weights are those of "
-    "Linear, Conv, Embedding and norms, or don't learn, SubnetModel(backbone)"
-)
 
 
 # Origin of a node -------------------------------------------------------------------------------------------------

@@ -160,12 +160,6 @@ class UnitGraph:
                 found[name] = OpenEntries(rows, columns, 1 - share)
         return found
 
-    def entries_of_units(self, units: Tensor) -> dict[str, Tensor]:
-        """Return a bool mask per parameter: True in the weight rows and biases of ``units``, bool ``(n_units,)``."""
-        of_sets = self.sets.use(units.float())
-        of_sets[ALWAYS] = 0
-        return {name: of_sets[factors[0].to(of_sets.device)] > 0 for name, factors in self.factors.items()}
-
     def sources(self, layer: str) -> Tensor | None:
         """Return the set numbers of a layer's inputs, or None if it has no weight with two factors (only a bias)."""
         factors = next((f for name, f in self.factors.items() if name.startswith(layer) and len(f) > 1), None)

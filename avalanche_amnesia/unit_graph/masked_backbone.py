@@ -75,8 +75,7 @@ class Program:
             as_function(node)
         write_over(graph, lambda source: _is_fresh(source, owned))
         leave_closed_out(graph)
-        forward: Callable[..., Tensor] = type(fx.GraphModule(module, graph)).forward
-        return forward
+        return type(fx.GraphModule(module, graph)).forward
 
 
 def _moving_axes(node: fx.Node, batch: Collection[Any]) -> frozenset[int]:
@@ -181,8 +180,7 @@ class MaskedBackbone(nn.Module):
         """Return features ``(batch, features)``, computed with a task's modules ``own`` and its masks by layer name."""
         tensors = [x] if isinstance(x, Tensor) else self.inputs.tensors(x)
         self._sizes[self.training].check(tensors)
-        result: Tensor = self._forwards[self.training](self, *tensors, own, masks)
-        return result
+        return self._forwards[self.training](self, *tensors, own, masks)
 
     def train(self, mode: bool = True) -> MaskedBackbone:
         """Set training mode, except for frozen modules, because every task would change their running statistics."""

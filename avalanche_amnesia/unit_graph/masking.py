@@ -50,8 +50,7 @@ def owned_parameter(own: Mapping[str, nn.Module], name: str) -> Tensor:
 
 def tensor_in(result: Any, number: int) -> Tensor:
     """Return tensor ``number`` in a declared module's result: a tensor, a tuple, a mapping or a similar container."""
-    found: Tensor = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)][number]
-    return found
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)][number]
 
 
 # Weighted operations over open entries ------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class TaskNorm(nn.Module):
     def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
         super().__init__()
         made = [None if name is None else _copied(known[name]) for name in spec.parameters]
-        (self.weight, self.bias), self.eps = made, spec.eps
+        (self.weight, self.bias), self.spec = made, spec
 
     def _folded(self, mask: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         mask = mask.to(dtype if self.weight is None else self.weight.dtype)  # float32 would change the result
@@ -52,10 +52,8 @@ class TaskNorm(nn.Module):
         return weight, torch.zeros_like(weight) if self.bias is None else (self.bias * mask).add_(0.0)
 
     @torch.no_grad()
-    def keep(self, template: TaskNorm, use: Tensor | None) -> None:
+    def keep(self, template: TaskNorm, use: Tensor) -> None:
         """Reset entries outside the mask ``use`` to those of ``template``, so that unused units store nothing."""
-        if use is None:
-            return
         mine, theirs = ((*norm.parameters(), *norm.buffers()) for norm in (self, template))
         for value, initial in zip(mine, theirs, strict=True):
             if value.dim():
@@ -75,7 +73,7 @@ class TaskBatchNorm(TaskNorm):
         count = None if mean is None else torch.zeros((), dtype=torch.long, device=mean.device)
         for name, value in (("running_mean", mean), ("running_var", var), ("num_batches_tracked", count)):
             self.register_buffer(name, value)
-        self.momentum, self.instance, self.fixed = spec.momentum, spec.kind == "instance", spec.fixed
+        self.momentum = spec.momentum
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``x``, ``(batch, channels, …)``; ``mask``: ``(channels,)``, or ``(1,)`` for all channels."""
@@ -84,53 +82,44 @@ class TaskBatchNorm(TaskNorm):
         if mask is not None:
             dtype = x.dtype if self.running_mean is None else self.running_mean.dtype
             weight, bias = self._folded(mask.expand(x.shape[1]).contiguous(), dtype)
-        own = (self.training and not self.fixed) or self.running_mean is None
-        if self.instance:
-            return F.instance_norm(
-                x, self.running_mean, self.running_var, weight, bias, own, self.momentum or 0.0, self.eps
-            )
+        own = (self.training and not self.spec.fixed) or self.running_mean is None
+        moments = self.running_mean, self.running_var
+        if self.spec.kind == "instance":
+            return F.instance_norm(x, *moments, weight, bias, own, self.momentum or 0.0, self.spec.eps)
         momentum = 0.0
         if own and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
             momentum = self.momentum if self.momentum is not None else 1 / float(self.num_batches_tracked)
-        return F.batch_norm(x, self.running_mean, self.running_var, weight, bias, own, momentum, self.eps)
+        return F.batch_norm(x, *moments, weight, bias, own, momentum, self.spec.eps)
 
 
 class TaskLayerNorm(TaskNorm):
     """Layer or RMS normalisation of one task over the last dimensions, with statistics of the units in the mask."""
 
-    def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
-        super().__init__(spec, known)
-        self.shape, self.centred = spec.shape, spec.kind == "layer"
-
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``x``, ``(…, *shape)``, over the units in ``mask``, which broadcasts over ``shape``."""
+        shape, eps, centred = self.spec.shape, self.spec.eps, self.spec.kind == "layer"
         if mask is None:
-            if self.centred:
-                return F.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
-            return F.rms_norm(x, self.shape, self.weight, self.eps)
+            if centred:
+                return F.layer_norm(x, shape, self.weight, self.bias, eps)
+            return F.rms_norm(x, shape, self.weight, eps)
         weight, bias = self._folded(mask, x.dtype)
-        dims = tuple(range(-len(self.shape), 0))
-        normal = _normalised(x, mask.expand(self.shape), dims, self.eps, self.centred)
+        normal = _normalised(x, mask.expand(shape), tuple(range(-len(shape), 0)), eps, centred)
         return torch.addcmul(bias, normal, weight)
 
 
 class TaskGroupNorm(TaskNorm):
     """Normalisation of one task over groups of channels, with statistics of the units in the mask."""
 
-    def __init__(self, spec: OwnedSpec, known: Mapping[str, Tensor]) -> None:
-        super().__init__(spec, known)
-        self.groups = spec.groups
-
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Normalise ``x``, ``(batch, channels, …)``; ``mask``: ``(channels,)``, or ``(1,)`` for all channels."""
         if mask is None:
-            return F.group_norm(x, self.groups, self.weight, self.bias, self.eps)
+            return F.group_norm(x, self.spec.groups, self.weight, self.bias, self.spec.eps)
         mask = mask.expand(x.shape[1]).contiguous()
         weight, bias = self._folded(mask, x.dtype)
-        grouped = x.reshape(len(x), self.groups, x.shape[1] // self.groups, -1)
-        of_group = mask.reshape(self.groups, -1, 1).expand(grouped.shape[1:])
-        normal = _normalised(grouped, of_group, (-2, -1), self.eps, centred=True).reshape(x.shape)
+        grouped = x.reshape(len(x), self.spec.groups, x.shape[1] // self.spec.groups, -1)
+        of_group = mask.reshape(self.spec.groups, -1, 1).expand(grouped.shape[1:])
+        normal = _normalised(grouped, of_group, (-2, -1), self.spec.eps, centred=True).reshape(x.shape)
         per_channel = (len(weight), *(1,) * (x.dim() - 2))
         return normal * weight.reshape(per_channel) + bias.reshape(per_channel)
 
@@ -219,5 +208,5 @@ class OwnModules(nn.ModuleDict):
         self.learn(False, False)
         for name, spec in owned.items():
             mine, template = self[name], fresh[name]
-            if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm):
-                mine.keep(template, None if spec.sets is None else use[spec.sets.to(use.device)])
+            if isinstance(mine, TaskNorm) and isinstance(template, TaskNorm) and spec.sets is not None:
+                mine.keep(template, use[spec.sets.to(use.device)])

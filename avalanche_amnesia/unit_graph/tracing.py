@@ -8,7 +8,7 @@ import types
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 from avalanche.models import MultiHeadClassifier
@@ -27,35 +27,36 @@ from avalanche_amnesia.unit_graph.trial import compare, try_out
 from avalanche_amnesia.unit_graph.walk import Walk
 
 NormChoice = Literal["task", "batch"]
+Item = TypeVar("Item")
 _ = rules  # imported for its registrations
 _LARGEST = 1 << 22
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"_forward_hooks", "_forward_pre_hooks"} | {"training"}
 
 
-class Known:
-    """Cache of the most recently used traces (``most`` traces), by the structure of the traced backbone."""
+class Known(Generic[Item]):
+    """Cache of the ``most`` recently used items by key: traces by structure, or the entries that masks use."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: dict[Hashable, Trace] = {}
+        self._held: dict[Hashable, Item] = {}
 
-    def get(self, structure: Hashable | None) -> Trace | None:
-        """Return the trace of a backbone with this structure, or None if there is no such trace in the cache."""
-        found = self._held.pop(structure, None)
+    def get(self, key: Hashable | None) -> Item | None:
+        """Return the item stored under ``key``, or None if there is no such item in the cache."""
+        found = self._held.pop(key, None)
         if found is not None:
-            self._held[structure] = found  # move the latest access to the end
+            self._held[key] = found  # move the latest access to the end
         return found
 
-    def put(self, structure: Hashable | None, trace: Trace) -> None:
-        """Store a trace, and remove the least recently used trace if the cache is full."""
-        if structure is not None:
-            self._held[structure] = trace
+    def put(self, key: Hashable | None, item: Item) -> None:
+        """Store an item, and remove the least recently used one if the cache is full; None is no key."""
+        if key is not None:
+            self._held[key] = item
             if len(self._held) > self._most:
                 del self._held[next(iter(self._held))]
 
 
-_known = Known(32)
+_known: Known[Trace] = Known(32)
 
 
 def trace_backbone(

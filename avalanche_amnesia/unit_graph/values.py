@@ -239,7 +239,8 @@ class Dependence:
         """Return True if the tensor is the unchanged parameter."""
         if self.group is not None or self.moved_to is None:
             return self.group is None
-        return self.moved_to.shape == self.size and _counts_up(self.moved_to)
+        counts_up = self.moved_to.is_contiguous() and self.moved_to.shape == self.size
+        return counts_up and torch.equal(self.moved_to.reshape(-1), torch.arange(self.size.numel()))
 
     def mixed(self, result: Tensor) -> Dependence:
         """Return the dependence of a tensor whose entry ``i`` combines all entries with ``result`` equal to ``i``."""
@@ -262,10 +263,6 @@ def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
         least = least[least]  # each round merges whole components, so a long chain needs few rounds
         if torch.equal(least, before):
             return ((least == torch.arange(n)).cumsum(0) - 1)[least]
-
-
-def _counts_up(place: Tensor) -> bool:
-    return place.is_contiguous() and torch.equal(place.reshape(-1), torch.arange(place.numel()))
 
 
 @dataclass(frozen=True)
@@ -307,10 +304,7 @@ class ParameterValue:
     def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
         """Return a tensor in which each entry combines several entries of this tensor (a sum, a norm).
 
-        Args:
-            result: number of the new entry to which each entry contributes, from 0; broadcasts.
-            shape: of the new entries.
-            dtype: of the result.
+        ``result``: number of the new entry to which each entry contributes, from 0; broadcasts.
         """
         parts = tuple(part.mixed(result) for part in self.parts)
         return ParameterValue(torch.Size(shape), dtype, parts).moved(lambda place: place.reshape(shape))

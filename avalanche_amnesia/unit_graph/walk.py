@@ -60,40 +60,30 @@ def rule(*targets: Any, zeros: bool = False) -> Callable[[Rule], Rule]:
     Raises:
         TypeError: if a target is not an operation of an exported graph, or the rule is not a function.
     """
-    _check(targets)
-
-    def registering(function: Rule) -> Rule:
-        register(RULES, *targets)(function)
-        if zeros:
-            NEEDS_ZEROS.add(function)
-        return function
-
-    return registering
-
-
-def register(rules: dict[Any, Rule], *targets: Any) -> Callable[[Rule], Rule]:
-    """Return a decorator that stores a function in the table ``rules`` as the rule of the operations ``targets``."""
-
-    def registering(function: Rule) -> Rule:
-        if not callable(function):
-            raise TypeError(f"a rule is a function (walk, node, *values), got {function!r}")
-        rules.update(dict.fromkeys(targets, function))
-        return function
-
-    return registering
+    return _registering(RULES, targets, zeros)
 
 
 def derives(*targets: Any) -> Callable[[Rule], Rule]:
     """Return a decorator that registers a rule for operations on parameters only: the result's dependences."""
-    _check(targets)
-    return register(DERIVATIONS, *targets)
+    return _registering(DERIVATIONS, targets)
 
 
-def _check(targets: tuple[Any, ...]) -> None:
+def _registering(rules: dict[Any, Rule], targets: tuple[Any, ...], zeros: bool = False) -> Callable[[Rule], Rule]:
+    """Return a decorator that stores a function in the table ``rules`` as the rule of the operations ``targets``."""
     wrong = [target for target in targets if not isinstance(target, (OpOverload, OpOverloadPacket))]
     if wrong or not targets:
         given = f"got {wrong[0]!r}" if wrong else "got none"
         raise TypeError(f"a rule is for operations in an exported graph, such as torch.ops.aten.relu, {given}")
+
+    def register(function: Rule) -> Rule:
+        if not callable(function):
+            raise TypeError(f"a rule is a function (walk, node, *values), got {function!r}")
+        rules.update(dict.fromkeys(targets, function))
+        if zeros:
+            NEEDS_ZEROS.add(function)
+        return function
+
+    return register
 
 
 def registered(rules: dict[Any, Rule], target: Any) -> Rule | None:

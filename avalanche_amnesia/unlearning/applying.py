@@ -178,11 +178,7 @@ def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transactio
     for name, moved in removal.moved.items():
         change.call(moved.put_back, parameters[name])
     size = sum(parameters[name].nbytes for name in removal.moved)
-    map_two_threads(
-        lambda name: removal.moved[name].take_out(parameters[name]),
-        removal.moved,
-        size,
-    )
+    map_two_threads(lambda name: removal.moved[name].take_out(parameters[name]), removal.moved, size)
 
 
 def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:

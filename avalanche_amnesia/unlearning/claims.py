@@ -30,13 +30,7 @@ from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_set
 from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.strategy import Strategy, autocast_now
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.assumptions import (
-    Attributes,
-    attributes_of,
-    changed_attributes,
-    is_closed,
-    open_parts,
-)
+from avalanche_amnesia.unlearning import assumptions
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import purger_of
 
@@ -67,7 +61,7 @@ class Circumstances:
 
     settings: dict[str, Any]
     plugins: tuple[str, ...]
-    attributes: Attributes
+    attributes: assumptions.Attributes
     faults: tuple[str, ...]
     options: dict[str, Any]
     place: str
@@ -120,13 +114,13 @@ class Claims:
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
-        attributes, rests_on = attributes_of(strategy), open_parts(strategy, options)
+        attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
         self._trainings[task] = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
         self._first = self._trainings[task] if self._first is None else self._first
 
     def loaded(self, strategy: Strategy) -> None:
         """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
-        users = [plugin for plugin in strategy.plugins if not is_closed(type(plugin))]
+        users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
 
@@ -143,9 +137,9 @@ class Claims:
         """Record the end of a task's training: attributes that changed during the training, and the model's hashes."""
         training = self._trainings.get(task)
         if training is not None:
-            changed = changed_attributes(training.attributes, attributes_of(strategy))
+            changed = assumptions.changed_attributes(training.attributes, assumptions.attributes_of(strategy))
             faults = (f"training task {task} changed {changed}",) if changed else ()
-            rests_on = tuple(dict.fromkeys((*training.rests_on, *open_parts(strategy, {}))))
+            rests_on = tuple(dict.fromkeys((*training.rests_on, *assumptions.open_parts(strategy, {}))))
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that differ from those of the reference
@@ -246,8 +240,10 @@ class Claims:
 
     def criterion_learned(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
-        now = {path: value for path, value in attributes_of(strategy).items() if path.startswith("criterion")}
-        return self._first is not None and bool(changed_attributes(self._first.attributes, now))
+        now = {
+            path: value for path, value in assumptions.attributes_of(strategy).items() if path.startswith("criterion")
+        }
+        return self._first is not None and bool(assumptions.changed_attributes(self._first.attributes, now))
 
     def faults(self, strategy: Strategy) -> list[str]:
         """Return the reasons why a training with this strategy is no function of (seed, task) and its visible tasks."""
@@ -274,7 +270,7 @@ class Claims:
         if other:
             found.append(f"{_listed(other)} trained at other settings than the first task, or beside other plugins")
         for task, here in trained.items():
-            changed = changed_attributes(first.attributes, here.attributes)
+            changed = assumptions.changed_attributes(first.attributes, here.attributes)
             if changed:
                 found.append(f"{changed} differed from the first task's when task {task} began")
         if _plugin_classes(strategy) != first.plugins:

@@ -83,7 +83,8 @@ def fit_head(
         head = search(rest, head, iterations)
     weight, bias = problem.over_features(head)
     of_all = features.new_zeros(n_classes, features.shape[1]).index_copy_(1, there, weight)
-    _check_fit(of_all, bias)
+    if not all(bool(value.isfinite().all()) for value in (of_all, bias)):
+        raise FitError("what was fitted to the features is not finite")
     return of_all, bias[:, 0].contiguous()
 
 
@@ -200,8 +201,3 @@ class _Search:
         for (step, change, curvature), share in zip(self._pairs, reversed(shares), strict=True):
             left.add_(step, alpha=share - float((change * left).sum()) / curvature)
         return left.neg_()
-
-
-def _check_fit(*found: Tensor) -> None:
-    if not all(bool(value.isfinite().all()) for value in found):
-        raise FitError("what was fitted to the features is not finite")

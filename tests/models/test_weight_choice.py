@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from avalanche_amnesia.models import SubnetModel
-from avalanche_amnesia.models.weight_choice import Choice, MovingTop, count_of_share, mark_by_sorting, mark_largest
+from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, count_of_share, mark_by_sorting, mark_largest
 
 
 def slow_marks(values, k):
@@ -60,14 +60,17 @@ def test_a_threshold_finds_the_largest_magnitudes_from_any_first_guess(values, s
 def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 3, 2, stride=2), nn.Flatten(), nn.Linear(432, 5))
     model, generator = SubnetModel(net, n_features=5, bias="masked"), torch.Generator().manual_seed(0)
-    sizes = [tensor.size for tensor in model.graph.layers.values()]
+    weights = {name: model.backbone.get_parameter(name) for name in model.graph.layers}
     scores = torch.randn(model.n_weights, generator=generator)
     scores = (4 * scores).round() if ties else scores
-    by_marks = Choice(sizes, model.choose)
-    by_thresholds = Choice(sizes, model.choose, [MovingTop(t.size, t.kept) for t in model.graph.layers.values()])
+    learned = nn.Parameter(scores.clone())
+    tops = [MovingTop(t.size, t.kept) for t in model.graph.layers.values()]
+    by_marks = OpenSubnet(learned, weights, model.choose, model.straight_through)
+    by_thresholds = OpenSubnet(learned, weights, model.choose, model.straight_through, tops)
     for step in range(3):
-        by_marks.renew(scores)
-        by_thresholds.renew(scores)
+        learned.data.copy_(scores)
+        by_marks.open()
+        by_thresholds.open()
         for layer, (name, part) in enumerate(model.by_layer(scores).items()):
             values = torch.randn(model.graph.layers[name].shape, generator=generator)
             values = values.contiguous(memory_format=layout) if values.dim() == 4 else values

@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from copy import copy, deepcopy
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import (
     HEAD,
     STATE,
-    part_name,
+    part_of,
     read_state,
     replace_file,
     sealed,
@@ -153,8 +154,9 @@ def hostile(state: Path, folder: Path, number: int) -> None:
     if kind == 5:
         group = draw.choice(sorted(content["parts"]))
         changed = broken_blob((state / content["parts"][group]).read_bytes(), draw)
-        content["parts"][group] = part_name(changed)
-        (folder / part_name(changed)).write_bytes(changed)
+        with suppress(Exception):  # a part that can't be read keeps its name
+            content["parts"][group] = part_of(changed).name
+        (folder / content["parts"][group]).write_bytes(changed)
     elif number % 12 == 0:
         content = mutated(content, draw)
     else:

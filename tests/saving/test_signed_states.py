@@ -13,7 +13,7 @@ from support.strategy_state import bits, unchanged
 
 from avalanche_amnesia.audit import SigningError
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.saving.files import HEAD, STATE, part_name, sealed
+from avalanche_amnesia.saving.files import HEAD, STATE, part_of, sealed
 from avalanche_amnesia.training import load_state
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n] * 32)) for n in (1, 2))
@@ -57,8 +57,8 @@ def with_another_weight(state):
         tensors = load(file.read_bytes())
         next(tensor for tensor in tensors.values() if tensor.is_floating_point()).view(-1)[0] += 1
         changed = save(tensors)
-        content["parts"]["state"] = part_name(changed)
-        (state / part_name(changed)).write_bytes(changed)
+        content["parts"]["state"] = part_of(changed).name
+        (state / part_of(changed).name).write_bytes(changed)
 
     resealed(state, change)
 

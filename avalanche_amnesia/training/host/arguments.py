@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from avalanche.benchmarks import CLExperience
 from avalanche.core import BasePlugin
+from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin, GDumbPlugin
 from torch import nn
 
@@ -66,20 +67,6 @@ def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
             f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
             f"{kind.__name__}(backbone)"
         )
-
-
-def checked_options(
-    train_mb_size: object, train_epochs: object, eval_mb_size: object, eval_every: object, peval_mode: object
-) -> dict[str, Any]:
-    """Check a strategy's options of Avalanche, and return them by name, with whole numbers converted to int."""
-    checks.one_of("peval_mode", peval_mode, PeriodicMode)
-    return {
-        "train_mb_size": checks.whole_number("train_mb_size", train_mb_size),
-        "train_epochs": checks.whole_number("train_epochs", train_epochs),
-        "eval_mb_size": None if eval_mb_size is None else checks.whole_number("eval_mb_size", eval_mb_size),
-        "eval_every": checks.whole_number("eval_every", eval_every, -1),
-        "peval_mode": peval_mode,
-    }
 
 
 def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
@@ -141,7 +128,9 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 
 
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
-    """Return ``evaluator``, or its result if it is a factory; raise an error unless that is an EvaluationPlugin."""
+    """Return ``evaluator``, or its result if it is a factory; None: a silent one; raise an error for anything else."""
+    if evaluator is None:
+        return EvaluationPlugin(loggers=[BaseLogger()])
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made
@@ -153,8 +142,7 @@ def checked_criterion(criterion: Any) -> Callable[..., Any]:
         raise TypeError(
             f"criterion must be a loss of logits and labels, got {criterion!r}: criterion=torch.nn.CrossEntropyLoss()"
         )
-    result: Callable[..., Any] = criterion
-    return result
+    return criterion
 
 
 def listed(experiences: Any, call: str) -> list[Any]:

@@ -1,10 +1,8 @@
 """Snapshot of a strategy in memory, to be restored after an interruption or an error.
 
 A task ends in several steps: its mask is stored, its update is recorded, heads are fitted, the task is entered into the
-ledger. An interruption, Ctrl-C or an error in any plugin, must leave the state before the task or the state after it.
-So a snapshot is taken before the first of these steps, and dropped in one assignment after the last. Until then
-aborting the task restores it first; that may itself be interrupted and repeated. The loading of a state and the
-retraining of a task take a complete snapshot in the same way.
+ledger. An interruption must leave the state before the task or the state after it. So a snapshot is taken before the
+first of these steps, and dropped in one assignment after the last. Restoring it may itself be interrupted and repeated.
 """
 
 from collections.abc import Iterator
@@ -29,13 +27,9 @@ class Snapshot:
     """Copy of the state of a strategy that a task's end, a load or a retraining may change; it is restored in place.
 
     It consists of the attributes and containers of known objects (:mod:`~avalanche_amnesia.saving.known_objects`), the
-    modules of the networks, and values of tensors. Objects of the user are neither stored nor changed, except plugins
-    with ``state()`` and ``load_state()`` in a complete snapshot.
-
-    Args:
-        strategy: the strategy.
-        complete: include all attributes of the strategy, all modules of model and loss, all parameters, the clock and
-            the metrics; otherwise only what the end of a task changes, without the values of parameters.
+    modules of the networks, and values of tensors. A ``complete`` one has all of them, clock and metrics too, and the
+    states of the user's plugins that have ``state()`` and ``load_state()``. Another one has only values that the end of
+    a task changes, without parameters. Objects of the user are neither stored nor changed.
     """
 
     def __init__(self, strategy: Strategy, *, complete: bool) -> None:

@@ -19,17 +19,9 @@ from avalanche_amnesia.saving.files import Parts, as_state_error, read_state, wr
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host import stock_states  # noqa: F401 - registers them
+from avalanche_amnesia.training.host import states, stock_states  # noqa: F401 - registers them
 from avalanche_amnesia.training.host.lookup import UnfinishedLoad, refuse_unfinished, unlearning_of
 from avalanche_amnesia.training.host.rollback import Snapshot, is_finishing
-from avalanche_amnesia.training.host.states import (
-    load_model_state,
-    load_state_of,
-    model_state,
-    state_of,
-    takes_part,
-    unlike,
-)
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.unlearning.purging.purgers import OF_EVERY_STRATEGY
 
@@ -59,12 +51,12 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
             "strategy": _name(strategy),
             "settings": learning_settings(strategy),
             "device": strategy.device.type,
-            "model": model_state(strategy.model),
+            "model": states.model_state(strategy.model),
             "optimizer": _optimizer_state(strategy),
-            "host": state_of(strategy, _not_kept(strategy)),
-            "criterion": state_of(strategy._criterion),
-            "plugins": [[_name(plugin), state_of(plugin)] for plugin in _plugins(strategy)],
-            "metrics": [[_name(metric), state_of(metric)] for metric in _metrics(strategy)],
+            "host": states.state_of(strategy, _not_kept(strategy)),
+            "criterion": states.state_of(strategy._criterion),
+            "plugins": [[_name(plugin), states.state_of(plugin)] for plugin in _plugins(strategy)],
+            "metrics": [[_name(metric), states.state_of(metric)] for metric in _metrics(strategy)],
         }
     )
     return body, parts
@@ -125,15 +117,15 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
 
 def _parts(strategy: Strategy, state: Mapping[str, Any]) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the name of each part of a strategy and a function that loads its state."""
-    yield "its model", partial(load_model_state, strategy.model, state["model"])
+    yield "its model", partial(states.load_model_state, strategy.model, state["model"])
     yield "its optimizer", partial(_load_optimizer, strategy, state["optimizer"])
-    yield "the strategy", partial(load_state_of, strategy, state["host"], strategy, _not_kept(strategy))
-    yield "its criterion", partial(load_state_of, strategy._criterion, state["criterion"], strategy)
+    yield "the strategy", partial(states.load_state_of, strategy, state["host"], strategy, _not_kept(strategy))
+    yield "its criterion", partial(states.load_state_of, strategy._criterion, state["criterion"], strategy)
     for plugin, (_, held) in zip(_plugins(strategy), state["plugins"], strict=True):
-        yield type(plugin).__name__, partial(load_state_of, plugin, held, strategy)
+        yield type(plugin).__name__, partial(states.load_state_of, plugin, held, strategy)
     for metric, (name, held) in zip(_metrics(strategy), state["metrics"], strict=False):
         if _name(metric) == name:  # the evaluator may have further metrics now
-            yield type(metric).__name__, partial(load_state_of, metric, held, strategy)
+            yield type(metric).__name__, partial(states.load_state_of, metric, held, strategy)
 
 
 def _refuse_in_training(strategy: Strategy, doing: str) -> None:
@@ -174,7 +166,7 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
     if different:
         listed = ", ".join(f"{name}={there.get(name)!r} (here {ours.get(name)!r})" for name in different)
         raise StateError(f"{path} was saved with other settings: {listed}; build the strategy with those")
-    other = unlike(strategy.model, state["model"])
+    other = states.unlike(strategy.model, state["model"])
     if other is not None:
         raise StateError(f"{path} holds another model: {other}")
 
@@ -202,7 +194,7 @@ def _plugins(strategy: Strategy) -> list[Any]:
 
 def _metrics(strategy: Strategy) -> list[Any]:
     """Return the metrics that have a ``state()``; metrics without one start again with every evaluation."""
-    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if takes_part(metric)]
+    return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
 
 
 def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Registered conversions for attributes of Avalanche's own plugins and strategies."""
+"""Registered conversions for attributes of Avalanche's plugins and strategies, and of plugins without a state."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,18 +11,7 @@ from avalanche.benchmarks.utils.classification_dataset import TaskAwareSupervise
 from avalanche.benchmarks.utils.data_attribute import DataAttribute
 from avalanche.benchmarks.utils.flat_data import FlatData
 from avalanche.training import DER, ER_ACE, Cumulative
-from avalanche.training.plugins import (
-    EarlyStoppingPlugin,
-    EWCPlugin,
-    GDumbPlugin,
-    LFLPlugin,
-    LRSchedulerPlugin,
-    LwFPlugin,
-    MASPlugin,
-    MIRPlugin,
-    ReplayPlugin,
-    SynapticIntelligencePlugin,
-)
+from avalanche.training import plugins as stock
 from avalanche.training.storage_policy import ParametricBuffer, ReservoirSamplingBuffer, _ParametricSingleBuffer
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import ParamData
@@ -32,6 +21,8 @@ from avalanche_amnesia.benchmarks.data import TensorTask
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.states import Conversion, filled, load_model_state, model_state, register_state
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.unlearning.purging.samples import sequence
 
 
@@ -166,19 +157,21 @@ _PARAMETERS = Conversion(_tensors, _parameters)
 _TEACHER = Conversion(_teacher, _taught)
 _POLICY = Conversion(_policy, _load_policy)
 
-register_state(EWCPlugin, saved_params=_PARAMETERS, importances=_PARAMETERS)
-register_state(SynapticIntelligencePlugin, ewc_data=_PARAMETERS, syn_data=_PARAMETERS)
-register_state(MASPlugin, params=_PARAMETERS, importance=_PARAMETERS)
-register_state(LwFPlugin, lwf=Conversion(_lwf, _load_lwf))
-register_state(LFLPlugin, prev_model=_TEACHER)
-register_state(ReplayPlugin, storage_policy=_POLICY)
-register_state(GDumbPlugin, storage_policy=_POLICY, init_model=_TEACHER)
-register_state(MIRPlugin, storage_policy=_POLICY, replay_loader=None)
+register_state(stock.EWCPlugin, saved_params=_PARAMETERS, importances=_PARAMETERS)
+register_state(stock.SynapticIntelligencePlugin, ewc_data=_PARAMETERS, syn_data=_PARAMETERS)
+register_state(stock.MASPlugin, params=_PARAMETERS, importance=_PARAMETERS)
+register_state(stock.LwFPlugin, lwf=Conversion(_lwf, _load_lwf))
+register_state(stock.LFLPlugin, prev_model=_TEACHER)
+register_state(stock.ReplayPlugin, storage_policy=_POLICY)
+register_state(stock.GDumbPlugin, storage_policy=_POLICY, init_model=_TEACHER)
+register_state(stock.MIRPlugin, storage_policy=_POLICY, replay_loader=None)
 register_state(DER, storage_policy=_POLICY, replay_loader=None)
 register_state(ER_ACE, storage_policy=_POLICY, replay_loader=None, ace_criterion=None)
 register_state(
     Cumulative, dataset=Conversion(lambda data: data and _taken(data), lambda state, *_: state and _made(state))
 )
-register_state(LRSchedulerPlugin, scheduler=Conversion(_schedule, _load_schedule), rolling_metric=None)
-register_state(EarlyStoppingPlugin, operator=None, best_state=None, best_val=None, best_step=None)
+register_state(stock.LRSchedulerPlugin, scheduler=Conversion(_schedule, _load_schedule), rolling_metric=None)
+register_state(stock.EarlyStoppingPlugin, operator=None, best_state=None, best_val=None, best_step=None)
 register_state(PeriodicEval, _is_eval_updated=None, do_final=None)
+register_state(SeedingPlugin, _outside=None, _evaluations=None)
+register_state(InMemoryLoaderPlugin, _adapted=None)

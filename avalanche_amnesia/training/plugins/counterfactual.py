@@ -19,13 +19,8 @@ from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.head_fit import (
-    MOST_SAMPLES,
-    STATISTICS_BATCHES,
-    CounterfactualFeatures,
-    compacted,
-    fitted_head,
-)
+from avalanche_amnesia.training import head_fit
+from avalanche_amnesia.training.head_fit import CounterfactualFeatures, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.norm_statistics import running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
@@ -124,7 +119,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         TypeError: before a training, if the model has no masks.
     """
 
-    def __init__(self, *, samples: int = MOST_SAMPLES, seed: int = 0) -> None:
+    def __init__(self, *, samples: int = head_fit.MOST_SAMPLES, seed: int = 0) -> None:
         super().__init__()
         self.samples, self.seed = checks.whole_number("samples", samples), checks.whole_number("seed", seed, None)
         self.heads: dict[int, dict[frozenset[int], FittedHead]] = {}
@@ -183,7 +178,7 @@ class CounterfactualPlugin(SupervisedPlugin):
         seen = []
         if running_norms(model.task_parts(task)):
             size = strategy.train_mb_size
-            drawn, _ = training_samples(strategy, STATISTICS_BATCHES * size, seed)
+            drawn, _ = training_samples(strategy, head_fit.STATISTICS_BATCHES * size, seed)
             seen = [some for some in drawn.split(size) if len(some) > 1]
         without = _WithoutTasks(model, trajectory, sources)
         features_now = CounterfactualFeatures(model, task, x, seen)
@@ -197,7 +192,7 @@ class CounterfactualPlugin(SupervisedPlugin):
             except FitError as error:  # only this head is lost, not the trained task
                 unfitted[gone] = str(error)
                 continue
-            self.heads[task][gone] = compacted(head)
+            self.heads[task][gone] = head_fit.compacted(head)
         if unfitted:
             reasons = "; ".join(
                 f"without {'several' if gone == SEVERAL else sorted(gone)}: {reason}"

@@ -56,7 +56,7 @@ class DisjointPlugin(TaskEndPlugin):
 
     @property
     def place(self) -> str:
-        """Return the text of the share of the task in training; empty between tasks."""
+        """Return text that identifies the weights of the task in training, its share; empty between tasks."""
         return "" if self._share is None else repr(self._share)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:

@@ -12,7 +12,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.hard_attention import HardAttention
+from avalanche_amnesia.training.hard_attention import HALF, HardAttention
 from avalanche_amnesia.training.hat_formulas import (
     SparsityRegulariser,
     embedding_gradient,
@@ -160,7 +160,7 @@ class HATPlugin(TaskMaskPlugin):
         weight = self.masks.sparsity_weight
         if weight is None:
             weight = 0.0 if self.masks.budget is not None else 0.75
-        now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, _sizes(model), self.n_tasks)
+        now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, model.sizes, self.n_tasks)
         now.adjuster = self.make_adjuster(model, use, strategy)
 
     def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
@@ -178,7 +178,8 @@ class HATPlugin(TaskMaskPlugin):
         """Before an epoch: choose, per layer, the units that the regulariser can't close in this epoch."""
         now: HATTask = self.in_training
         if self.masks.budget is not None:
-            now.warm_up = self.masks.warm_up_batches(strategy.train_epochs * len(strategy.dataloader))
+            share = HALF if self.masks.warm_up is None else self.masks.warm_up
+            now.warm_up = round(share * (strategy.train_epochs * len(strategy.dataloader)))
         if now.fixed:
             return
         embedding = now.embedding
@@ -188,7 +189,7 @@ class HATPlugin(TaskMaskPlugin):
         # Else the regulariser closes the layers of a hard task for ever, before the loss has fallen.
         half = now.losses.end_epoch() and now.regulariser.weight > 0
         strongest = strongest_units(
-            _sizes(self.model_of(strategy)),
+            self.model_of(strategy).sizes,
             embedding,
             torch.ones_like(embedding, dtype=torch.bool),
             lambda n: max(n // 2, fewest) if half else fewest,
@@ -203,7 +204,7 @@ class HATPlugin(TaskMaskPlugin):
         use = self.task_use(model)
         embedding = now.embedding.detach()
         new, reused = self.masks.shares(now.to_come)
-        is_open = units_within(_sizes(model), embedding, use.in_use, new, reused, min_units=self.masks.min_units)
+        is_open = units_within(model.sizes, embedding, use.in_use, new, reused, min_units=self.masks.min_units)
         # Far enough from 0 for a gate of 0 or 1.
         size = embedding.abs() + 40 / self.masks.s_max
         now.embedding.copy_(torch.where(is_open, size, -size))
@@ -277,7 +278,3 @@ class HATPlugin(TaskMaskPlugin):
         if not now.fixed:
             now.step_embedding()
             now.embedding.clamp_(now.lowest, now.highest)
-
-
-def _sizes(model: MaskedModel) -> list[int]:
-    return [layer.units for layer in model.graph.layers.values()]

@@ -50,10 +50,6 @@ class TensorBatches:
         whole, rest = divmod(len(self.x), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def samples_of(self, experience: Any) -> tuple[Tensor, Tensor] | None:
-        """Return the loader's inputs and labels if they are all samples of ``experience``, otherwise None."""
-        return (self.x, self.y) if experience is self.experience else None
-
     def __iter__(self) -> Iterator[list[Tensor]]:
         torch.empty((), dtype=torch.int64).random_()  # DataLoader draws the seed of its workers
         order = torch.arange(len(self.x))
@@ -64,6 +60,19 @@ class TensorBatches:
         for begin in range(0, self.batch_size * len(self), self.batch_size):
             batch = order[begin : begin + self.batch_size]  # one at a time, so that the first mini-batch comes at once
             yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
+
+
+def load_from_memory(
+    strategy: Strategy, tensors: tuple[Tensor, Tensor] | None, training: bool, *, shuffle: bool, drop_last: bool
+) -> TensorBatches | None:
+    """Replace a strategy's default loader by one over inputs and labels in memory; return it, or None if it stays."""
+    if tensors is None or not has_default_loader(strategy, training):
+        return None
+    x, y = (tensor.to(strategy.device) for tensor in tensors)
+    size = strategy.train_mb_size if training else strategy.eval_mb_size
+    batches = TensorBatches(x, y, int(strategy.experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
+    strategy.dataloader = batches
+    return batches
 
 
 class NonEmptyBatches:
@@ -105,12 +114,6 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
 
     after_eval_dataset_adaptation = after_train_dataset_adaptation
 
-    def state(self) -> None:
-        """Return None: a saved state holds nothing of the data, also after an interruption."""
-
-    def load_state(self, state: None) -> None:
-        """Load nothing."""
-
     def before_training_exp(
         self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
     ) -> None:
@@ -124,15 +127,9 @@ class InMemoryLoaderPlugin(SupervisedPlugin):
     def _replace(
         self, strategy: Strategy, training: bool, shuffle: bool, drop_last: bool, options: dict[str, Any]
     ) -> None:
-        experience = strategy.experience
         untouched = strategy.adapted_dataset is self.__dict__.pop("_adapted", None)  # else a plugin adapted the data
-        tensors = getattr(experience, "tensors", None)
-        if tensors is None or options.get("num_workers", 0) or not has_default_loader(strategy, training):
-            return
-        if not untouched:
-            return
-        x, y = (tensor.to(strategy.device) for tensor in tensors)
-        size = strategy.train_mb_size if training else strategy.eval_mb_size
-        batches = TensorBatches(x, y, int(experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
-        batches.experience = experience
-        strategy.dataloader = batches
+        if untouched and not options.get("num_workers", 0):
+            tensors = getattr(strategy.experience, "tensors", None)
+            batches = load_from_memory(strategy, tensors, training, shuffle=shuffle, drop_last=drop_last)
+            if batches is not None:
+                batches.experience = strategy.experience

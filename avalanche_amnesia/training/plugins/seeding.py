@@ -33,12 +33,6 @@ class SeedingPlugin(SupervisedPlugin):
         self._outside: RngState | None = None
         self._evaluations: list[RngState] = []
 
-    def state(self) -> None:
-        """Return None, because every task draws from the seed and its label, so that nothing needs to be saved."""
-
-    def load_state(self, state: None) -> None:
-        """Do nothing, because :meth:`state` returns nothing."""
-
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the training: store the state of the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []

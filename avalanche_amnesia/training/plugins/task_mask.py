@@ -13,17 +13,12 @@ from avalanche_amnesia.optimizers import follow_model, traits_of
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.listening import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
-from avalanche_amnesia.training.task_faults import (
-    MaskWarning,
-    fault_of_task,
-    unmoved,
-    what_diverged,
-)
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -49,11 +44,6 @@ class TaskEndPlugin(SupervisedPlugin):
         self.noticed: set[str] = set()  # subjects of the warnings already given
         self.unsure: torch.Tensor | None = None
         """Positions of the samples of which the fitted head is not certain; None: all samples."""
-
-    @property
-    def place(self) -> str:
-        """Return text that identifies the weights of the current task; empty if all tasks share them."""
-        return ""
 
     def state(self) -> dict[str, Any]:
         """Return the state between tasks; masks and heads belong to the model."""
@@ -81,7 +71,7 @@ class TaskEndPlugin(SupervisedPlugin):
         """Emit the collected warnings, and empty their list."""
         notices, self.notices = self.notices, []
         for text in notices:
-            warnings.warn(text, MaskWarning, stacklevel=2)
+            warnings.warn(text, task_faults.MaskWarning, stacklevel=2)
 
     def notice(self, about: str, text: str | None) -> None:
         """Store a warning to emit after the training, once per run, so that a filter that raises loses no task."""
@@ -103,11 +93,11 @@ class TaskEndPlugin(SupervisedPlugin):
 
     def refuse_diverged(self, strategy: Strategy, task: int) -> None:
         """Undo the training and raise TaskError (for NaN samples) or DivergedError if a task's network has diverged."""
-        lost = what_diverged(self.model_of(strategy), task, strategy.experience)
+        lost = task_faults.what_diverged(self.model_of(strategy), task, strategy.experience)
         if lost is None:
             return
         abort_training(strategy)
-        fault = fault_of_task(strategy.experience)  # checked only now: it takes a pass over all samples
+        fault = task_faults.fault_of_task(strategy.experience)  # checked only now: it takes a pass over all samples
         if fault is not None:
             raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
         raise DivergedError(
@@ -286,7 +276,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         model, training = self.model_of(strategy), self.in_training
         refuse_untrained(strategy)
         # A warning, no error: fixed weights (lr=0) under a learning mask or head are a method of their own.
-        self.notice("unmoved", unmoved(training.before.values, model, training.task))
+        self.notice("unmoved", task_faults.unmoved(training.before.values, model, training.task))
         adjuster = training.adjuster
         frozen = adjuster.frozen_entries() if self.rule.space == "update" else {}
         keep = {}

@@ -1,7 +1,9 @@
 """Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
+import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -36,14 +38,7 @@ from avalanche_amnesia.unlearning.claims import Claims
 from avalanche_amnesia.unlearning.compensation import compensates, repairs, revises
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.planning import own_modules_only, work_out
-from avalanche_amnesia.unlearning.purging.purgers import (
-    Purger,
-    UnknownState,
-    prepare_training,
-    purger_of,
-    refuse_unknown_state,
-    unknown_state,
-)
+from avalanche_amnesia.unlearning.purging import purgers
 
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
@@ -121,7 +116,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Return the state between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [_apart(*both) for both in zip(self.records, [None, *self.records], strict=False)],
+            "records": [Apart(partial(asdict, record), (record,)) for record in self.records],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -134,9 +129,7 @@ class UnlearningPlugin(SupervisedPlugin):
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
         kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
         ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
-        found: list[UnlearningRecord] = []
-        for record in records:
-            found.append(UnlearningRecord.from_state(record, found[-1] if found else None))
+        found = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
         new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
         new_forgotten = ForgottenSamples.from_state(forgotten)
         new_ledger.load_state_dict(ledger)
@@ -291,7 +284,7 @@ class UnlearningPlugin(SupervisedPlugin):
         if self.ledger.n_trained == 0 and self.deadline is None:
             self.ledger = TaskLedger(getattr(experience, "deadline", None))
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
-            refuse_unknown_state(self._cleaned(strategy)[1])
+            purgers.refuse_unknown_state(self._cleaned(strategy)[1])
         self._requests.rehearse(experience, self.ledger)
         self.current_task, self._forgotten_in_task = None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
@@ -314,7 +307,7 @@ class UnlearningPlugin(SupervisedPlugin):
         self.current_task = single_task(strategy.experience)
         self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
-            prepare_training(plugin, self.current_task)
+            purgers.prepare_training(plugin, self.current_task)
         self._upcoming = self._requests.still_due(strategy.experience, "iteration", self.ledger.unlearned)
         for request in self._upcoming:
             check_iteration(request, self.current_task, strategy.train_epochs * len(strategy.dataloader))
@@ -478,9 +471,9 @@ class UnlearningPlugin(SupervisedPlugin):
         ledger, snapshot = self.ledger, self._snapshot(strategy)
         unrecorded = frozenset(getattr(strategy.model, "tasks", ())) - {*ledger.remaining, self.current_task}
         tasks = ledger.check(tasks, event, self._requests.known or None, unrecorded)
-        purgers, unknown = self._cleaned(strategy)
+        cleaned, unknown = self._cleaned(strategy)
         if not allow_unknown:
-            refuse_unknown_state(unknown)
+            purgers.refuse_unknown_state(unknown)
         context = UnlearningContext(
             strategy=strategy,
             tasks=tasks,
@@ -488,7 +481,7 @@ class UnlearningPlugin(SupervisedPlugin):
             ledger=ledger,
             trajectory=recorder.trajectory,
             counters=self.counters,
-            purgers=purgers,
+            purgers=cleaned,
             unknown=[thing for thing, _ in unknown],
             compensations=[p for p in strategy.plugins if compensates(p)] if self.obey is True else [],
             repair=next(filter(repairs, strategy.plugins), None),
@@ -502,15 +495,15 @@ class UnlearningPlugin(SupervisedPlugin):
             own_modules_only(context)
         return context
 
-    def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, Purger]], UnknownState]:
+    def _cleaned(self, strategy: Strategy) -> tuple[list[tuple[object, purgers.Purger]], purgers.UnknownState]:
         """Return (object, purger) pairs among plugins, strategy and criterion, and the objects with unknown state."""
         others = [
             plugin
             for plugin in strategy.plugins
             if not (plugin is self or isinstance(plugin, _CLEANED_ELSEWHERE) or compensates(plugin) or repairs(plugin))
         ]
-        found = [(thing, purger_of(thing)) for thing in (*others, strategy, strategy._criterion)]
-        unknown = unknown_state(strategy, [thing for thing, purge in found if purge is None])
+        found = [(thing, purgers.purger_of(thing)) for thing in (*others, strategy, strategy._criterion)]
+        unknown = purgers.unknown_state(strategy, [thing for thing, purge in found if purge is None])
         # Tensors of a criterion are settings, unless they have changed.
         kept = [
             (thing, path)
@@ -546,10 +539,6 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
-
-
-def _apart(record: UnlearningRecord, before: UnlearningRecord | None) -> Apart:
-    return Apart(partial(record.state, before), (record,) if before is None else (record, before))
 
 
 def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:

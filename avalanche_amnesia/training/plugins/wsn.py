@@ -18,7 +18,7 @@ from avalanche_amnesia.optimizers import BareStep, flush_denormals
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches, has_default_loader
+from avalanche_amnesia.training.plugins.in_memory_loader import load_from_memory
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
@@ -99,12 +99,8 @@ class Holdout:
     def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
         """Replace the strategy's loader by a faster one over the rest of the data, if the data is in memory."""
         tensors = getattr(strategy.experience, "tensors_at", lambda where: None)(self.rest)
-        untouched = self._is_plain and strategy.adapted_dataset is self._subset  # else a plugin adapted the data
-        if tensors is not None and untouched and has_default_loader(strategy, training=True):
-            x, y = (tensor.to(strategy.device) for tensor in tensors)
-            strategy.dataloader = TensorBatches(
-                x, y, int(strategy.experience.task_label), strategy.train_mb_size, shuffle=shuffle, drop_last=drop_last
-            )
+        if self._is_plain and strategy.adapted_dataset is self._subset:  # else a plugin adapted the data
+            load_from_memory(strategy, tensors, training=True, shuffle=shuffle, drop_last=drop_last)
 
     def score(self, strategy: Strategy) -> tuple[float, float]:
         """Return accuracy and negative loss on the held out data, in evaluation mode; larger pairs are better."""

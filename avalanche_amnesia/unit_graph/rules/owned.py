@@ -18,20 +18,9 @@ A: Any = torch.ops.aten
 
 
 @rule(A.batch_norm.default, A.instance_norm.default)
-def by_channel(
-    walk: Walk,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any,
-    mean: Any,
-    var: Any,
-    own: bool,
-    momentum: float,
-    eps: float,
-    *rest: Any,
-) -> Any:
+def by_channel(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any, *options: Any) -> Any:
     """Replace a batch or instance norm (mini-batch or running statistics) by the task's copy, unless tasks share it."""
+    own, momentum, eps = options[2:5]  # after the running statistics
     kind: NormKind = "batch" if node.target is A.batch_norm.default else "instance"
     statistics = tuple(str(given.target) for given in node.args[3:5] if isinstance(given, fx.Node))
     if any(name not in walk.buffers for name in statistics):
@@ -63,36 +52,26 @@ def by_channel(
     return _own(walk, node, x, spec)
 
 
-@rule(A.layer_norm, zeros=True)
-def layer_norm(
-    walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
-) -> Any:
-    """Replace a layer norm by the task's own copy, unless all tasks may share the norm."""
+_OVER_UNITS: dict[Any, NormKind] = {
+    A.layer_norm.default: "layer",
+    A.rms_norm.default: "rms",
+    A.group_norm.default: "group",
+}
+
+
+@rule(*_OVER_UNITS, zeros=True)
+def over_units(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None, *rest: Any) -> Any:
+    """Replace a layer, RMS or group norm by the task's own copy, unless all tasks may share the norm."""
+    kind = _OVER_UNITS[node.target]
+    bias, *left = (None, *rest) if kind == "rms" else rest or (None,)  # an RMS norm has no bias
     if _is_common(x, weight, bias):
         return walk.conservative(node)
+    eps = left[0] if left else None
+    if eps is None:
+        eps = torch.finfo(x.dtype).eps if kind == "rms" else 1e-5
     names = _names(walk, node, weight, bias)
-    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "layer", eps=eps, shape=tuple(shape)))
-
-
-@rule(A.rms_norm, zeros=True)
-def rms_norm(walk: Walk, node: fx.Node, x: Any, shape: Any, weight: Any = None, eps: float | None = None) -> Any:
-    """Replace an RMS norm by the task's own copy, unless all tasks may share the norm."""
-    if _is_common(x, weight):
-        return walk.conservative(node)
-    names = _names(walk, node, weight, None)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "rms", eps=eps, shape=tuple(shape)))
-
-
-@rule(A.group_norm, zeros=True)
-def group_norm(
-    walk: Walk, node: fx.Node, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *rest: Any
-) -> Any:
-    """Replace a group norm by the task's own copy, unless all tasks may share the norm."""
-    if _is_common(x, weight, bias):
-        return walk.conservative(node)
-    names = _names(walk, node, weight, bias)
-    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, "group", eps=eps, groups=groups))
+    axes: dict[str, Any] = {"groups": over} if kind == "group" else {"shape": tuple(over)}
+    return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, kind, eps=eps, **axes))
 
 
 def _is_common(x: Any, *parameters: Any) -> bool:
@@ -111,10 +90,9 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
         raise Unsupported(
             "a norm can't be frozen in part", "declare all of it frozen=[…], or nothing: every task has its own"
         )
-    if spec.kind in ("layer", "rms"):
-        dims = range(x.ids.dim() - len(spec.shape))
-    else:
-        dims = [dim for dim in range(x.ids.dim()) if dim != 1]  # type: ignore[assignment]
+    by_position = spec.kind in ("layer", "rms")
+    last = x.ids.dim() - len(spec.shape)
+    dims = [dim for dim in range(x.ids.dim()) if (dim < last if by_position else dim != 1)]
     sets = filled(walk.draft.sets.over(x.ids, dims))  # a norm's statistics and shifts affect padding too
     if walk.norm == "batch":
         spec = replace(spec, parameters=(None, None), statistics=())  # use the statistics of the current batch
@@ -122,7 +100,6 @@ def _own(walk: Walk, node: fx.Node, x: Any, spec: OwnedSpec) -> Any:
     _note(walk, replace(spec, sets=None if mask is None else compact(sets)))
     own = walk.insert_behind(node, call_owned, (walk.tasks_own, spec.name, node.args[0], mask))
     node.replace_all_uses_with(own)
-    by_position = spec.kind in ("layer", "rms")
     shape = sets.shape if by_position else (1, len(sets), *(1,) * (x.ids.dim() - 2))
     result = x.like(sets.reshape(shape).expand(x.shape), Masked.ZERO)
     walk.values[own] = result

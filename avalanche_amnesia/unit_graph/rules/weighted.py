@@ -61,17 +61,7 @@ def connect(walk: Walk, node: fx.Node, x: Any, weight: ParameterValue, bias: Any
 
 
 @rule(A.conv1d, A.conv2d, A.conv3d, zeros=True)
-def convolution(
-    walk: Walk,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Any:
+def convolution(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
     """Record a convolution, and return its result's unit sets, one unit per output channel (axis 1)."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
@@ -79,7 +69,8 @@ def convolution(
     if x.ids.dim() != len(weight.shape):
         raise Unsupported("its input has no axis of samples", "give it one: x.unsqueeze(0)")
     units, per_group = weight.shape[:2]
-    channels = groups * per_group
+    channels = x.ids.shape[1]
+    groups = channels // per_group
     inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
     if groups == channels and groups > 1 and not bool((inputs == ALWAYS).any()):
@@ -103,24 +94,14 @@ def _depthwise(
 
 
 @rule(A.conv_transpose1d, A.conv_transpose2d, A.conv_transpose3d, zeros=True)
-def transposed(
-    walk: Walk,
-    node: fx.Node,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
-) -> Any:
+def transposed(walk: Walk, node: fx.Node, x: Any, weight: Any, bias: Any = None, *options: Any) -> Any:
     """Record a transposed convolution, weight ``(inputs, units/groups, …)``, and return its result's unit sets."""
     if not _moves(weight):
         return _without_units(walk, node, weight, bias)
     x = walk.value(x)
     channels, per_group = weight.shape[:2]
-    units = groups * per_group
+    units = walk.result(node).shape[1]
+    groups = units // per_group
     inputs = walk.draft.sets.over(x.ids, [dim for dim in range(x.ids.dim()) if dim != 1])
     ones = (1,) * (len(weight.shape) - 2)
     sets = _layer(walk, node, weight, f"ConvTranspose{len(ones)}d", units)

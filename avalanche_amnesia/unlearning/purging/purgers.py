@@ -4,7 +4,7 @@ Without purgers an Avalanche strategy would relearn an unlearned task: EWC pulls
 distils a model trained on it, and Replay trains on its samples. Learned state without a purger raises an error.
 """
 
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models.task_store import Parts
+from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.saving.known_objects import known_parts
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.transaction import Transaction
@@ -105,8 +105,10 @@ UnknownState = Sequence[tuple[object, str]]
 
 def unknown_state(strategy: Strategy, things: Iterable[object]) -> UnknownState:
     """Return each object in ``things`` (all without purger) that has learned state, with the name of its attribute."""
-    beside, others = Parts(strategy.model), [strategy.optimizer, strategy.evaluator, *strategy.plugins]
-    names = [(thing, learned_state(thing, beside, others)) for thing in things]
+    others = [strategy.optimizer, strategy.evaluator, *strategy.plugins]
+    with whole(strategy.model) as model:
+        others += [*model.modules(), *model.parameters(), *model.buffers()]
+    names = [(thing, learned_state(thing, others)) for thing in things]
     return [(thing, name) for thing, name in names if name is not None]
 
 
@@ -122,12 +124,12 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
         )
 
 
-def learned_state(thing: object, beside: Container[object] = (), others: Collection[object] = ()) -> str | None:
+def learned_state(thing: object, others: Collection[object] = ()) -> str | None:
     """Return the name of the first attribute (or ``"state()"``) of an object that holds learned state, or None.
 
     Learned state is a tensor, array, data set, experience, or module with tensors: in the attribute itself, or in
-    containers and objects of Avalanche and this package there. Objects in ``beside`` and ``others`` do not count. For
-    an object with ``load_state``, the result of ``state()`` is searched. Objects of other classes are not searched.
+    containers and objects of Avalanche and this package there. Objects in ``others`` do not count. For an object with
+    ``load_state``, the result of ``state()`` is searched. Objects of other classes are not searched.
     """
     if hasattr(type(thing), "load_state"):
         held = {"state()": getattr(thing, "state")()}  # noqa: B009 - any class may have it
@@ -137,7 +139,7 @@ def learned_state(thing: object, beside: Container[object] = (), others: Collect
         tensors = [*thing.named_parameters(), *thing.named_buffers()] if isinstance(thing, nn.Module) else []
         held = {**dict(tensors), **getattr(thing, "__dict__", {})}
     for name, value in held.items():
-        if any(_is_state(part) for part in known_parts([value], skip=others) if part not in beside):
+        if any(map(_is_state, known_parts([value], skip=others))):
             return name
     return None
 

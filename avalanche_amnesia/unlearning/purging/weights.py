@@ -6,14 +6,7 @@ from typing import Any
 
 import torch
 from avalanche.models.packnet import PackNetModule, PackNetPlugin, WeightAndBiasPackNetModule
-from avalanche.training.plugins import (
-    EarlyStoppingPlugin,
-    EWCPlugin,
-    LFLPlugin,
-    LwFPlugin,
-    MASPlugin,
-    SynapticIntelligencePlugin,
-)
+from avalanche.training import plugins as stock
 from avalanche.training.utils import ParamData, get_last_fc_layer
 from torch import Tensor, nn
 
@@ -55,7 +48,7 @@ def _at_last_commit(store: Store, context: UnlearningContext) -> Store:
     return result
 
 
-@register_purger(EWCPlugin)
+@register_purger(stock.EWCPlugin)
 def purge_ewc(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Remove the unlearned tasks' anchors and importances from EWC, and subtract their updates from later anchors."""
     change.set(plugin, saved_params=deepcopy(plugin.saved_params), importances=deepcopy(plugin.importances))
@@ -89,7 +82,7 @@ def _updates_before(context: UnlearningContext, task: int | None) -> dict[str, T
     return total
 
 
-@register_purger(MASPlugin)
+@register_purger(stock.MASPlugin)
 def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Set MAS's anchor to the weights without the unlearned tasks, and importances (which mix all tasks) to 0."""
     if plugin.params is None:
@@ -102,7 +95,7 @@ def purge_mas(plugin: Any, context: UnlearningContext, change: Transaction) -> s
     return "MAS: the anchor is the state without the tasks; the importances, which mix all tasks, were dropped"
 
 
-@register_purger(SynapticIntelligencePlugin)
+@register_purger(stock.SynapticIntelligencePlugin)
 def purge_si(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Set SI's anchor to the weights without the unlearned tasks, and all sums except a current path integral to 0."""
     change.keep(plugin, "ewc_data", "syn_data")
@@ -157,7 +150,7 @@ def without_tasks(teacher: nn.Module, context: UnlearningContext) -> nn.Module:
     return result
 
 
-@register_purger(LwFPlugin)
+@register_purger(stock.LwFPlugin)
 def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Remove the unlearned tasks' updates and heads from LwF's teacher; delete the teacher if no task remains."""
     method = plugin.lwf
@@ -171,7 +164,7 @@ def purge_lwf(plugin: Any, context: UnlearningContext, change: Transaction) -> s
     return "LwF: the tasks' updates and heads taken out of the teacher"
 
 
-@register_purger(LFLPlugin)
+@register_purger(stock.LFLPlugin)
 def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Remove the unlearned tasks from LFL's teacher; if none remains, delete the teacher, unfreeze the last layer."""
     if plugin.prev_model is None:
@@ -186,7 +179,7 @@ def purge_lfl(plugin: Any, context: UnlearningContext, change: Transaction) -> s
     return "LFL: the tasks' updates and heads taken out of the teacher"
 
 
-@register_purger(EarlyStoppingPlugin)
+@register_purger(stock.EarlyStoppingPlugin)
 def purge_best_state(plugin: Any, context: UnlearningContext, change: Transaction) -> str:
     """Delete EarlyStopping's copy of the best weights, so that a current training starts its search again."""
     change.set(plugin, best_state=None, best_val=None, best_step=None)
