@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from avalanche_amnesia.audit.signing import checked, signature_of
+from avalanche_amnesia.audit.signing import checked, signed
 from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import replace_file, writing
@@ -313,6 +313,24 @@ class UnlearningRecord:
         """
         return cls.from_json(Path(path).read_text())
 
+    def state(self, before: UnlearningRecord | None) -> dict[str, Any]:
+        """Return the record as JSON values for a saved state, without the hashes that the record ``before`` has too."""
+        known = {} if before is None else before.after
+        further = {name: digest for name, digest in self.unchanged.items() if known.get(name) != digest}
+        gone = [name for name in known if name not in self.unchanged or name in further]
+        return {**json.loads(self.to_json()), "unchanged": {"further": further, "gone": gone}}
+
+    @classmethod
+    def from_state(cls, state: Any, before: UnlearningRecord | None) -> UnlearningRecord:
+        """Return the record from the values of :meth:`state`, given the record ``before`` it."""
+        try:
+            further, gone = state["unchanged"]["further"], set(state["unchanged"]["gone"])
+            known = {} if before is None else before.after
+            unchanged = {name: digest for name, digest in known.items() if name not in gone} | further
+        except (TypeError, KeyError) as error:
+            raise RecordError(f"this is no unlearning record of a state ({type(error).__name__}: {error})") from error
+        return cls.from_json(json.dumps({**state, "unchanged": unchanged}))
+
     def sign(self, private_key: Any) -> str:
         """Return the record with a signature, as JSON; see :func:`~avalanche_amnesia.audit.verify`.
 
@@ -323,8 +341,7 @@ class UnlearningRecord:
         Raises:
             SigningError: if it is none of these, or ``cryptography`` is not installed (extra ``sign``).
         """
-        record = asdict(self)
-        return json.dumps({"record": record, **signature_of(record, private_key)}, indent=2) + "\n"
+        return signed(asdict(self), private_key)
 
 
 def verify(document: str, public_key: Any) -> UnlearningRecord:

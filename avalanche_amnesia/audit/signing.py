@@ -14,6 +14,11 @@ class SigningError(ValueError):
     """Error if a record or state can't be signed, or if its signature is not valid."""
 
 
+def signed(record: Mapping[str, Any], private_key: Any) -> str:
+    """Return a record and its signature, as JSON."""
+    return json.dumps({"record": record, **signature_of(record, private_key)}, indent=2) + "\n"
+
+
 def checked(document: str, public_key: Any) -> dict[str, Any]:
     """Return the record in a signed document as plain values; raise SigningError unless ``public_key`` verifies it."""
     check = signed_by(public_key)

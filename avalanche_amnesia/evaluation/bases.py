@@ -61,9 +61,6 @@ class CallbackMetric(PluginMetric):
     def reset(self, strategy: Strategy | None = None) -> None:
         """Do nothing, because no values are accumulated."""
 
-    def __str__(self) -> str:
-        return type(self).__name__
-
 
 class EventMetric(CallbackMetric, ABC):
     """Base of metrics that need no evaluation: emitted after every training and every unlearning."""

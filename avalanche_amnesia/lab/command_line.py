@@ -367,7 +367,9 @@ def _differing_parts(record: Any, state: Path, public_key: Path | None) -> list[
             case {"trajectory": {"logs": updates}}:
                 differ += [f"the update of task {task}" for task in record.plan.tasks if task in updates]
             case {"records": kept}:
-                last = records.UnlearningRecord.from_json(json.dumps(kept[-1])) if kept else None
+                last = None
+                for each in kept:
+                    last = records.UnlearningRecord.from_state(each, last)
                 if last is None or (last.plan, last.after) != (record.plan, left):
                     differ.append("its last record")
     return differ

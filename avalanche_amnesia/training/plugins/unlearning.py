@@ -1,9 +1,7 @@
 """Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
-import json
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -116,7 +114,7 @@ class UnlearningPlugin(SupervisedPlugin):
         """Return the state between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [Apart(partial(asdict, record), (record,)) for record in self.records],
+            "records": [_apart(*both) for both in zip(self.records, [None, *self.records], strict=False)],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -129,7 +127,9 @@ class UnlearningPlugin(SupervisedPlugin):
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
         kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
         ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
-        found = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
+        found: list[UnlearningRecord] = []
+        for record in records:
+            found.append(UnlearningRecord.from_state(record, found[-1] if found else None))
         new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
         new_forgotten = ForgottenSamples.from_state(forgotten)
         new_ledger.load_state_dict(ledger)
@@ -539,6 +539,10 @@ class UnlearningPlugin(SupervisedPlugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
+
+
+def _apart(record: UnlearningRecord, before: UnlearningRecord | None) -> Apart:
+    return Apart(partial(record.state, before), (record,) if before is None else (record, before))
 
 
 def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
