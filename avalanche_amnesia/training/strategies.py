@@ -1,6 +1,6 @@
 """HAT and AdaHAT: hard attention to the task."""
 
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar, Unpack
 
 from torch.optim import Optimizer
 
@@ -46,6 +46,13 @@ class HAT(TaskStrategy):
         super().__init__(model=model, optimizer=optimizer, method=[masking], seed=seed, **options)
 
 
+class HATOptions(StrategyOptions, total=False):
+    """Keyword arguments of :class:`HAT` that :class:`AdaHAT` also takes."""
+
+    masks: HardAttention | None
+    seed: int
+
+
 class AdaHAT(HAT):
     """HAT strategy that lets later tasks change used parameters: the less, the more tasks use them.
 
@@ -70,6 +77,6 @@ class AdaHAT(HAT):
         model: MaskedModel,
         optimizer: Optimizer,
         adjustment: str | AdjustmentRule = "adahat",
-        **options: Any,
+        **options: Unpack[HATOptions],
     ) -> None:
         super().__init__(model=model, optimizer=optimizer, adjustment=adjustment, **options)
