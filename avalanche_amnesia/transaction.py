@@ -59,14 +59,9 @@ class Transaction:
     @torch.no_grad()
     def write(self, tensor: Tensor, values: Tensor) -> None:
         """Copy ``values`` into a tensor, in place; undoing restores the tensor's old values."""
-        self._undo.append(partial(_copy, tensor, tensor.detach().clone()))
+        self._undo.append(partial(torch.no_grad()(tensor.copy_), tensor.detach().clone()))
         tensor.copy_(values)
 
     def call(self, undo: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Register an undo step, ``undo(*args, **kwargs)``, for a change that the caller makes next."""
         self._undo.append(partial(undo, *args, **kwargs))
-
-
-@torch.no_grad()
-def _copy(tensor: Tensor, values: Tensor) -> None:
-    tensor.copy_(values)

@@ -58,8 +58,11 @@ class _Encoder:
             return value
         if kind is list:
             return [self.encode(item, f"{path}[{i}]") for i, item in enumerate(value)]
-        if kind is dict:
-            return self._dict(value, path)
+        if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.encode(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
+        if kind is dict:  # JSON keys are text, and a key with $ would be decoded as a special object
+            pairs = [[self.encode(k, f"a key of {path}"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
+            return {"$dict": pairs}
         if kind is Apart:
             self.parts[path] = self._part(value, path)
             return {"$part": path}
@@ -79,9 +82,7 @@ class _Encoder:
     def _part(self, apart: Apart, path: str) -> Part:
         key = tuple(map(id, apart.of))
         known, there = _PARTS.get(key, (None, ()))
-        if known is not None and all(
-            each() is not None for each in there
-        ):  # otherwise new objects may have reused their ids
+        if known is not None and all(each() is not None for each in there):  # else new objects may have their ids
             return known
         inner = _Encoder(path)
         code = inner.encode(apart.value() if callable(apart.value) else apart.value, path)
@@ -91,13 +92,6 @@ class _Encoder:
             part.lasts = True
             _PARTS[key] = part, [weakref.ref(each, lambda _: _PARTS.pop(key, None)) for each in apart.of]
         return part
-
-    def _dict(self, value: Mapping[Any, Any], path: str) -> Any:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: self.encode(item, f"{path}.{key}".lstrip(".")) for key, item in value.items()}
-        # JSON keys are text, and a key with $ would be decoded as a special object.
-        pairs = [[self.encode(k, f"a key of {path}"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
-        return {"$dict": pairs}
 
 
 _PARTS: dict[tuple[int, ...], tuple[Part, list[weakref.ref[Any]]]] = {}

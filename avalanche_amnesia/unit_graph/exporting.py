@@ -51,8 +51,14 @@ class Exported:
     guards: list[str] = field(default_factory=list)
 
     def copied(self) -> Exported:
-        """Return a copy of this export with a copied graph, which the caller may rewrite."""
-        return replace(self, graph=_renamed(self.graph))
+        """Return a copy whose graph the caller may rewrite; its new node names are equal in both modes."""
+        found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in self.graph.nodes:
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
+            name = node.name if node.op == "placeholder" else None
+            copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
+            copies[node].meta = dict(node.meta)
+        return replace(self, graph=found)
 
     def size(self, value: Any, batch: int) -> int:
         """Return the number that a symbolic size has for ``batch`` samples. A plain number is returned unchanged."""
@@ -223,17 +229,6 @@ def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]
     _drop_idle(graph)
     graph.lint()
     return exported
-
-
-def _renamed(graph: fx.Graph) -> fx.Graph:
-    """Return a copy of a graph with new node names, equal in both modes although other nodes were removed."""
-    found, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in graph.nodes:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), copies.__getitem__)
-        name = node.name if node.op == "placeholder" else None
-        copies[node] = found.create_node(node.op, node.target, args, kwargs, name)
-        copies[node].meta = dict(node.meta)
-    return found
 
 
 def _replace_by_attribute(graph: fx.Graph, node: fx.Node, name: str) -> None:

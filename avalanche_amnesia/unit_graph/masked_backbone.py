@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
@@ -41,7 +42,9 @@ class Program:
         number: dict[fx.Node, Any] = {node: operator.itemgetter(i) for i, node in enumerate(self.graph.nodes)}
         steps = [
             (
-                *(node.name, node.op, _picklable(node.target)),
+                *(node.name, node.op),
+                # Operations can't be pickled, but their names in ``torch.ops`` can.
+                operator.attrgetter(str(node.target)) if isinstance(node.target, OpOverload) else node.target,
                 *fx.node.map_arg((node.args, node.kwargs), number.__getitem__),
                 (self.values.get(node), self.samples.get(node)),
             )
@@ -84,11 +87,6 @@ def _moving_axes(node: fx.Node, batch: Collection[Any]) -> frozenset[int]:
     sizes = list(enumerate(value.shape)) if isinstance(value, Tensor) else []
     moving: list[tuple[int, Any]] = [(axis, size) for axis, size in sizes if isinstance(size, torch.SymInt)]
     return frozenset(axis for axis, size in moving if not size.node.expr.free_symbols.isdisjoint(batch))
-
-
-def _picklable(target: Any) -> Any:
-    """Return a node's target in picklable form: operations become their names in ``torch.ops``."""
-    return operator.attrgetter(str(target)) if isinstance(target, torch._ops.OpOverload) else target
 
 
 class Sizes:
@@ -168,8 +166,9 @@ class MaskedBackbone(nn.Module):
         owner: nn.Module = self
         *path, last = classifier.split(".")
         for part in path:
-            twin = _shallow(owner.get_submodule(part))
-            owner._modules[part] = twin
+            module = owner.get_submodule(part)
+            twin = owner._modules[part] = module.__class__.__new__(module.__class__)
+            twin.__dict__ = {**vars(module), "_modules": dict(module._modules)}
             owner = twin
         owner._modules[last] = nn.Identity()
 
@@ -212,13 +211,6 @@ class MaskedBackbone(nn.Module):
         self._compile()
 
 
-def _shallow(module: nn.Module) -> nn.Module:
-    twin = module.__class__.__new__(module.__class__)
-    twin.__dict__ = dict(module.__dict__)
-    twin._modules = dict(module._modules)
-    return twin
-
-
 # Replacing operations by functions -------------------------------------------------------------------------------
 
 
@@ -252,7 +244,7 @@ def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> Non
 def as_function(node: fx.Node) -> None:
     """Replace a node's operator by the torch function with the same result, which is faster to call from Python."""
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if node.op != "call_function" or not isinstance(target, OpOverload) or target.namespace != "aten":
         return
     name = target._schema.name.removeprefix("aten::")
     if name == "slice" and not node.kwargs:

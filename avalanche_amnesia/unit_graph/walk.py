@@ -185,24 +185,25 @@ class Walk:
         # A missing rule is no error: a value always in use is protected more than necessary, never less.
         value = self.conservative(node) if found is None else found(self, node, *args, **kwargs)
         if isinstance(value, Value) and value.masked is Masked.DIRTY and not self._norm_follows(node, value):
-            # Invariant: no operation reads masked entries that other tasks' parameters can change.
-            return self._mask_behind(node, value)
+            # Invariant: no operation reads masked entries that other tasks' parameters can change. All readers except
+            # the mask itself, which would otherwise read its own result.
+            here = self._masked_node(node, value)
+            node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
         return value
 
     def _attribute(self, node: fx.Node) -> Any:
         name = str(node.target)
+        if name in self.owned and name in self.parameters:
+            self.draft.owned.setdefault(name, OwnedSpec(name))
+            own = self.insert_behind(node, owned_parameter, (self.tasks_own, name))
+            node.replace_all_uses_with(own, delete_user_cb=lambda user: user is not own)
+            self.values[own] = self.whole(name, owned=True)
+            return self.values[own]
         if name in self.parameters:
-            return self._owned_parameter(node, name) if name in self.owned else self.whole(name)
+            return self.whole(name)
         if name in self.draft.indices:
             return Constant(self.draft.indices[name].detach().cpu())
         return Constant(self.buffers[name].detach().cpu())
-
-    def _owned_parameter(self, node: fx.Node, name: str) -> ParameterValue:
-        self.draft.owned.setdefault(name, OwnedSpec(name))
-        own = self.insert_behind(node, owned_parameter, (self.tasks_own, name))
-        node.replace_all_uses_with(own, delete_user_cb=lambda user: user is not own)
-        self.values[own] = self.whole(name, owned=True)
-        return self.values[own]
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Return the value of an operation on constants, computed now unless it differs at every call."""
@@ -323,12 +324,6 @@ class Walk:
             self._masked[node] = here
             self.values[here] = value.like(masked=Masked.ZERO)
         return self._masked[node]
-
-    def _mask_behind(self, node: fx.Node, value: Value) -> Value:
-        here = self._masked_node(node, value)
-        # All readers except the mask itself, which would otherwise read its own result.
-        node.replace_all_uses_with(here, delete_user_cb=lambda user: user is not here)
-        return value
 
     def _norm_follows(self, node: fx.Node, value: Value) -> bool:
         """Return True if a node's only reader is a batch or instance norm that can absorb the node's mask."""
