@@ -37,7 +37,7 @@ def set_rng_state(state: RngState) -> None:
 
 
 def same_state(one: RngState, other: RngState) -> bool:
-    """Return True if two results of :func:`rng_state` on the CPU are equal."""
+    """Return True if two results of :func:`rng_state` have equal CPU generators."""
     same_numpy = all(map(np.array_equal, one[3], other[3]))
     return torch.equal(one[0], other[0]) and one[2] == other[2] and same_numpy
 

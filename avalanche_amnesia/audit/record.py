@@ -322,7 +322,7 @@ class UnlearningRecord:
 
     @classmethod
     def from_state(cls, state: Any, before: UnlearningRecord | None) -> UnlearningRecord:
-        """Return the record from the values of :meth:`state`, given the record ``before`` it."""
+        """Rebuild a record from its :meth:`state`; ``before`` is the preceding record."""
         try:
             further, gone = state["unchanged"]["further"], set(state["unchanged"]["gone"])
             known = {} if before is None else before.after

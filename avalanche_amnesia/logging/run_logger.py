@@ -181,7 +181,7 @@ class RunLogger(BaseLogger, ABC):
             self.log_events()
 
     def _describe(self, callback: str, strategy: Strategy) -> None:
-        """Write the strategy's settings to the run, once, and a name if the run has none."""
+        """Write the strategy's settings to the run once; name the run if it has no name."""
         if self._described or not hasattr(strategy, "optimizer"):  # not a strategy with settings
             return
         if getattr(strategy, "experience", None) is None and callback != "after_unlearning":

@@ -67,7 +67,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
 
     @property
     def masks(self) -> Mapping[int, Mapping[str, Tensor]]:
-        """Return copies of the trained tasks' binary masks: task → part of the mask → bool tensor with one axis."""
+        """Return copies of the trained tasks' binary masks: task → layer or tensor → 1-D bool tensor."""
         return Computed(self.masked_tasks, lambda task: self.by_layer(self.binary_mask(task)))
 
     def by_layer(self, vector: Tensor) -> Mapping[str, Tensor]:

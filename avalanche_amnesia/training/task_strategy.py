@@ -30,7 +30,6 @@ from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPl
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.unit_graph.backbones import as_batch
-from avalanche_amnesia.unit_graph.findings import ModelError
 
 if TYPE_CHECKING:  # a strategy that does not unlearn imports none of these
     from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
@@ -344,8 +343,8 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
         except Exception as error:  # any error of the model
-            known = str(error) if isinstance(error, ModelError) else None
-            self._refuse(known or task_faults.fault_of_single(self.mb_x, self.model, error), error)
+            of_model = str(error) if isinstance(error, TaskError) else None  # in words for the user
+            self._refuse(of_model or task_faults.fault_of_single(self.mb_x, self.model, error), error)
             if not later:
                 self._refuse(task_faults.fault_of_forward(self.mb_x, self.model, error, self.mb_task_id), error)
             raise

@@ -87,7 +87,7 @@ class _Root(nn.Module):
 
 
 class _NoStrangers(TorchFunctionMode):
-    """Mode that raises ModelError for trainable tensors outside the backbone: export would make them constants."""
+    """Torch mode: raise ModelError if a trainable tensor outside the backbone is used; export would freeze it."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()

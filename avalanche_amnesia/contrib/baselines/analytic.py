@@ -12,6 +12,7 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import TaskError
 from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
@@ -30,17 +31,17 @@ def _lower(width: int, device: torch.device) -> Tensor:
 
 
 class TaskSums(nn.Module):
-    """Sums over the samples of one task: whole numbers in float64, which do not depend on the samples' order.
+    """Sums over one task's samples: whole numbers in float64, so the samples' order does not matter.
 
-    Attributes:
-        gram: lower triangle, by rows, of the sum of ``φφᵀ``, float64 ``(M (M + 1) / 2,)``.
+    Attributes: ``φ`` is that of :class:`AnalyticModel`.
+        gram: lower triangle of ``Σ φφᵀ``, row by row, float64 ``(D (D + 1) / 2,)``.
         classes: labels of the classes with samples, in order, int64 ``(C,)``.
         counts: number of samples of each class, int64 ``(C,)``.
-        sums: sum of ``φ`` of each class, float64 ``(C, M)``.
+        sums: sum of ``φ`` of each class, float64 ``(C, D)``.
         hashes: 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, in the order of learning, int64 ``(n,)``.
-        originals: label in the task → class in the user's data, int64 ``(n_classes,)``.
-        units: ``step``, ``bits`` and ``batch`` of the model, float64 ``(3,)``.
-        seen: ``φ`` of the present mini-batch in training, else None.
+        originals: the user's class of each label in the task, int64 ``(n_classes,)``.
+        units: the model's ``step``, ``bits`` and ``batch``, float64 ``(3,)``.
+        seen: ``φ`` of the current training mini-batch, else None.
     """
 
     gram: Tensor
@@ -113,33 +114,33 @@ _SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear]]] =
 
 
 class AnalyticModel(MultiHeadModel):
-    """Frozen network with ridge regression on its features, computed from sums of whole numbers.
+    """Frozen network with a ridge regression head that is computed from sums of whole numbers.
 
-    A sample's ``z`` is the layer norm of its features, ``u = ReLU(z R)`` with a random projection ``R`` (or ``z``), and
-    ``φ = round(u / step)``, with the constant ``1 / step`` at its end. The state is ``G = Σ φφᵀ`` and ``C = Σ φyᵀ`` of
-    each task: sums of whole numbers below 2⁵³, which float64 holds exactly. So adding and subtracting samples commute,
-    bit for bit. Head: ``W = (G + λI)⁻¹ C``, a function of the sums.
+    ``z`` is the layer norm of a sample's features. ``u`` is ``ReLU(z R)`` with a random projection ``R``, or else
+    ``z``. ``φ`` is ``round(u / step)``, then the constant ``1 / step``: D whole numbers. The state is ``Σ φφᵀ`` and
+    ``Σ φyᵀ`` (one-hot labels ``y``) of each task. Whole numbers below 2⁵³ are exact in float64, so subtracting a sample
+    undoes its addition exactly. Head: ``W = (Σ φφᵀ + λ / step² I)⁻¹ Σ φyᵀ``.
 
-    ``model(x)`` compares the classes of all tasks, numbered by ``original_classes`` of the experiences if they have
-    them; their sums are added for it. ``model(x, task_labels)`` uses each task's own regression and labels. The given
-    network is set to evaluation mode and frozen. ``φ`` must not depend on a sample's mini-batch, so the network runs on
-    ``batch`` samples at a time; missing ones are copies of the last sample.
+    ``model(x)`` adds up the sums of all tasks and scores all classes, numbered by the experiences' ``original_classes``
+    if they have them. ``model(x, task_labels)`` uses each task's own regression and labels. The given network is frozen
+    and set to evaluation mode. ``φ`` must not depend on the mini-batch, so the network always runs on exactly
+    ``batch`` samples; copies of the last sample fill up.
 
     Args:
-        backbone: maps ``(batch, …)`` to features ``(batch, n_features)``; None: the inputs themselves, flattened.
+        backbone: maps ``(N, …)`` to features ``(N, n_features)``; None: features are the flattened inputs.
         n_features: width of the features; by default as of :class:`MultiHeadModel`.
-        projection: number M of random ReLU features, drawn from ``seed``; 0: the network's features.
-        ridge: λ, which is added to the diagonal of ``Σ uuᵀ``, above 0; None: chosen by generalised cross-validation
-            from the sums, which takes an eigendecomposition.
-        step: size of a unit of ``φ`` in ``u``, a power of 2.
+        projection: number of random ReLU features; 0: no projection, ``u`` is ``z``.
+        ridge: λ > 0, in the scale of ``Σ uuᵀ``; None: chosen by generalised cross-validation from the sums, at the cost
+            of an eigendecomposition.
+        step: rounding step of ``u``, a power of 2, at most 1.
         bits: ``round(u / step)`` is limited to ``[-2^bits, 2^bits - 1]``; 1 to 24.
-        batch: number of samples that run together, at least 1.
+        batch: samples per forward of the network, at least 1.
         seed: seed of the projection.
 
     Raises:
-        ModelError: if the width of the features is unknown, or the module can't be used as a backbone. In a forward:
-            for features that are not finite or of another shape.
+        ModelError: if the width of the features is unknown, or the module can't be used as a backbone.
         ValueError: for an invalid value.
+        TaskError: in a forward, for features that are not finite or of another shape.
 
     References: Zhuang et al., ACIL, NeurIPS 2022; McDonnell et al., RanPAC, NeurIPS 2023 (the projection).
     """
@@ -160,8 +161,8 @@ class AnalyticModel(MultiHeadModel):
         batch: int = 8,
         seed: int = 0,
     ) -> None:
-        for name, value in ({"step": step} | ({} if ridge is None else {"ridge": ridge})).items():
-            checks.within(name, value, "(0,inf)")
+        checks.within("step", step, "(0,1]")
+        checks.within("ridge", 1.0 if ridge is None else ridge, "(0,inf)")
         if frexp(step)[0] != 0.5:
             raise ValueError(f"step must be a power of 2, such as 2**-5, got {step!r}: dividing by it is then exact")
         checks.within("bits", bits, "[1,24]")
@@ -189,14 +190,14 @@ class AnalyticModel(MultiHeadModel):
     # Features -------------------------------------------------------------------------------------------------
 
     def features(self, x: Any, task: int | Tensor = 0) -> Tensor:
-        """Return ``φ`` of a batch, whole numbers in float64 ``(batch, M + 1)``; the last is the constant ``1 / step``.
+        """Return ``φ`` of a batch: whole numbers, float64 ``(N, D)``; the last column is ``1 / step``.
 
         Raises:
-            ModelError: for features that are not finite.
+            TaskError: for features that are not finite.
         """
         u = self._real_features(as_batch(x))
         if not bool(u.isfinite().all()):
-            raise ModelError("features of these samples are NaN or infinite: mend the samples, or leave them out")
+            raise TaskError("features of these samples are NaN or infinite: mend the samples, or leave them out")
         phi = (u / self.step).round().clamp(-(2.0**self.bits), 2.0**self.bits - 1).double()
         return torch.cat([phi, phi.new_full((len(phi), 1), 1 / self.step)], 1)
 
@@ -213,25 +214,25 @@ class AnalyticModel(MultiHeadModel):
                 z = run_on(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
                 if shape != (self.batch, self.n_features):
-                    raise ModelError(f"the network returns {shape}, and must return {(self.batch, self.n_features)}")
+                    raise TaskError(f"the network returns {shape}, and must return {(self.batch, self.n_features)}")
                 z = nn.functional.layer_norm(z.float().flatten(1), (self.n_features,))
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
         return torch.cat(made)[: len(x)]
 
     def check_network(self, x: Any) -> None:
-        """Raise ModelError if the network changes in a forward, or features depend on place or neighbours in ``x``."""
+        """Raise TaskError if a forward changes the network, or a sample's features depend on its mini-batch."""
         buffers = {name: buffer.clone() for name, buffer in self.backbone.named_buffers()}
         first = x[torch.arange(self.batch, device=x.device).clamp(max=len(x) - 1)]
         there, moved = self._real_features(first), torch.arange(self.batch, device=x.device).roll(1)
         changed = [name for name, buffer in self.backbone.named_buffers() if not torch.equal(buffer, buffers[name])]
         if changed:
-            raise ModelError(f"the network changes its buffers {changed} in a forward, and must stay as it is")
+            raise TaskError(f"the network changes its buffers {changed} in a forward, and must stay as it is")
         same = torch.equal(self._real_features(first[moved]), there[moved])
         if self.batch > 1 and isinstance(first, Tensor):
             alone = torch.cat([first[:1], torch.zeros_like(first[1:])])
             same &= torch.equal(self._real_features(alone)[0], there[0])
         if not same:
-            raise ModelError(
+            raise TaskError(
                 f"the features of a sample depend on its place in a mini-batch of {self.batch} or on the other samples "
                 "there, or are random: it couldn't be subtracted later. AnalyticModel(…, batch=1) runs each by itself"
             )
@@ -247,7 +248,7 @@ class AnalyticModel(MultiHeadModel):
         self.store_task(task, TaskSums(self.width, n_classes, self._units, self._device))
 
     def adaptation(self, experience: Any) -> None:
-        """Create the sums of an experience's new tasks; store which class of the user's data each label names."""
+        """Create empty sums for an experience's new tasks; store the user's class of each label."""
         before = self.tasks
         super().adaptation(experience)
         for task in set(self.tasks).difference(before):
@@ -262,11 +263,11 @@ class AnalyticModel(MultiHeadModel):
         return made
 
     def learn(self, task: int, labels: Tensor) -> None:
-        """Add the mini-batch that ``model(x, task)`` ran on in training to the sums of ``task``.
+        """Add the mini-batch of the last ``model(x, task)`` in training to the sums of ``task``.
 
         Raises:
-            ModelError: if a sum could exceed 2⁵³, above which float64 rounds; if ``step``, ``bits`` or ``batch``
-                changed since another task; for negative labels, or of another number than the samples.
+            TaskError: if a sum could exceed 2⁵³, above which float64 rounds; if ``step``, ``bits`` or ``batch`` differ
+                from another task's; if labels are negative, or not one per sample.
         """
         sums, parts = self.heads[task], [self.heads[each] for each in self.tasks]
         n, largest = sum(len(part.hashes) for part in parts) + len(labels), max(2**self.bits, 1 / self.step) ** 2
@@ -284,7 +285,7 @@ class AnalyticModel(MultiHeadModel):
         elif int(labels.min()) < 0:
             fault = f"labels must be at least 0, got {int(labels.min())}"
         if fault is not None:
-            raise ModelError(fault)
+            raise TaskError(fault)
         _SOLVED.pop(self, None)
         sums.add(sums.seen, labels)
 

@@ -97,7 +97,7 @@ class TaskMemory:
         self.samples = {task: made(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:
-        """Delete samples of ``tasks``, and all logits depending on ``tasks``; return the number of deleted samples."""
+        """Delete the samples of ``tasks``, and all logits of models trained on them; return the number of samples."""
         change.keep(self, "samples")
         dropped = sum(len(samples) for task, samples in self.samples.items() if task in tasks)
         kept = {task: samples for task, samples in self.samples.items() if task not in tasks}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import single_task
+from avalanche_amnesia.benchmarks.data import TaskError, single_task
 from avalanche_amnesia.contrib.baselines.analytic import AnalyticModel
 from avalanche_amnesia.models.multi_head import NO_CLASS
 from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
@@ -21,7 +21,6 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.unit_graph.backbones import as_batch
-from avalanche_amnesia.unit_graph.findings import ModelError
 
 _TRAINING = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
 _USELESS = tuple(getattr(stock, f"{name}Plugin") for name in _TRAINING if hasattr(stock, f"{name}Plugin"))
@@ -59,24 +58,23 @@ class _AllClasses(TaskInference):
 
 
 class RanPAC(TaskStrategy):
-    """Strategy over a frozen network: tasks, classes and samples are unlearned by subtraction, exactly.
+    """Strategy with a frozen network: unlearns tasks, classes and samples exactly, by subtraction.
 
-    One pass over the samples of each task, in the order of its data, adds them to the task's sums; there is no
-    optimizer. A request for samples or classes computes their features again from the task's data, compares their
-    hashes with those that were stored, and subtracts them: no task is trained again. ``strategy.predict(x)`` compares
-    the classes of all tasks.
+    Training adds each sample of a task to the task's sums, in one pass in the order of the data, without an optimizer.
+    To unlearn samples or classes, it computes their features again, compares them with stored hashes, and subtracts
+    them. No task is trained again. ``strategy.predict(x)`` chooses among the classes of all tasks.
 
     Args:
         model: an :class:`AnalyticModel`.
         unlearning: settings of the unlearning, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
-        seed: seed of random transforms in the data. From data that draw random numbers only whole tasks can be
-            unlearned.
+        seed: seed of random transforms in the data. If the data has such transforms, only whole tasks can be unlearned.
         options: Avalanche's own options, see :class:`TaskStrategy`; ``train_epochs`` is 1.
 
     Raises:
         TypeError: if ``model`` is not an :class:`AnalyticModel`, or for an unknown option.
         ValueError: for an invalid value, and for a plugin that needs gradients or replays samples.
-        TaskError: in a training, for the faults of :class:`AnalyticModel`; the task was undone.
+        TaskError: in a training, if the :class:`AnalyticModel` raises it; the task was undone.
+        RequestError: in a request for samples, if their features have other hashes; nothing changed.
 
     Reference: McDonnell et al., RanPAC: Random projections and pre-trained models for continual learning, NeurIPS 2023.
     """
@@ -136,7 +134,7 @@ class RanPAC(TaskStrategy):
     def _checked(self, call: Any, *arguments: Any) -> None:
         try:
             call(*arguments)
-        except ModelError as error:
+        except TaskError as error:
             self._refuse(str(error), error)
 
     def _inference(self, rule: InferenceRule) -> TaskInference:

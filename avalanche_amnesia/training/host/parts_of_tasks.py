@@ -154,7 +154,7 @@ class StreamInUse:
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(
-                f"{event}: this request needs the data of task {task}: give its experience, "
+                f"{event}: for this request to task {task} its data is needed: give its experience, "
                 f"data=benchmark.train_stream[…]" + ("" if given is None else f", in the place of {given!r}")
             )
         same = next((e for e in of_task if labels_fingerprint(e) == fingerprint), None)
@@ -248,7 +248,7 @@ def retraining(
 
 
 def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftOut, experience: Any) -> TrainAgain:
-    """Return a function that subtracts the requested samples from a model of sums (RanPAC)."""
+    """Return a function that subtracts requested samples from the sums of an AnalyticModel."""
     strategy, event = context.strategy, context.event
     model: Any = strategy.model
     sums, logs, n = model.task_state(), context.trajectory.logs, len(experience.dataset)

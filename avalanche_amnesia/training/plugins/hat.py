@@ -78,15 +78,15 @@ class HATTask(TaskInTraining):
 
 
 class HATPlugin(TaskMaskPlugin):
-    """Plugin for hard attention (HAT): learns a task's mask, protects units of earlier masks, and commits the task.
+    """Plugin for hard attention (HAT): learns a mask per task, protects the units of earlier tasks, stores the task.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MaskedModel`.
 
     Args:
-        masks: settings of learning a mask; by default the published ones.
-        adjustment: rule of how far a parameter in use may still move, an
+        masks: settings for learning masks; by default those of the HAT paper.
+        adjustment: rule that limits updates of earlier tasks' parameters, an
             :class:`~avalanche_amnesia.training.update_rules.AdjustmentRule`, such as ``AdaHATRule(alpha=1e-2)``, or its
-            name: ``hat`` (it is frozen), ``adahat``, ``random`` or ``constant``.
+            name: ``hat`` (they are frozen), ``adahat``, ``random`` or ``constant``.
         seed: every random draw derives from it and the task.
 
     Raises:
@@ -199,7 +199,7 @@ class HATPlugin(TaskMaskPlugin):
 
     @torch.no_grad()
     def _fix_mask(self, model: MaskedModel) -> None:
-        """Fix the mask: the strongest free units within the budget, and the strongest open units in use."""
+        """Choose the mask: the strongest unused units within the budget, and the strongest units of earlier tasks."""
         now: HATTask = self.in_training
         use = self.task_use(model)
         embedding = now.embedding.detach()

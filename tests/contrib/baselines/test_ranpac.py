@@ -366,7 +366,8 @@ def test_sums_at_the_bound_are_whole_numbers():
 
 
 REFUSED = {
-    "step must be a power of 2": {"step": 1 + 2**-40},
+    "step must be a power of 2": {"step": 1 - 2**-40},
+    r"step must lie in \(0,1\]": {"step": 2},
     r"ridge must lie in \(0,inf\)": {"ridge": float("inf")},
     r"bits must lie in \[1,24\]": {"bits": 25},
     "batch must be an int of at least 1": {"batch": 0},
