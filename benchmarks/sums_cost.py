@@ -45,20 +45,20 @@ def of_sums(width: int, rounds: int, device: torch.device) -> dict[str, float]:
     model = AnalyticModel(None, width)
     phi = model.features(torch.randn(MANY, width)).to(device)
     y = torch.arange(MANY, device=device) % 10
-    sums = TaskSums(width + 1, 10, device)
+    sums = TaskSums(width + 1, 10, (model.step, model.bits, model.batch), device)
     times = {
         "add 64": milliseconds(lambda at: sums.add(phi[64 * at : 64 * at + 64], y[64 * at : 64 * at + 64]), rounds)
     }
-    sums = TaskSums(width + 1, 10, device)
+    sums = TaskSums(width + 1, 10, (model.step, model.bits, model.batch), device)
     sums.add(phi, y)
     one = [phi[at : at + 1] for at in range(rounds)]
-    times["subtract 1"] = milliseconds(lambda at: sums.add(one[at], y[at : at + 1], -1), rounds)
-    rest = slice(rounds, MANY)
+    first, rest = torch.zeros(1, dtype=torch.int64), torch.arange(MANY - rounds)  # places in what remains
+    times["subtract 1"] = milliseconds(lambda at: sums.subtract(first, one[at], y[at : at + 1]), rounds)
     for ridge in (1.0, None):
         model.ridge = ridge
         name = "head, cross-validated" if ridge is None else "head"
         times[name] = milliseconds(lambda _: model._regression([sums], False), 3)
-    times[f"subtract {MANY - rounds:,}"] = milliseconds(lambda _: sums.add(phi[rest], y[rest], -1), 1)
+    times[f"subtract {MANY - rounds:,}"] = milliseconds(lambda _: sums.subtract(rest, phi[rounds:], y[rounds:]), 1)
     return times
 
 

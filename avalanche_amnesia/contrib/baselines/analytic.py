@@ -99,7 +99,8 @@ class TaskSums(nn.Module):
         counts += sign * torch.bincount(given, minlength=len(classes))
         sums += sign * (nn.functional.one_hot(given, len(classes)).to(features).T @ features)
         self.classes, self.counts, self.sums = (part[counts > 0] for part in (classes, counts, sums))
-        self.gram = self.gram + sign * (features.T @ features).view(-1)[_lower(features.shape[1], features.device)]
+        products = (features.T @ features).view(-1)[_lower(features.shape[1], features.device)]
+        self.gram = torch.add(self.gram, products, alpha=sign)
 
 
 def hashes_of(features: Tensor, labels: Tensor) -> Tensor:
