@@ -397,7 +397,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
 
         For samples or classes the task is trained again without them, in its place, and remains: it costs two
         trainings (see ``reproduce``). This takes a method in which no task depends on another: weight pools or
-        networks apart.
+        networks apart. RanPAC subtracts the samples instead.
 
         Args:
             tasks: labels of remaining, not permanent tasks; or a request.

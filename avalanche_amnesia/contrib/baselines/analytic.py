@@ -149,6 +149,7 @@ class AnalyticModel(MultiHeadModel):
     state_per_task = True  # no other state ever changes
     isolates = True
     _head_entry = "gram"
+    hashes = staticmethod(hashes_of)
 
     def __init__(
         self,
@@ -229,9 +230,10 @@ class AnalyticModel(MultiHeadModel):
         if changed:
             raise TaskError(f"the network changes its buffers {changed} in a forward, and must stay as it is")
         same = torch.equal(self._real_features(first[moved]), there[moved])
-        if self.batch > 1 and isinstance(first, Tensor):
-            alone = torch.cat([first[:1], torch.zeros_like(first[1:])])
-            same &= torch.equal(self._real_features(alone)[0], there[0])
+        alone = first[torch.zeros_like(moved)]  # copies of one sample as its neighbours
+        if isinstance(alone, Tensor):
+            alone[1:] = 0  # the mini-batch may have only one sample
+        same &= torch.equal(self._real_features(alone)[0], there[0])
         if not same:
             raise TaskError(
                 f"the features of a sample depend on its place in a mini-batch of {self.batch} or on the other samples "
@@ -289,10 +291,6 @@ class AnalyticModel(MultiHeadModel):
             raise TaskError(fault)
         _SOLVED.pop(self, None)
         sums.add(sums.seen, labels)
-
-    def hashes(self, features: Tensor, labels: Tensor) -> Tensor:
-        """Return the hash of each sample's ``φ`` and label, int64 ``(n,)``."""
-        return hashes_of(features, labels)
 
     def subtract(self, task: int, rows: Tensor, features: Tensor, labels: Tensor) -> bool:
         """Subtract samples from a finished task's sums; see :meth:`TaskSums.subtract`."""

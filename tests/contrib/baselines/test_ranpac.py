@@ -23,6 +23,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_un
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines.analytic import TaskSums, _best_ridge
 from avalanche_amnesia.training.host.saving import load_state
+from avalanche_amnesia.unit_graph.backbones import NamedTensors
 
 STREAM = SplitDigits(5)
 
@@ -252,6 +253,26 @@ def test_networks_whose_features_are_not_a_function_of_the_sample_are_refused(me
     with pytest.raises(TaskError, match=message):
         strategy.train(STREAM.train_stream[0])
     assert strategy.model.tasks == ()
+
+
+class Named(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.layer, self.norm = nn.Linear(8, 6), norm
+
+    def forward(self, left, right):
+        return self.norm(self.layer(left + right))
+
+
+@pytest.mark.filterwarnings("ignore:.*track_running_stats=False")
+def test_inputs_of_several_names_are_checked_and_read():
+    x = {name: torch.randn(16, 8) for name in ("left", "right")}
+    model = AnalyticModel(Named(nn.LayerNorm(6)), 6)
+    model.check_network(NamedTensors(x))
+    assert model.features(x).shape == (16, 7)
+    mixing = AnalyticModel(Named(nn.BatchNorm1d(6, track_running_stats=False)), 6)
+    with pytest.raises(TaskError, match="depend on its place"):
+        mixing.check_network(NamedTensors(x))
 
 
 def test_the_network_is_frozen_and_stays_in_evaluation_mode():
