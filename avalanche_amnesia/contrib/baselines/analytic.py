@@ -274,20 +274,17 @@ class AnalyticModel(MultiHeadModel):
         """
         sums, parts = self.heads[task], [self.heads[each] for each in self.tasks]
         n, largest = sum(len(part.hashes) for part in parts) + len(labels), max(2**self.bits, 1 / self.step) ** 2
-        units = self.heads[self.tasks[0]].units.tolist()
-        fault = None
+        fault = ""
         if n * largest > 2**53:
             fault = (
                 f"sums of {n} samples with bits={self.bits} and step={self.step} may exceed 2**53, and are not exact "
                 f"then: at most {int(2**53 / largest)} samples fit; take fewer bits"
             )
-        elif units != [*self._units]:
+        elif (units := parts[0].units.tolist()) != [*self._units]:
             fault = f"(step, bits, batch) of the model are {self._units}, and were {units} for task {self.tasks[0]}"
-        elif sums.seen is None or len(sums.seen) != len(labels):
-            fault = "a plugin changed the mini-batch, or mixed samples of several tasks in it"
-        elif int(labels.min()) < 0:
-            fault = f"labels must be at least 0, got {int(labels.min())}"
-        if fault is not None:
+        elif sums.seen is None or len(sums.seen) != len(labels) or int(labels.min()) < 0:
+            fault = "labels must be at least 0, one per sample of the task: did a plugin change the mini-batch?"
+        if fault:
             raise TaskError(fault)
         _SOLVED.pop(self, None)
         sums.add(sums.seen, labels)
@@ -349,6 +346,9 @@ class AnalyticModel(MultiHeadModel):
     def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
         """Return the regression on the sums ``parts``, computed again if they have changed."""
         versions = self.ridge, [(id(buffer), buffer._version) for part in parts for buffer in part.buffers()]
+        units = {tuple(part.units.tolist()) for part in parts}
+        if units != {self._units}:
+            raise ModelError(f"(step, bits, batch) of the model are {self._units}, and its sums have {sorted(units)}")
         known = _SOLVED.setdefault(self, {})
         if task not in known or known[task][0] != versions:
             known[task] = versions, self._regression(parts, task is None)

@@ -369,6 +369,8 @@ def test_faults_of_samples_and_sums_undo_the_task():
     strategy.model.bits = 12
     with pytest.raises(TaskError, match=r"\(step, bits, batch\) of the model are \(0.03125, 12, 8\), and were"):
         strategy.train(STREAM.train_stream[2])
+    with pytest.raises(ModelError, match=r"are \(0.03125, 12, 8\), and its sums have \[\(0.03125, 10"):
+        strategy.model(task_data(STREAM.test_stream[0])[0])
     strategy.model.bits = 10
     broken = deepcopy(STREAM.train_stream[2])
     x, y = task_data(broken)
@@ -377,6 +379,21 @@ def test_faults_of_samples_and_sums_undo_the_task():
     with pytest.raises(TaskError, match="NaN or infinite"):
         strategy.train(task)
     assert same_state(sums_of(strategy), before)
+
+
+class Ignores(SupervisedPlugin):
+    """Gives the samples of the second mini-batch no label, as cross-entropy ignores it."""
+
+    def after_forward(self, strategy, **kwargs):
+        if strategy.clock.train_exp_iterations == 1:
+            strategy.mbatch[1] = torch.full_like(strategy.mb_y, -100)
+
+
+def test_labels_that_a_plugin_changes_are_refused():
+    strategy = ranpac(plugins=[Ignores()])
+    with pytest.raises(TaskError, match="labels must be at least 0, one per sample of the task"):
+        strategy.train(STREAM.train_stream[0])
+    assert strategy.model.tasks == ()
 
 
 def test_sums_at_the_bound_are_whole_numbers():
