@@ -283,6 +283,10 @@ class References:
                 self._refuse(f"task {record.task}: it has the unlearned samples there; use references.without(…)")
         else:
             self._check_settings(made, strategy)
+            known, ours = dict(made.model.named_parameters()), strategy.model.named_parameters()
+            other = [name for name, p in ours if not (p.requires_grad or torch.equal(p, known.get(name, p)))]
+            if other:
+                self._refuse(f"make_strategy builds other frozen weights ({other[0]}), which no training changes")
             remaining = unlearning_of(strategy).ledger.remaining
             hashes = state_hashes(strategy.model.state_dict())
         wanted = provable_tasks(tuple(tasks), remaining, made.model)

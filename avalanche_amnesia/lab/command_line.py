@@ -708,9 +708,11 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
 
 def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:
     """Return a factory's strategy with a loaded state, and its unlearning plugin; refuse ``into`` with other files."""
-    read_body(state)  # report a path without a state first
+    before = read_body(state)  # report a path without a state first
     refuse_foreign(into)
     strategy = _call_factory(factory, "--factory")
+    if read_body(state) != before:
+        raise ValueError(f"importing {factory} changed {state}: put what it trains under if __name__ == '__main__'")
     if not hasattr(strategy, "plugins"):
         raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
     training.load_state(strategy, state, public_key)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 
 import pytest
@@ -175,6 +176,16 @@ def test_a_conditional_record_is_proved_in_another_process_until_its_code_is_edi
     assert printed.startswith(told)
     assert main(["prove", *OWN, "--benchmark", "train:digits"]) == 2
     assert "this record is approximate (task 0, trained again" in capsys.readouterr().err
+
+
+def test_a_module_that_trains_again_when_it_is_imported_is_refused(run_folder, capsys):
+    shutil.copytree(run_folder / "state", run_folder / "trained_again")
+    at_import = SCRIPT.replace('if __name__ == "__main__"', "if True").replace('"state"', '"trained_again"')
+    (run_folder / "careless.py").write_text(at_import.replace("train_stream[:3]", "train_stream[:2]"))
+    words = ["unlearn", "trained_again", "--tasks", "1", "--factory", "careless:make_strategy", "--record", "bad.json"]
+    assert main(words) == 2
+    message = "importing careless:make_strategy changed trained_again: put what it trains under if __name__"
+    assert message in capsys.readouterr().err
 
 
 TASK = ["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", "--record", "bad.json"]

@@ -54,6 +54,7 @@ class TaskSums(nn.Module):
 
     def __init__(self, width: int, n_classes: int, units: Sequence[float], device: torch.device) -> None:
         super().__init__()
+        self.out_features = n_classes
         real, whole = torch.zeros(0, dtype=torch.float64, device=device), torch.arange(0, device=device)
         self.register_buffer("gram", real.new_zeros(width * (width + 1) // 2))
         self.register_buffer("sums", real.new_zeros((0, width)))
@@ -62,11 +63,6 @@ class TaskSums(nn.Module):
         self.register_buffer("originals", torch.arange(n_classes, device=device))
         self.register_buffer("units", real.new_tensor(units))
         self.seen: Tensor | None = None
-
-    @property
-    def out_features(self) -> int:
-        """Return the number of the task's labels."""
-        return len(self.originals)
 
     def forward(self, features: Tensor) -> Tensor:
         """Store the first mini-batch since the last :meth:`add`, which adds it; return zeros as logits."""
@@ -260,7 +256,7 @@ class AnalyticModel(MultiHeadModel):
 
     def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
         """Return sums into which the tensors ``saved`` can be loaded."""
-        made = TaskSums(self.width, 0, self._units, self._device)
+        made = TaskSums(self.width, len(saved["originals"]), self._units, self._device)
         for name, value in saved.items():
             setattr(made, name, torch.zeros_like(value, device=self._device))
         return made
@@ -317,9 +313,8 @@ class AnalyticModel(MultiHeadModel):
             UnknownTaskError: if the task was never trained, or was unlearned.
         """
         found = super().head(task)
-        if not isinstance(found, TaskSums) or (self.training and task in self.heads.unfinished):
-            return found
-        return self._solved(task, [found])
+        in_training = self.training and task in self.heads.unfinished
+        return found if in_training or not isinstance(found, TaskSums) else self._solved(task, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
         """Return the logits of a batch.

@@ -79,6 +79,7 @@ class RanPAC(TaskStrategy):
     Reference: McDonnell et al., RanPAC: Random projections and pre-trained models for continual learning, NeurIPS 2023.
     """
 
+    composed = ("method", "optimizer")  # type: ignore[assignment]
     settings: ClassVar = {"unlearning": UnlearningPlugin}
     model: AnalyticModel
 
@@ -116,24 +117,20 @@ class RanPAC(TaskStrategy):
         return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
 
     def forward(self) -> Any:
-        """Return the logits, zeros in training; check at the first mini-batch that a sample's features are its own."""
+        """Return the logits; in training zeros."""
         if self.is_training:
             self.model.heads[single_task(self.experience)].seen = None
-        output = super().forward()
-        if self.is_training and not self.clock.train_exp_iterations:
-            self._checked(self.model.check_network, self.mb_x)
-        return output
+        return super().forward()
 
     def backward(self) -> None:
         """Do nothing: no parameter is trained."""
 
     def optimizer_step(self) -> None:
-        """Add the mini-batch to the sums of its task."""
-        self._checked(self.model.learn, single_task(self.experience), self.mb_y)
-
-    def _checked(self, call: Any, *arguments: Any) -> None:
+        """Add the mini-batch to the sums of its task; before the first one, check the network with it."""
         try:
-            call(*arguments)
+            if not self.clock.train_exp_iterations:
+                self.model.check_network(self.mb_x)
+            self.model.learn(single_task(self.experience), self.mb_y)
         except TaskError as error:
             self._refuse(str(error), error)
 

@@ -22,7 +22,7 @@ from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.seeding import preserved_rng, rng_state, same_state
+from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
@@ -263,11 +263,15 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
     def read(some: Tensor) -> tuple[Tensor, Tensor]:
         """Return features and labels of the samples at places ``some`` of the sums."""
         with preserved_rng():
-            before = rng_state()
-            x, y = task_data(experience, torch.tensor(position_of)[some], training=True)
-            if not same_state(before, rng_state()):
+            before = generators()
+            try:
+                x, y = task_data(experience, torch.tensor(position_of)[some], training=True)
+                features = model.features(x.to(strategy.device))
+            except Exception as error:  # of the user's data, or of a network that can't run on them
+                raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
+            if generators() != before:
                 raise refusal(f"the data of task {task} draw random numbers")
-        return model.features(x.to(strategy.device)), y.to(strategy.device)
+        return features, y.to(strategy.device)
 
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         plugin.forget(strategy, context.tasks, change)
@@ -290,15 +294,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         first = plugin.claims.training(task)
         return replace(context.plan, **plugin.claims.decided(context, plugin.claims.reasons_beside(context, first)))
 
-    def all_or_nothing(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        try:
-            return again(context, change)
-        except RequestError:
-            raise
-        except Exception as error:  # of the user's data, or of a network that can't run on them
-            raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
-
-    return all_or_nothing
+    return again
 
 
 def train_again(strategy: Strategy, experience: Any, options: dict[str, Any], change: Transaction) -> None:

@@ -120,6 +120,20 @@ def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
     assert (record.claim, record.proof.tasks) == ("exact", (1, 2))
 
 
+def other_network():
+    torch.manual_seed(9)
+    return batch_normed(pooled=2)
+
+
+def test_a_proof_with_another_network_is_refused_and_changes_nothing():
+    strategy = learn(ranpac(), STREAM, 2)
+    record = strategy.unlearn([0])
+    with pytest.raises(ValueError, match=r"builds other frozen weights \(backbone\.0\.weight\)"):
+        strategy.prove(lambda **kwargs: ranpac(other_network, **kwargs), STREAM)
+    assert strategy.prove(ranpac, STREAM).proof is not None
+    assert record.claim == "exact"
+
+
 def phi_of(strategy, task, at):
     x, y = task_data(STREAM.train_stream[task], torch.tensor([at]))
     return strategy.model.features(x), y
