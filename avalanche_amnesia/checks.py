@@ -124,4 +124,7 @@ def json_of(text: str) -> Any:
             raise ValueError(f"it names {next(name for name in names if names.count(name) > 1)!r} twice")
         return found
 
-    return json.loads(text, object_pairs_hook=unique)
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -311,7 +311,7 @@ class UnlearningRecord:
         Raises:
             RecordError: if the file contains no record.
         """
-        return cls.from_json(Path(path).read_text())
+        return cls.from_json(Path(path).read_text(errors="replace"))
 
     def state(self, before: UnlearningRecord | None) -> dict[str, Any]:
         """Return the record as JSON values for a saved state, without the hashes that the record ``before`` has too."""

@@ -346,6 +346,7 @@ class Trajectory:
 
     def state(self) -> dict[str, Any]:
         """Return the logs, merged tasks and dtype for a saved state, which stores each log in a separate file."""
+        self._look_at(self._logs)  # a damaged log must not get a new checksum
         logs = {writer: Apart(log.state, (log,)) for writer, log in self._logs.items()}
         return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 

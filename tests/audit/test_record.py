@@ -105,10 +105,13 @@ def test_text_that_is_no_record_is_refused(unlearned, tmp_path):
     data = json.loads(unlearned[2].to_json())
     wrong = ({"claim": "perfect"}, {"tasks": "1"}, {"tasks": [1.5]}, {"trajectory_bytes": True})
     damaged = [json.dumps(data | {"plan": data["plan"] | one}) for one in wrong]
-    for text in ["", "[]", "{}", '{"plan": 1}', "no json", '{"record": {}, "signature": ""}', *damaged]:
+    for text in ["", "[]", "{}", '{"plan": 1}', "no json", "[" * 100_000, '{"record": {}, "signature": ""}', *damaged]:
         (tmp_path / "record.json").write_text(text)
         with pytest.raises(RecordError, match="this is no unlearning record"):
             UnlearningRecord.load(tmp_path / "record.json")
+    (tmp_path / "record.json").write_bytes(b"\xff\xfe\x80")
+    with pytest.raises(RecordError, match="this is no unlearning record"):
+        UnlearningRecord.load(tmp_path / "record.json")
     with pytest.raises(RecordError, match="UnlearningRecord has no claims"):
         UnlearningRecord.from_json(json.dumps(data | {"claims": "exact"}))
 

@@ -121,6 +121,8 @@ def test_an_unlearning_with_a_damaged_log_is_refused_before_anything_changes(tmp
         flip(path, bit)
         with pytest.raises(TrajectoryError, match=path.name):
             strategy.unlearn([1])
+        with pytest.raises(TrajectoryError, match=path.name):
+            strategy.save(tmp_path / "state")  # where the damage would get a fitting checksum
         flip(path, bit)
         assert (fingerprint(strategy), files(tmp_path)) == before
     assert strategy.unlearn([1]).plan.tasks == (1,)

@@ -116,12 +116,6 @@ class RanPAC(TaskStrategy):
         self._check_epochs()
         return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
 
-    def forward(self) -> Any:
-        """Return the logits; in training zeros."""
-        if self.is_training:
-            self.model.heads[single_task(self.experience)].seen = None
-        return super().forward()
-
     def backward(self) -> None:
         """Do nothing: no parameter is trained."""
 

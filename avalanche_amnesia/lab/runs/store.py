@@ -20,6 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
+from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord, package_versions
 from avalanche_amnesia.benchmarks.data import few_samples, labels_fingerprint
 from avalanche_amnesia.bits import tensor_hash
@@ -138,16 +139,18 @@ class RunStore:
         Raises:
             ValueError: neither ``keep`` nor ``tasks`` is given.
         """
+        tasks = checks.integers("tasks", tasks, "labels of tasks")
         if keep is None and not tasks:
             raise ValueError("say what may go: keep=0 for every state, keep=500_000_000 for the oldest, tasks=[2]")
         with self.lock("store"):
             before = self.nbytes()
+            sizes = {file.name: file.stat().st_size for file in (self.path / "blobs").iterdir()}
             keys, named, total = set[str](), set[str](), 0
             for node in sorted(self.nodes(), key=lambda node: node.key not in spare):  # then the last used first
                 if node.key not in spare and not set(node.trained).isdisjoint(tasks):
                     continue
                 new = set(read_body(self._folder(node.key))[1].values()) - named
-                total += node.nbytes + sum((self.path / "blobs" / name).stat().st_size for name in new)
+                total += node.nbytes + sum(sizes.get(name, 0) for name in new)
                 if keep is not None and total > keep and node.key not in spare:
                     break
                 keys.add(node.key)

@@ -148,12 +148,15 @@ def test_prune_needs_a_bound_and_keeps_spared_states(tmp_path):
     through(store.run(brief()), (1, 3))
     with pytest.raises(ValueError, match="say what may go"):
         store.prune()
+    with pytest.raises(ValueError, match="tasks: \\['2'\\] are no labels of tasks"):
+        store.prune(tasks=["2"])
     assert len(store.nodes()) == 5
     store.prune(60_000, tasks=[2])
     assert store.nodes()
     assert not [node for node in store.nodes() if 2 in node.trained]
     assert store.nbytes() <= 60_000
-    newest = store.nodes()[0].key
+    newest, oldest = store.nodes()[0].key, store.nodes()[-1].key
+    next(iter(store.files(oldest)[1].values())).unlink()  # a state that lost a file hinders nothing
     store.prune(0, spare=[newest])
     assert [node.key for node in store.nodes()] == [newest]
     assert bits(through(store.run(brief()), (1, 3)).strategy.model)
