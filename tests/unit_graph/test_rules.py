@@ -78,18 +78,6 @@ def test_the_trial_catches_a_wrong_rule_and_names_its_operation(monkeypatch):
     assert "not tried out (trial=False)" in " ".join(str(untried.describe()).split())
 
 
-@pytest.mark.usefixtures("no_known_traces")
-def test_the_trial_changes_nothing():
-    backbone = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3)).train()
-    state = {name: value.clone() for name, value in backbone.state_dict().items()}
-    before = torch.random.get_rng_state()
-    model = MaskedModel(backbone)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(torch.equal(value, state[name]) for name, value in backbone.state_dict().items())
-    assert all(module.training for module in backbone.modules())
-    assert model.backbone.training
-
-
 def test_a_forward_that_differs_between_calls_is_refused():
     calls = [0]
 

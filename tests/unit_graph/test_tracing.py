@@ -50,16 +50,6 @@ def test_equal_networks_share_a_trace(exports):
     assert not torch.equal(first.eval().masked_features(x, mask), second.masked_features(x, mask))
 
 
-@pytest.mark.parametrize(
-    "other",
-    [{"bias": False}, {"slope": 0.2}, {"order": (0, 1, 2, 3)}, {"function": functools.partial(torch.clamp, max=1.0)}],
-)
-def test_networks_that_differ_are_traced_again(exports, other):
-    MaskedModel(Net())
-    MaskedModel(Net(**other))
-    assert len(exports) == 4
-
-
 def limited(function, limit):
     return {"function": functools.partial(function, max=limit)}
 
@@ -69,8 +59,10 @@ def scaled(number):
 
 
 X = torch.ones(3, 6)
+OTHERS = {"bias": False, "slope": 0.2, "order": (0, 1, 2, 3), "function": functools.partial(torch.clamp, max=1.0)}
 # name → models as (options of the network, options of MaskedModel), number of exports after each of them
 SERIES = {
+    **{f"another {name}": ([({}, {}), ({name: value}, {})], [2, 4]) for name, value in OTHERS.items()},
     "functions with arguments": (
         [(limited(torch.clamp, 1.0), {}), (limited(torch.clamp, 1.0), {}), (limited(torch.clamp, 2.0), {})],
         [2, 2, 4],
