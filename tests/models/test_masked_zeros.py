@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.small_networks import Net, parameter
+from torch import nn
 
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 
@@ -17,19 +18,15 @@ NORMS = {
 }
 
 
-class ReadsSigns(nn.Module):
-    features = 8
-
-    def __init__(self, norm: str, scaled: bool = False) -> None:
-        super().__init__()
-        self.first, self.norm = nn.Linear(6, 8), NORMS[norm]()
-        self.scale = nn.Parameter(torch.randn(8)) if scaled else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm(self.first(x))
-        if self.scale is not None:
-            h = h * self.scale
+def reads_signs(norm, scaled=False):
+    def forward(s, x):
+        h = s.norm(s.first(x))
+        if scaled:
+            h = h * s.scale
         return torch.copysign(torch.ones_like(h), h) + torch.atan2(h, -torch.ones_like(h))
+
+    scale = {"scale": parameter(8)} if scaled else {}
+    return Net(forward, first=nn.Linear(6, 8), norm=NORMS[norm](), features=8, **scale)
 
 
 CASES = [*((norm, False, True) for norm in NORMS), ("none", True, False), ("batch", True, False)]
@@ -37,7 +34,7 @@ CASES = [*((norm, False, True) for norm in NORMS), ("none", True, False), ("batc
 
 @pytest.mark.parametrize(("norm", "scaled", "training"), CASES)
 def test_the_sign_of_a_closed_unit_reaches_no_task(norm, scaled, training):
-    model = MaskedModel(ReadsSigns(norm, scaled))
+    model = MaskedModel(reads_signs(norm, scaled))
     model.add_head(0, 2)
     model.start_task(0, torch.randn(model.n_units))
     model.finish_task()
@@ -54,17 +51,10 @@ def test_the_sign_of_a_closed_unit_reaches_no_task(norm, scaled, training):
 
 @pytest.mark.parametrize("training", [False, True])
 def test_the_sign_of_a_weight_outside_the_subnetwork_reaches_no_task(training):
-    class ReadsWeights(nn.Module):
-        features = 8
+    def reads_weights(s, x):
+        return s.first(x) + torch.copysign(torch.ones(8), s.first.weight.amin(1))
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.first = nn.Linear(6, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.first(x) + torch.copysign(torch.ones(8), self.first.weight.amin(1))
-
-    model = SubnetModel(ReadsWeights(), density=0.3)
+    model = SubnetModel(Net(reads_weights, first=nn.Linear(6, 8), features=8), density=0.3)
     with torch.no_grad():
         model.backbone.first.weight.abs_()
     model.add_head(0, 2)

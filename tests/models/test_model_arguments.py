@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from support.small_networks import Net
 from support.strategy_state import bits
 from torch import nn
 
@@ -30,23 +31,17 @@ def test_one_of_our_models_is_no_backbone(outer, inner):
     assert (bits(model), [m.training for m in model.modules()]) == (before, modes)
 
 
-class Lazy(nn.Module):
-    features = 8
+def lazy():
+    def forward(s, x):
+        return torch.relu(s.out(torch.relu(s.norm(s.conv(x))).flatten(1)))
 
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.LazyConv2d(4, 3)
-        self.norm = nn.LazyBatchNorm2d()
-        self.out = nn.LazyLinear(8)
-
-    def forward(self, x):
-        return torch.relu(self.out(torch.relu(self.norm(self.conv(x))).flatten(1)))
+    return Net(forward, conv=nn.LazyConv2d(4, 3), norm=nn.LazyBatchNorm2d(), out=nn.LazyLinear(8), features=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lazy_modules_must_run_once_first(kind):
-    backbone = Lazy()
-    message = r"modules \['conv', 'norm', 'out'\] of Lazy are lazy: .* Run the backbone on one batch, backbone\(x\)"
+    backbone = lazy()
+    message = r"modules \['conv', 'norm', 'out'\] of Net are lazy: .* Run the backbone on one batch, backbone\(x\)"
     with pytest.raises(ModelError, match=message):
         kind(backbone)
     with pytest.raises(ModelError, match="are lazy"):
