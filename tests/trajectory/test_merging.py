@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac, learn
 from support.strategy_state import bits, trajectory, unlearning_plugin
-from support.trajectory_oracle import LEARN, SHAPES, drawn, states
+from support.trajectory_oracle import LEARN, SHAPES, drawn, recorded
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -68,10 +68,7 @@ def test_removals_equal_those_without_merging(events, seed, dtype):
 
 
 def test_merged_logs_keep_only_entries_that_an_earlier_removal_needs():
-    s = states([0.0, 0.0], [1.0, 0.0], [3.0, 3.0], [7.0, 7.0], [15.0, 15.0], [31.0, 31.0])
-    store = Trajectory()
-    for task in range(5):
-        store.record(task, s[task], s[task + 1])
+    store, s = recorded([0.0, 0.0], [1.0, 0.0], [3.0, 3.0], [7.0, 7.0], [15.0, 15.0], [31.0, 31.0])
     store.merge([1, 2, 4])  # 0 and 3 may still be removed; 0 wrote only the first entry, 3 wrote both
     assert [log["w"].where.tolist() if log else [] for log in store.logs.values()] == [
         [True, False],  # 0
@@ -89,10 +86,7 @@ def test_merged_logs_keep_only_entries_that_an_earlier_removal_needs():
 
 
 def test_merged_tasks_can_not_be_removed():
-    s = states([0.0], [1.0], [2.0])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
+    store, s = recorded([0.0], [1.0], [2.0])
     store.merge([0])
     assert [row["merged"] for row in store.report().values()] == [True, False]
     with pytest.raises(TrajectoryError, match=r"tasks \[0\] can't be taken out.*merge_permanent=False"):

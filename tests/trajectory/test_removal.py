@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.strategies import trained
 from support.strategy_state import frozen, same_state, trajectory
-from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
+from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, recorded
 
 from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
@@ -97,10 +97,7 @@ def test_any_sequence_of_tasks_and_removals_equals_the_dense_twin(dtype, events,
 
 
 def test_a_removal_restores_first_values_keeps_last_bits_and_subtracts_in_float64():
-    s = states([0.1, 0.1, 0.1, 0.1], [0.7, 0.7, 0.1, 0.7], [0.7, 3.1, 3.1, 9.3])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
+    store, s = recorded([0.1, 0.1, 0.1, 0.1], [0.7, 0.7, 0.1, 0.7], [0.7, 3.1, 3.1, 9.3])
     without_0 = store.remove([0], s[2]).values["w"]
     assert without_0[0] == s[0]["w"][0]  # only 0 wrote it
     assert without_0[2] == s[2]["w"][2]  # 0 never touched it
@@ -121,10 +118,7 @@ def test_a_removed_tensor_leaves_the_later_logs_too():  # LwF and EWC train old 
 
 def test_a_task_keeps_its_bits_if_the_value_before_it_did_not_change():
     """Subtraction and addition would not restore a sign of zero, or a much smaller number."""
-    s = states([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
+    store, s = recorded([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
     without_0 = store.remove([0], s[2]).values["w"]
     assert torch.signbit(without_0).tolist() == [False, True, False]
     assert torch.equal(without_0, torch.tensor([0.0, 0.0, 1e-5]))
@@ -144,10 +138,7 @@ def test_an_update_is_revised_in_a_tensor_without_removals_too():
 
 
 def test_an_entry_that_a_remaining_task_reads_is_not_removed_and_belongs_to_the_reader():
-    s = states([0.0, 0.0, 0.0], [1.0, 2.0, 0.0], [1.0, 2.0, 3.0])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
+    store, s = recorded([0.0, 0.0, 0.0], [1.0, 2.0, 0.0], [1.0, 2.0, 3.0])
     removal = store.remove([0], s[2], readers={1: {"w": torch.tensor([True, False, False])}})
     assert removal.values["w"].tolist() == [1, 0, 3]
     store.apply(removal)

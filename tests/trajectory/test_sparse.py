@@ -65,26 +65,17 @@ def test_entries_are_added_or_replaced(where, index):
 
 
 @given(where=CHOICES, keep=CHOICES)
-def test_entries_can_be_restricted(where, keep):
-    tensor = drawn()
-    kept = SparseValues.of(tensor, where).restricted(keep.reshape(-1))
+def test_entries_are_restricted_joined_and_given_other_values(where, keep):
+    tensor, other = drawn(), drawn(seed=1)
+    entries = SparseValues.of(tensor, where)
+    kept = entries.restricted(keep.reshape(-1))
     assert torch.equal(kept.where, where & keep)
     assert same_bits(kept.values, tensor[where & keep]).all()
-
-
-@given(where=CHOICES)
-def test_entries_can_get_other_values(where):
-    tensor, other = drawn(), drawn(seed=1)
-    rebased = SparseValues.of(tensor, where).rebased(other[where], tensor[where])
+    rebased = entries.rebased(other[where], tensor[where])
     assert torch.equal(rebased.where, where)
     assert same_bits(rebased.values, other[where]).all()
-
-
-@given(first=CHOICES, second=CHOICES)
-def test_the_union_of_choices_is_found(first, second):
-    tensor = drawn()
-    bits = chosen_by([SparseValues.of(tensor, first), SparseValues.of(tensor, second)])
-    assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (first | second).reshape(-1))
+    bits = chosen_by([entries, SparseValues.of(tensor, keep)])
+    assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (where | keep).reshape(-1))
 
 
 @given(where=st.lists(st.booleans(), min_size=1, max_size=300).map(torch.tensor))

@@ -2,16 +2,14 @@
 
 import pytest
 import torch
-from support.trajectory_oracle import states
+from support.trajectory_oracle import recorded, states
 
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
 
 
 def test_a_change_from_zero_to_negative_zero_is_recorded_and_removed():
-    s = states([0.0, 0.0], [-0.0, 0.0])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
+    store, s = recorded([0.0, 0.0], [-0.0, 0.0])
     assert store.moved(0)["w"].tolist() == [True, False]
     assert not torch.signbit(store.remove([0], s[1]).values["w"]).any()
 
