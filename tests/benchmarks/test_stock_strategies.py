@@ -7,14 +7,13 @@ from avalanche.logging import BaseLogger
 from avalanche.training import LwF, Naive, Replay
 from avalanche.training.plugins import EvaluationPlugin
 from support.stock_hosts import AvalancheNet
+from support.strategies import make
 from torch import nn
 
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 
 
-def run(make, benchmark, **options):
-    torch.manual_seed(0)
-    model = AvalancheNet()
+def run(kind, benchmark, **options):
     evaluator = EvaluationPlugin(
         accuracy_metrics(experience=True, stream=True),
         forgetting_metrics(experience=True),
@@ -22,29 +21,21 @@ def run(make, benchmark, **options):
         loggers=[BaseLogger()],
         strict_checks=True,
     )
-    strategy = make(
-        model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-        criterion=nn.CrossEntropyLoss(),
-        train_mb_size=32,
-        train_epochs=4,
-        eval_mb_size=64,
-        evaluator=evaluator,
-        **options,
-    )
-    results = {}
+    torch.manual_seed(0)
+    options |= {"criterion": nn.CrossEntropyLoss(), "train_mb_size": 32, "train_epochs": 4, "evaluator": evaluator}
+    strategy, results = make(kind, model=AvalancheNet(), optimizer="sgd", **options), {}
     for experience in benchmark.train_stream[:2]:
         strategy.train(experience)
         results = strategy.eval(benchmark.test_stream)
-    return model, results
+    return strategy.model, results
 
 
-@pytest.mark.parametrize(("make", "options"), [(LwF, {"alpha": 1.0, "temperature": 2.0}), (Replay, {"mem_size": 50})])
-def test_avalanche_s_strategies_train_and_evaluate(make, options):
+@pytest.mark.parametrize(("kind", "options"), [(LwF, {"alpha": 1.0, "temperature": 2.0}), (Replay, {"mem_size": 50})])
+def test_avalanche_s_strategies_train_and_evaluate(kind, options):
     benchmark = SplitDigits()
-    if make is Replay:
+    if kind is Replay:
         benchmark = with_unlearning(benchmark, {1: [0]}, permanent=[1])
-    _, results = run(make, benchmark, **options)
+    _, results = run(kind, benchmark, **options)
     accuracies = [v for k, v in results.items() if k.startswith("Top1_Acc_Exp")]
     assert len(accuracies) == 5
     assert min(accuracies[:2]) > 0.75

@@ -74,14 +74,6 @@ def test_task_labels_come_last_in_a_minibatch():  # trap 5
         assert experience.task_labels == [experience.task_label] == [experience.current_experience]
 
 
-def test_streams_and_experiences_know_their_benchmark():  # trap 7
-    benchmark = SplitDigits()
-    for stream in benchmark.streams.values():
-        assert stream.benchmark is benchmark
-        assert all(experience.benchmark is benchmark for experience in stream)
-        assert stream[1:3].benchmark is benchmark
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 def test_labels_are_found_without_reading_samples(lazy):
     x, y = data()
