@@ -20,22 +20,15 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 
 
-def run_in(folder: Path, **options):
-    with WandBLogger(dir=folder, mode="offline", **options) as logger:
-        metrics = accuracy_metrics(experience=True), unlearned_accuracy_metrics(BENCHMARK)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, about = tmp_path_factory.mktemp("run"), {"group": "two seeds", "config": {"note": "mine", "seed": "kept"}}
+    metrics = accuracy_metrics(experience=True), unlearned_accuracy_metrics(BENCHMARK)
+    with WandBLogger(dir=folder, mode="offline", **about) as logger:
         strategy = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(*metrics, loggers=[logger]))
         for experience in BENCHMARK.train_stream[:3]:
             strategy.train(experience)
             strategy.eval(BENCHMARK.test_stream)
-    return strategy
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("WANDB_MODE", raising=False)
-        run_in(folder, group="two seeds", config={"note": "mine", "seed": "kept"})
     return folder
 
 

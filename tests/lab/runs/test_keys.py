@@ -16,6 +16,7 @@ from support.strategies import DIGITS, PRICED, brief, learn
 from support.strategy_state import bits
 from support.tiny import Items
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 from torchvision.transforms import RandomErasing
@@ -46,10 +47,6 @@ def shrinking(optimizer, args, kwargs):
                 parameter.mul_(0.99)
 
 
-def halve(parameter):
-    parameter.grad *= 0.5
-
-
 def first_of(strategy):
     return next(p for p in strategy.model.parameters() if p.requires_grad)
 
@@ -64,36 +61,19 @@ def patched(strategy):
     strategy.optimizer.step = types.MethodType(two_steps, strategy.optimizer)
 
 
-def weighted_classes(strategy):
-    strategy._criterion = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.8]))
-
-
-def another_group(strategy):
-    strategy.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
-
-
-def by_hand(strategy):
-    with torch.no_grad():
-        first_of(strategy).add_(0.1)
-
-
-def other_rate(strategy):
-    strategy.optimizer.param_groups[0]["lr"] *= 3
-
-
 CHANGES = {
     "hook before the optimizer's step": lambda s: s.optimizer.register_step_pre_hook(shrinking),
     "hook after the optimizer's step": lambda s: s.optimizer.register_step_post_hook(shrinking),
     "hook of a parameter": lambda s: first_of(s).register_hook(lambda gradient: gradient / 2),
-    "hook after a gradient": lambda s: first_of(s).register_post_accumulate_grad_hook(halve),
+    "hook after a gradient": lambda s: first_of(s).register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5)),
     "forward hook": lambda s: s.model.register_forward_hook(lambda module, x, y: y * 1.5),
     "forward pre-hook": lambda s: s.model.register_forward_pre_hook(lambda module, x: (x[0] * 0.5, *x[1:])),
     "patched step": patched,
     "frozen parameter": lambda s: first_of(s).requires_grad_(False),
-    "class weights": weighted_classes,
-    "parameter group": another_group,
-    "weight": by_hand,
-    "learning rate": other_rate,
+    "class weights": lambda s: setattr(s, "_criterion", nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.8]))),
+    "parameter group": lambda s: s.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5}),
+    "weight": lambda s: first_of(s).data.add_(0.1),
+    "learning rate": lambda s: s.optimizer.param_groups[0].update(lr=0.03),
     "epochs": lambda s: setattr(s, "train_epochs", 2),
     "mini-batches": lambda s: setattr(s, "train_mb_size", 20),
 }
@@ -135,28 +115,27 @@ RATE = 1.0
 
 
 def over_a_global(logits, y):
-    return nn.functional.cross_entropy(logits, y) * RATE
+    return cross_entropy(logits, y) * RATE
 
 
-def later_louder(n):
-    """Return a loss that doubles after n calls."""
-    calls = 0
+class LaterLouder:
+    """Doubles the results of a function after n calls."""
 
-    def loss(logits, y):
-        nonlocal calls
-        calls += 1
-        return nn.functional.cross_entropy(logits, y) * (2 if calls > n else 1)
+    def __init__(self, n, function=lambda x: x):
+        self.n, self.function, self.calls = n, function, 0
 
-    return loss
+    def __call__(self, *given):
+        self.calls += 1
+        return self.function(*given) * (2 if self.calls > self.n else 1)
 
 
 def weighted(scale):
-    return lambda x, y: scale * nn.functional.cross_entropy(x, y)
+    return lambda x, y: scale * cross_entropy(x, y)
 
 
 def defaulting(scale):
     def loss(x, y, scale=scale):
-        return scale * nn.functional.cross_entropy(x, y)
+        return scale * cross_entropy(x, y)
 
     return loss
 
@@ -164,7 +143,7 @@ def defaulting(scale):
 def module_with(**content):
     """Return a loss of a script's module that uses a function, a constant and a table of the module."""
     module = types.ModuleType("a_script")
-    module.__dict__.update({"cross_entropy": nn.functional.cross_entropy, **content})
+    module.__dict__.update({"cross_entropy": cross_entropy, **content})
     source = "def loss(x, y):\n    return SCALE * part(cross_entropy(x, y)) * TABLE['a'] * settings.rate\n"
     exec(source, module.__dict__)
     return module.loss
@@ -239,7 +218,7 @@ def losses(one, other):
 
 
 SCRIPTS = {
-    "later change of the loss": (lambda: brief(criterion=later_louder(50)), lambda: brief(criterion=later_louder(60))),
+    "later change of the loss": losses(LaterLouder(50, cross_entropy), LaterLouder(60, cross_entropy)),
     "number in a closure": losses(weighted(1.0), weighted(2.0)),
     "tensor in a closure": losses(weighted(torch.ones(())), weighted(torch.zeros(()))),
     "array in a closure": losses(weighted(np.ones(1)), weighted(np.zeros(1))),
@@ -381,17 +360,6 @@ class Drawn:
 
     def __call__(self, x):
         return x + torch.rand(x.shape, generator=self.generator)
-
-
-class LaterLouder:
-    """A transform that changes after n samples."""
-
-    def __init__(self, n):
-        self.n, self.calls = n, 0
-
-    def __call__(self, x):
-        self.calls += 1
-        return x * 2 if self.calls > self.n else x
 
 
 class Named:
