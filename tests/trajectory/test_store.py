@@ -1,9 +1,16 @@
-"""The trajectory's store of undo logs: recording, saving, restoring and errors."""
+"""The trajectory's store of undo logs: recording, lower precision, restoring and errors."""
+
+import math
 
 import pytest
 import torch
-from support.trajectory_oracle import recorded, states
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import assert_economical, initial_values, trajectory, unlearning_plugin
+from support.trajectory_oracle import assert_same, recorded, states
 
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
 
@@ -76,3 +83,85 @@ def test_restored_logs_are_not_changed_by_later_records():
     assert store.tasks == (0,)
     store.record(1, s[1], s[2])
     assert list(logs) == [0]
+
+
+CODES = (torch.float16, torch.bfloat16, torch.int8)
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_updates_that_no_code_can_represent_are_restored(dtype):
+    before = {"w": torch.tensor([[1.0, 1.0, 0.0], [1e30, 0.1, 5.0]])}
+    after = {"w": torch.tensor([[math.inf, math.nan, -0.0], [-1e30, 0.2, 5.0 + 1e-6]])}
+    store = Trajectory(dtype=dtype)
+    committed = {**after, **store.record(0, before, after)}
+    assert same_bits(committed["w"][0, :2], after["w"][0, :2]).all()
+    assert_same({"w": store.remove([0], committed).values["w"]}, before)
+
+
+def test_a_dtype_that_saves_no_bytes_is_lossless():
+    before, after = {"w": torch.randn(50).half()}, {"w": torch.randn(50).half()}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        store = Trajectory(dtype=dtype)
+        assert store.record(0, before, after) == {}
+        assert torch.equal(store.remove([0], after).values["w"], before["w"])
+
+
+def test_lower_precision_takes_fewer_bytes():
+    generator = torch.Generator().manual_seed(0)
+    before = {"w": torch.empty(100, 100).uniform_(-0.1, 0.1, generator=generator)}
+    after = {"w": before["w"] + 0.03 * torch.randn(100, 100, generator=generator)}
+    sizes = []
+    for dtype in (None, torch.float16, torch.int8):
+        store = Trajectory(dtype=dtype)
+        store.record(0, before, after)
+        sizes.append(store.nbytes() / 10_000)
+    assert 3.5 > sizes[0] > sizes[1] + 0.5 > sizes[2] + 1.4
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, "int8"])
+def test_another_dtype_is_refused(dtype):
+    for make in (Trajectory, TrajectoryPlugin):
+        with pytest.raises(ValueError, match=r"dtype must be one of torch.float32.*torch.int8.*got"):
+            make(dtype=dtype)
+
+
+# On real runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "adjustment"), [(torch.int8, "hat"), (torch.float16, "adahat")], ids=str)
+def test_a_log_in_lower_precision_leaves_no_residue_and_keeps_the_claim(monkeypatch, dtype, adjustment):
+    trained = {}
+    record = Trajectory.record
+
+    def watched(self, task, before, after, **more):
+        trained.update({name: value.detach().clone() for name, value in after.items()})
+        return record(self, task, before, after, **more)
+
+    monkeypatch.setattr(Trajectory, "record", watched)
+    strategy = amnesiac(trajectory=TrajectoryPlugin(dtype=dtype), adjustment=adjustment, optimizer="sgd")
+    lossless = amnesiac(adjustment=adjustment, optimizer="sgd")
+    initial = initial_values(strategy.model)
+    for experience in DIGITS.train_stream[:3]:
+        lossless.train(experience)
+        strategy.train(experience)
+        row = trajectory(strategy).report()[experience.task_label]
+        distance = torch.cat(
+            [(p.detach().double() - trained[n].double()).reshape(-1) for n, p in strategy.model.named_parameters()]
+        )
+        assert row["error_max"] == float(distance.abs().max()) > 0
+        assert math.isclose(row["error_l2"], float(distance.norm()), rel_tol=1e-9)
+    assert_economical(strategy, lossless, initial)
+
+
+def test_a_dense_log_in_int8_removes_the_last_task_to_the_bit():
+    strategy = stock(plugins=())
+    find_plugin(strategy, TrajectoryPlugin).trajectory = Trajectory(dtype=torch.int8)
+    strategy.train(DIGITS.train_stream[0])
+    before = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if "heads" not in n}
+    strategy.train(DIGITS.train_stream[1])
+    report = trajectory(strategy).report()
+    assert all(row["bytes_per_parameter"] < 2 for row in report.values())
+    assert all(row["share"] <= 1 for row in report.values())
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    parameters = dict(strategy.model.named_parameters())
+    assert all(same_bits(parameters[name].detach(), value).all() for name, value in before.items())
