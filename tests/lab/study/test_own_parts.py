@@ -1,6 +1,7 @@
 """User methods, streams, networks, scenarios and optimizers in a study."""
 
 import sys
+from collections import OrderedDict
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -34,32 +35,20 @@ def first_goes(n_tasks, after=1):
     return Scenario({after: [0]})
 
 
-class Narrow(nn.Module):
+def narrow(shape, width=8):
     """A network without the attribute features."""
-
-    def __init__(self, shape, width=8):
-        super().__init__()
-        self.layer = nn.Linear(prod(shape), width)
-
-    def forward(self, x):
-        return self.layer(x.flatten(1)).relu()
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), width), nn.ReLU())
 
 
-class OfLayers(nn.Module):
+def of_layers(shape):
     """A network whose layers are called features, as in torchvision."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.features = nn.Sequential(nn.Linear(prod(shape), 7), nn.ReLU())
-
-    def forward(self, x):
-        return self.features(x.flatten(1))
+    return nn.Sequential(OrderedDict(features=nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), 7), nn.ReLU())))
 
 
 EXPERIMENT = {
     "name": "mine",
     "stream": {"name": f"{HERE}:two_tasks", "n_tasks": 2},
-    "network": {"name": f"{HERE}:Narrow", "options": {"width": 12}},
+    "network": {"name": f"{HERE}:narrow", "options": {"width": 12}},
     "training": {"epochs": 1, "batch_size": 20},
     "scenarios": {"first goes": {"name": f"{HERE}:first_goes"}},
     "methods": {
@@ -97,7 +86,7 @@ def test_a_sweep_runs_user_parts_together_with_those_of_the_package(file, capsys
 
 
 def test_run_works_without_a_file(file, capsys):
-    words = ["stream.n_tasks=2", f"--network={HERE}:Narrow", "training.epochs=1", f"--scenario={HERE}:first_goes"]
+    words = ["stream.n_tasks=2", f"--network={HERE}:narrow", "training.epochs=1", f"--scenario={HERE}:first_goes"]
     assert main(["run", "--method", "experiments.piggyback:Piggyback", "--stream", f"{HERE}:two_tasks", *words]) == 0
     assert "runs/two_tasks/Piggyback/first_goes/seed1" in capsys.readouterr().out
     assert main(["run"]) == 2
@@ -133,9 +122,9 @@ def test_user_rules_and_data_roots_are_used(file, monkeypatch):
 
 
 def test_the_number_of_features_is_measured_and_optimizers_are_found_by_name():
-    network = make_network(NetworkSettings(f"{HERE}:Narrow", options={"width": 5}), torch.zeros(2, 4))
+    network = make_network(NetworkSettings(f"{HERE}:narrow", options={"width": 5}), torch.zeros(2, 4))
     assert (network.features, network.training) == (5, True)
-    network = make_network(NetworkSettings(f"{HERE}:OfLayers"), torch.zeros(4))
+    network = make_network(NetworkSettings(f"{HERE}:of_layers"), torch.zeros(4))
     assert MultiHeadModel(network).n_features == 7
     assert optimizer_class(MethodSettings("EWC", "NAdam")) is torch.optim.NAdam
     assert optimizer_class(MethodSettings("EWC", "torch.optim.adamw:AdamW")) is torch.optim.AdamW
