@@ -6,7 +6,7 @@ from functools import cache, partial
 import pytest
 import torch
 from support.fault_injection import raiser
-from support.strategies import DIGITS, accuracy, amnesiac, batch_normed, learn, stock, trained
+from support.strategies import DIGITS, accuracy, amnesiac, batch_normed, learn, trained
 from support.strategy_state import (
     assert_marks_go,
     assert_requests_leave_nothing_stray,
@@ -258,11 +258,6 @@ def test_a_relearned_task_has_shadows_of_earlier_tasks():
     strategy.train(PERMUTED.train_stream[0])
     assert set(backups(strategy).kept[0]) <= {1, 2}
     assert strategy.unlearn([1]).plan.compensated
-
-
-def test_models_without_masks_are_refused():
-    with pytest.raises(TypeError, match="MaskedModel"):
-        stock(plugins=[BackupPlugin()]).train(DIGITS.train_stream[0])
 
 
 def test_a_tensor_changed_only_by_the_shadow_is_revised():
