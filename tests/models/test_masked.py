@@ -1,6 +1,4 @@
-"""Masks and heads of a masked model: mixed batches, copies, errors; a masked zero has no sign that a network reads."""
-
-import copy
+"""Masks and heads of a masked model: mixed batches, errors, signs of masked zeros, and the table of utilisation."""
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ from torch import nn
 
 from avalanche_amnesia import HAT, SplitDigits, task_benchmark
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, UnknownTaskError
+from avalanche_amnesia.models.description import utilisation
 
 
 def build(kind: str) -> MaskedModel:
@@ -74,15 +73,6 @@ def test_an_unknown_task_is_refused(trained):
         model(x, torch.tensor([0, 1, 9, 0]))
     with pytest.raises(UnknownTaskError, match="task 9 has no mask"):
         model.binary_mask(9)
-
-
-def test_a_removed_task_leaves_nothing(trained):
-    model = copy.deepcopy(trained[0])
-    model.remove_task(1)
-    assert model.tasks == (0, 2)
-    assert list(model.masks) == [0, 2]
-    assert not [name for name in model.state_dict() if name.endswith(".1") or (".1." in name and "heads" in name)]
-    assert torch.equal(model.cumulative_mask(), model.binary_mask(0) | model.binary_mask(2))
 
 
 def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
@@ -163,3 +153,43 @@ def test_the_sign_of_a_weight_outside_the_subnetwork_reaches_no_task(training):
         model.backbone.first.weight[outside] *= -1
     model.open_subnet()
     assert torch.equal(before, model.features(x, 0))
+
+
+def model_with(tasks) -> MaskedModel:
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(6, hidden=(5, 9), features=4))
+    for task in tasks:
+        model.add_head(task, 2)
+        model.start_task(task, torch.randn(model.n_units))
+        model.finish_task()
+    return model
+
+
+def column(table, name):
+    return [row[name] for row in table.values()]
+
+
+def test_counts_and_shares_equal_those_of_the_masks():
+    model = model_with([2, 0, 7])
+    counts, shares = utilisation(model, counts=True), utilisation(model)
+    layers = list(model.graph.layers)
+    for table in (counts, shares):
+        assert list(table) == [*layers, "all"]
+        assert all(list(row) == [2, 0, 7, "any", "units"] for row in table.values())
+        assert column(table, "units") == [5, 9, 4, 18]
+    for task in (2, 0, 7):
+        by_hand = [sum(bool(unit) for unit in model.masks[task][layer]) for layer in layers]
+        assert column(counts, task) == [*by_hand, sum(by_hand)]
+        assert column(shares, task) == [a / n for a, n in zip([*by_hand, sum(by_hand)], [5, 9, 4, 18], strict=True)]
+    some = []
+    for layer, units in zip(layers, (5, 9, 4), strict=True):
+        some.append(sum(any(bool(model.masks[task][layer][unit]) for task in (2, 0, 7)) for unit in range(units)))
+    assert column(counts, "any") == [*some, sum(some)]
+    assert all(type(n) is int for row in counts.values() for n in row.values())
+    assert [type(n) for n in shares["all"].values()] == [float] * 4 + [int]
+
+
+def test_a_layer_called_all_is_refused():
+    model = MaskedModel(Net(lambda net, x: torch.relu(net.all(x)), all=nn.Linear(3, 2)))
+    with pytest.raises(ValueError, match="a layer of the model is called 'all'"):
+        utilisation(model)
