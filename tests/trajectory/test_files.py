@@ -138,17 +138,6 @@ def test_only_leftovers_of_a_trajectory_are_deleted(tmp_path):
     assert files(tmp_path) == ["index.json", ours, "task_notes.txt", "x"]
 
 
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
-def test_files_keep_reports_and_merges(tmp_path, dtype):
-    store, state = with_three_tasks(tmp_path, dtype=dtype)
-    store.merge([1])
-    again = Trajectory(path=tmp_path, dtype=dtype)
-    assert contents(again) == contents(store)
-    assert frozen(dict(again.remove([0], state).values)) == frozen(dict(store.remove([0], state).values))
-    with pytest.raises(TrajectoryError, match=r"tasks \[1\] can't be taken out"):
-        again.remove([0, 1], state)
-
-
 def saved(thing, path):
     torch.save(thing, path)
     return path
