@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from support.wandb_files import read_offline_run
 
-from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.lab.report.measures import MEASURES
 from avalanche_amnesia.lab.report.page import report_page
@@ -114,19 +113,18 @@ def test_the_printed_table_has_the_numbers_of_the_logs(demo):
     assert f"Open {out / 'report.html'}" in printed
 
 
-def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, amnesia, monkeypatch):
     def interrupted(*args, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "run_cell", interrupted)
-    assert main(["demo", "--out", str(tmp_path / "out")]) == 130
-    told = capsys.readouterr().err.splitlines()  # W&B may have printed before
+    told = amnesia("demo", "--out", str(tmp_path / "out"), status=130).splitlines()  # W&B may have printed before
     assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
 
 
 @pytest.mark.slow
-def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, capsys, monkeypatch):
+def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, amnesia, monkeypatch):
     runs, run_cell = [], module.run_cell
     monkeypatch.setattr(module, "demo_experiment", FEWER)
 
@@ -138,18 +136,16 @@ def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, capsys, m
 
     command = ["demo", "--epochs", "1", "--out", str(tmp_path / "out"), "--store", str(tmp_path / "store")]
     monkeypatch.setattr(module, "run_cell", interrupted)
-    assert main(command) == 130
-    assert f"goes on with the references in {tmp_path / 'store'}" in capsys.readouterr().err
+    assert f"goes on with the references in {tmp_path / 'store'}" in amnesia(*command, status=130)
     states = len(RunStore(tmp_path / "store").nodes())
     assert states > 0
     monkeypatch.setattr(module, "METHODS", dict([next(iter(module.METHODS.items()))]))
     monkeypatch.setattr(module, "run_cell", run_cell)
-    assert main(command) == 0
+    amnesia(*command)
     assert len(RunStore(tmp_path / "store").nodes()) == states  # stored references are not trained again
 
 
-def test_missing_data_and_impossible_budgets_are_refused_and_write_nothing(tmp_path, capsys):
+def test_missing_data_and_impossible_budgets_are_refused_and_write_nothing(tmp_path, amnesia):
     for words, message in ((["--data-root", str(tmp_path / "nowhere")], "MNIST"), (["--epochs", "0"], "at least 1")):
-        assert main(["demo", *words, "--out", str(tmp_path / "out")]) == 2
-        assert message in capsys.readouterr().err
+        assert message in amnesia("demo", *words, "--out", str(tmp_path / "out"), status=2)
         assert not (tmp_path / "out").exists()
