@@ -118,10 +118,6 @@ def test_a_run_that_is_changed_between_steps_leaves_the_store(change, words, tmp
 RATE = 1.0
 
 
-def over_a_global(logits, y):
-    return cross_entropy(logits, y) * RATE
-
-
 class LaterLouder:
     """Doubles the results of a function after n calls."""
 
@@ -253,7 +249,10 @@ def test_scripts_that_train_in_different_ways_have_different_keys(one, other):
 
 
 def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypatch):
-    builds = (lambda: brief(criterion=over_a_global), lambda: brief(plugins=[ShrinksByEpoch(1.0)]))
+    builds = (
+        lambda: brief(criterion=lambda x, y: cross_entropy(x, y) * RATE),
+        lambda: brief(plugins=[ShrinksByEpoch(1.0)]),
+    )
     before, plain = [key_of(build()) for build in builds], plain_key()
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "RATE", 0.5)

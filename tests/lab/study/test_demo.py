@@ -27,18 +27,14 @@ def one_core(monkeypatch):
     monkeypatch.setattr(loky, "cpu_count", lambda: 1)
 
 
-def smaller(n_train, n_test):
-    """The demo's experiment with fewer images."""
-    full = module.demo_experiment
-
-    def make(*settings):
-        experiment = full(*settings)
-        return replace(experiment, stream=replace(experiment.stream, n_train=n_train, n_test=n_test))
-
-    return make
+FULL = module.demo_experiment
 
 
-FEWER = smaller(200, 100)
+def fewer_images(*settings):
+    experiment = FULL(*settings)
+    return replace(experiment, stream=replace(experiment.stream, n_train=200, n_test=100))
+
+
 METHODS = {name: method for name, method in module.METHODS.items() if name != "LwF"}
 """All but one of the two stock strategies, which differ in nothing that the demo shows."""
 
@@ -47,7 +43,7 @@ METHODS = {name: method for name, method in module.METHODS.items() if name != "L
 def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo")
     printed = []
-    smaller_demo = mock.patch.multiple(module, demo_experiment=FEWER, METHODS=METHODS)
+    smaller_demo = mock.patch.multiple(module, demo_experiment=fewer_images, METHODS=METHODS)
     with smaller_demo, mock.patch.object(loky, "cpu_count", return_value=1):
         runs = run_demo(out, printed.append, epochs=1)
     return out, runs, "\n".join(printed)
@@ -126,7 +122,7 @@ def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, amne
 @pytest.mark.slow
 def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, amnesia, monkeypatch):
     runs, run_cell = [], module.run_cell
-    monkeypatch.setattr(module, "demo_experiment", FEWER)
+    monkeypatch.setattr(module, "demo_experiment", fewer_images)
 
     def interrupted(cell, *args, **options):
         if len(runs) == 1:
