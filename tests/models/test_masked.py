@@ -1,5 +1,7 @@
 """Masks and heads of a masked model: mixed batches, errors, signs of masked zeros, and the table of utilisation."""
 
+import copy
+
 import pytest
 import torch
 from support.small_networks import NETWORKS, Net, parameter
@@ -11,28 +13,21 @@ from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, UnknownTaskE
 from avalanche_amnesia.models.description import utilisation
 
 
-def build(kind: str) -> MaskedModel:
-    return MaskedModel(ConvNet() if kind == "conv" else MLP(64, hidden=(20,), features=12, dropout=0.2))
-
-
-def digits():
-    return SplitDigits(1, n_train=300).train_stream[0].tensors
-
-
 @pytest.fixture(scope="module", params=["mlp", "conv"])
 def trained(request):
     """A model after three tasks with 2, 5 and 3 classes."""
     torch.manual_seed(0)
-    model = build(request.param)
-    data = digits()
+    conv = request.param == "conv"
+    model = MaskedModel(ConvNet() if conv else MLP(64, hidden=(20,), features=12, dropout=0.2))
+    data = SplitDigits(1, n_train=300).train_stream[0].tensors
     benchmark = task_benchmark(data, data, [[0, 1], [2, 3, 4, 5, 6], [7, 8, 9]])
     strategy = HAT(model=model, optimizer=torch.optim.Adam(model.parameters(), lr=3e-3), train_mb_size=32)
     learn(strategy, benchmark.train_stream)
-    return model.eval(), benchmark, request.param, strategy
+    return model.eval(), benchmark
 
 
 def test_masks_are_bool_for_each_layer_and_differ_between_tasks(trained):
-    model, _, _, _ = trained
+    model, _ = trained
     assert list(model.masks) == [0, 1, 2] == list(model.tasks)
     for task, masks in model.masks.items():
         assert list(masks) == list(model.graph.layers)
@@ -49,7 +44,7 @@ def test_masks_are_bool_for_each_layer_and_differ_between_tasks(trained):
 
 
 def test_each_row_of_a_mixed_batch_equals_its_own_task(trained):
-    model, benchmark, _, _ = trained
+    model, benchmark = trained
     parts = [(e.tensors[0][:9], t) for t, e in enumerate(benchmark.test_stream)]
     x = torch.cat([part for part, _ in parts])
     labels = torch.cat([torch.full((len(part),), t) for part, t in parts])
@@ -65,7 +60,7 @@ def test_each_row_of_a_mixed_batch_equals_its_own_task(trained):
 
 
 def test_an_unknown_task_is_refused(trained):
-    model, benchmark, _, _ = trained
+    model, benchmark = trained
     x = benchmark.test_stream[0].tensors[0][:4]
     with pytest.raises(UnknownTaskError, match=r"task 9 has no head.*\[0, 1, 2\]"):
         model(x, 9)
@@ -73,6 +68,15 @@ def test_an_unknown_task_is_refused(trained):
         model(x, torch.tensor([0, 1, 9, 0]))
     with pytest.raises(UnknownTaskError, match="task 9 has no mask"):
         model.binary_mask(9)
+
+
+def test_a_removed_task_leaves_nothing(trained):
+    model = copy.deepcopy(trained[0])
+    model.remove_task(1)
+    assert model.tasks == (0, 2)
+    assert list(model.masks) == [0, 2]
+    assert not [name for name in model.state_dict() if name.endswith(".1") or (".1." in name and "heads" in name)]
+    assert torch.equal(model.cumulative_mask(), model.binary_mask(0) | model.binary_mask(2))
 
 
 def test_the_gate_is_soft_in_training_and_binary_in_evaluation():
@@ -155,22 +159,17 @@ def test_the_sign_of_a_weight_outside_the_subnetwork_reaches_no_task(training):
     assert torch.equal(before, model.features(x, 0))
 
 
-def model_with(tasks) -> MaskedModel:
-    torch.manual_seed(0)
-    model = MaskedModel(MLP(6, hidden=(5, 9), features=4))
-    for task in tasks:
-        model.add_head(task, 2)
-        model.start_task(task, torch.randn(model.n_units))
-        model.finish_task()
-    return model
-
-
 def column(table, name):
     return [row[name] for row in table.values()]
 
 
 def test_counts_and_shares_equal_those_of_the_masks():
-    model = model_with([2, 0, 7])
+    torch.manual_seed(0)
+    model = MaskedModel(MLP(6, hidden=(5, 9), features=4))
+    for task in (2, 0, 7):
+        model.add_head(task, 2)
+        model.start_task(task, torch.randn(model.n_units))
+        model.finish_task()
     counts, shares = utilisation(model, counts=True), utilisation(model)
     layers = list(model.graph.layers)
     for table in (counts, shares):

@@ -268,10 +268,6 @@ def test_merged_tasks_can_not_be_removed():
         store.merge([7])
 
 
-def sizes_of_logs(strategy):
-    return {task: row["bytes"] for task, row in trajectory(strategy).report().items()}
-
-
 def test_a_run_with_a_deadline_keeps_only_logs_of_removable_tasks():
     runs = [
         amnesiac(unlearning=UnlearningPlugin(deadline=2), trajectory=TrajectoryPlugin(merge_permanent=merge))
@@ -280,7 +276,7 @@ def test_a_run_with_a_deadline_keeps_only_logs_of_removable_tasks():
     for strategy in runs:
         learn(strategy, DIGITS.train_stream[:5])
         assert unlearning_plugin(strategy).ledger.permanent == {0, 1, 2}
-    sizes = [sizes_of_logs(strategy) for strategy in runs]
+    sizes = [{task: row["bytes"] for task, row in trajectory(strategy).report().items()} for strategy in runs]
     assert list(sizes[0]) == [0, 1, 2, 3, 4]
     assert list(sizes[0].values())[:3] == [0, 0, 0] < list(sizes[1].values())[:3]
     for strategy in runs:

@@ -107,18 +107,14 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
 def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
     benchmark = with_unlearning(STREAM, {1: [0]})
     strategy = learn(ranpac(), benchmark, 3)
-    (hashed,) = strategy.model.hashes(*phi_of(strategy, 1, 5))
+    x, y = task_data(STREAM.train_stream[1], torch.tensor([5]))
+    (hashed,) = strategy.model.hashes(strategy.model.features(x), y)
     before = int((strategy.model.heads[1].hashes == hashed).sum())
     record = strategy.unlearn(task=1, samples=[5])
     assert (before, int((strategy.model.heads[1].hashes == hashed).sum())) == (1, 0)
     assert record.plan.samples
     record = strategy.prove(ranpac, benchmark)
     assert (record.claim, record.proof.tasks) == ("exact", (1, 2))
-
-
-def phi_of(strategy, task, at):
-    x, y = task_data(STREAM.train_stream[task], torch.tensor([at]))
-    return strategy.model.features(x), y
 
 
 def test_a_class_without_samples_leaves_the_head():

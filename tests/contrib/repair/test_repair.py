@@ -50,10 +50,6 @@ def plugin_of(strategy):
     return find_plugin(strategy, RepairPlugin)
 
 
-def own_names(strategy, tasks):
-    return {n for n in values(strategy.model) if n.startswith(tuple(f"heads.{t}." for t in tasks))}
-
-
 NORMED = partial(batch_normed, 2)
 
 
@@ -68,7 +64,8 @@ def test_a_repair_changes_no_bit_outside_the_overlap():
     assert same_bits(logits(ours, TEST[0]), untouched).all()
     model = ours.model
     use, of_others = (model.graph.parameter_use(*(model.masks[t] for t in tasks)) for tasks in ((2, 3), (0,)))
-    after, own = values(ours.model), own_names(ours, (2, 3))
+    after = values(ours.model)
+    own = {name for name in after if name.startswith(("heads.2.", "heads.3."))}
     moved_at_all = 0
     for name, value in values(plain.model).items():
         moved = ~same_bits(value, after[name])
