@@ -5,6 +5,7 @@ import math
 import pickle
 import warnings
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,29 +112,19 @@ def test_finish_again_does_nothing_and_later_values_are_refused(recorder: Record
     assert [row["x"] for row in recorder.read().rows] == [1]
 
 
-class GrowingFile:
-    """A file that grows during the first calls of ``stat``."""
-
-    def __init__(self, times: int) -> None:
-        self.left, self.size = times, 0
-
-    def exists(self) -> bool:
-        return True
-
-    def stat(self) -> SimpleNamespace:
-        self.size += self.left > 0
-        self.left -= 1
-        return SimpleNamespace(st_size=self.size)
+def growing(times: int) -> Any:
+    """Return a file that grows during the first calls of ``stat``."""
+    sizes = chain(range(times), repeat(times))
+    return SimpleNamespace(exists=lambda: True, stat=lambda: SimpleNamespace(st_size=next(sizes)))
 
 
 def test_finish_waits_while_the_file_grows_and_warns_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    file: Any = GrowingFile(30)
+    file = growing(30)
     _wait_until_written(file)
-    assert file.left < 0
+    assert file.stat().st_size == 30
     monkeypatch.setattr("avalanche_amnesia.logging.wandb._FLUSH_SECONDS", 0.05)
-    endless: Any = GrowingFile(10**6)
     with pytest.warns(UserWarning, match="still writing"):
-        _wait_until_written(endless)
+        _wait_until_written(growing(10**6))
 
 
 def test_copies_are_the_same_logger_and_a_pickled_one_continues_in_another_run(

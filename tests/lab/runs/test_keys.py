@@ -355,14 +355,10 @@ def brighter(samples):
     return [x * 3, *others]
 
 
-class Drawn:
-    """Noise from its own generator."""
-
-    def __init__(self, seed):
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, x):
-        return x + torch.rand(x.shape, generator=self.generator)
+def with_noise(seed):
+    """Return a transform that adds noise from its own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda x: x + torch.rand(x.shape, generator=generator)
 
 
 class Named:
@@ -411,7 +407,7 @@ class Counts(Items):
 
 
 REMEMBERING = {
-    "a generator": (lambda: of(Drawn(1)), "the training is not repeatable: its data"),
+    "a generator": (lambda: of(with_noise(1)), "the training is not repeatable: its data"),
     "a counter": (lambda: of(data=items(kind=Counts)), "the training is not repeatable: its data"),
     "a change later": (
         lambda: of(LaterLouder(10_000)),

@@ -34,12 +34,7 @@ from avalanche_amnesia.training import HAT
 
 
 def run(folder: Path, out: Path) -> None:
-    """Train three tasks, unlearn one, train another.
-
-    Args:
-        folder: of the store.
-        out: where ``begun`` is written when it begins, and ``result.json`` when it ends.
-    """
+    """Train three tasks, unlearn one, train another; write ``begun`` and ``result.json`` into ``out``."""
     torch.set_num_threads(1)
     logger = WandBLogger(dir=folder.with_name("wandb"), mode="offline")
     evaluator = EvaluationPlugin(accuracy_metrics(epoch=True), capacity_metrics(), loggers=[logger])
