@@ -4,12 +4,12 @@ from collections import Counter
 from copy import copy
 
 import pytest
-import torch
 from avalanche.benchmarks import CLScenario, EagerCLStream
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny
 from support.ledger_oracle import LedgerOracle
+from support.strategy_state import same
 
 from avalanche_amnesia import RequestError, SplitDigits, UnlearningRequest, with_unlearning
 from avalanche_amnesia.benchmarks.requests import without_requests
@@ -38,22 +38,32 @@ def test_requests_are_sorted_by_the_time_of_execution():
     assert carried == [(), (), (), (requests[3], requests[2], requests[1]), (requests[0], requests[4])]
 
 
-def test_the_given_benchmark_is_not_changed():  # trap 11
-    benchmark = SplitDigits()
-    result = with_unlearning(benchmark, {1: [0]})
+@pytest.mark.parametrize("make", [SplitDigits, tiny.of_avalanche])
+def test_requests_are_carried_by_a_copy_with_the_same_data(make):  # traps 7 and 11
+    benchmark = make()
+    benchmark.note = "kept"
+    result = with_unlearning(benchmark, {1: [0], 4: [2, 4]}, permanent=[1])
+    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [(), ((0,),), (), (), ((2, 4),)]
+    for name in ("note", "n_classes", "n_classes_per_exp"):
+        assert getattr(result, name, None) == getattr(benchmark, name, None)
+    assert list(result.streams) == ["train", "test"]
     for name, stream in benchmark.streams.items():
         twins = result.streams[name]
-        assert stream.benchmark is benchmark
-        assert twins.benchmark is result
+        assert stream.benchmark is stream[1:3].benchmark is benchmark
+        assert twins.benchmark is twins[1:3].benchmark is result
         for position, (experience, twin) in enumerate(zip(stream, twins, strict=True)):
             assert experience is not twin
             assert not hasattr(experience, "requests")
             assert experience.origin_stream is stream
             assert twin.origin_stream is twins
             assert (experience.benchmark, twin.benchmark) == (benchmark, result)
+            assert twin.task_labels == experience.task_labels == [position]
+            assert twin.dataset is experience.dataset
+            assert same(getattr(twin, "tensors", None), getattr(experience, "tensors", None))
             twin.current_experience = 99
             assert experience.current_experience == position
             twin.current_experience = position
+    assert not hasattr(result.test_stream[0], "requests")
 
 
 def carried(benchmark):
@@ -75,32 +85,6 @@ def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
     plain = without_requests(with_unlearning(tiny.blank(), {2: [1]}, permanent=[0], deadline=4))
     assert carried(plain) == [((), position == 0, 4) for position in range(5)]
     assert carried(without_requests(tiny.blank())) == [((), False, None)] * 5
-
-
-def test_data_attributes_and_other_streams_are_kept():
-    benchmark = SplitDigits()
-    benchmark.note = "kept"
-    result = with_unlearning(benchmark, {})
-    assert (result.n_classes, result.n_classes_per_exp, result.note) == (2, [2] * 5, "kept")
-    assert list(result.streams) == ["train", "test"]
-    for name in ("train", "test"):
-        for experience, twin in zip(benchmark.streams[name], result.streams[name], strict=True):
-            assert torch.equal(experience.tensors[0], twin.tensors[0])
-            assert twin.dataset is experience.dataset
-    assert not hasattr(result.test_stream[0], "requests")
-
-
-def test_stock_benchmarks_carry_requests():
-    benchmark = tiny.of_avalanche()
-    result = with_unlearning(benchmark, {1: [0], 4: [2, 4]}, permanent=[1])
-    assert [tuple(r.tasks for r in e.requests) for e in result.train_stream] == [(), ((0,),), (), (), ((2, 4),)]
-    for name in ("train", "test"):
-        for position, (before, after) in enumerate(zip(benchmark.streams[name], result.streams[name], strict=True)):
-            assert after.benchmark is result
-            assert (before.current_experience, after.current_experience) == (position, position)
-            assert after.task_labels == before.task_labels == [position]
-            assert len(after.dataset) == len(before.dataset)
-    assert getattr(result, "n_classes", None) == getattr(benchmark, "n_classes", None)
 
 
 def test_streams_without_task_labels_are_refused():

@@ -35,10 +35,6 @@ def fresh(isolation, **options):
     )
 
 
-def maker(isolation):
-    return lambda **options: fresh(isolation, **options)
-
-
 def relearning(benchmark, order, requests):
     """Return a stream with tasks in this order; some of them are repeated."""
     streams = [[getattr(benchmark, f"{name}_stream")[task] for task in order] for name in ("train", "test")]
@@ -141,7 +137,7 @@ def test_saved_slots_are_compared(tmp_path):
 
 def test_the_reference_without_unlearning_has_a_pool_for_every_task():
     benchmark = with_unlearning(DIGITS, PUBLISHED)
-    dealt, plain = (References(maker(pools), benchmark) for pools in (Pools.planned(benchmark), Pools()))
+    dealt, plain = (References(partial(fresh, pools), benchmark) for pools in (Pools.planned(benchmark), Pools()))
     assert same_state(dealt.full(5).state_dict(), plain.full(5).state_dict())
     assert not same_state(dealt.reference([2, 3]).state_dict(), plain.reference([2, 3]).state_dict())
 

@@ -1,4 +1,4 @@
-"""Commands that unlearn, sign and verify a saved state, in another process than the training."""
+"""Commands that unlearn, sign and verify a saved state in another process, and that plan and prune a store."""
 
 import json
 import os
@@ -9,9 +9,12 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.forked import run_script
+from support.strategies import DIGITS, brief, learn
 
+from avalanche_amnesia import References, with_unlearning
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.lab.command_line import main
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.runs.run_plan import plan_runs
 from avalanche_amnesia.saving.files import Part, read_state, write_state
 
 SCRIPT = """
@@ -73,122 +76,107 @@ def run_folder(trained, monkeypatch):
     sys.modules.pop("train", None)
 
 
-def unlearn(*words: str) -> int:
-    return main(["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", *words])
+UNLEARN = ["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", "--record"]
 
 
-def test_a_state_is_unlearned_and_verified(run_folder, capsys):
-    assert unlearn("--record", "r.json", "--out", "after") == 0
-    printed = capsys.readouterr().out
+def test_a_state_is_unlearned_and_verified(run_folder, amnesia):
+    printed = amnesia(*UNLEARN, "r.json", "--out", "after")
     assert printed.startswith("Task 1 went out of after.\n")
     assert "state is as it was and still holds all of it: delete it.\n" in printed
     assert "Unlearned task 1 (after 3 trainings)" in printed
     assert UnlearningRecord.load("r.json").remaining == (0, 2)
     for state, as_left in (("after", True), ("state", False)):
-        assert main(["verify", "r.json", "--state", state]) == (0 if as_left else 1)
-        assert ("parts differ" in capsys.readouterr().out) is not as_left
-        assert main(["verify", "r.json", "--state", state, "--json"]) == (0 if as_left else 1)
-        found = json.loads(capsys.readouterr().out)
+        words, status = ["verify", "r.json", "--state", state], int(not as_left)
+        assert ("parts differ" in amnesia(*words, status=status)) is not as_left
+        found = json.loads(amnesia(*words, "--json", status=status))
         assert (found["signed"], found["state_as_left"]) == (None, as_left)
         assert ("heads.1.weight" in found["differ"]) is not as_left
-    assert unlearn("--record", "copies/record.json", "--out", "copies/now", "--json") == 0
-    done = json.loads(capsys.readouterr().out)
+    done = json.loads(amnesia(*UNLEARN, "copies/record.json", "--out", "copies/now", "--json"))
     assert (done["state"], done["record_file"]) == ("copies/now", "copies/record.json")
     assert done["record"] == json.loads((run_folder / "copies" / "record.json").read_text())
 
 
-def test_a_state_that_still_has_updates_and_no_record_of_the_unlearning_differs(run_folder, capsys):
-    assert unlearn("--record", "r.json", "--out", "after") == 0
+def test_a_state_that_still_has_updates_and_no_record_of_the_unlearning_differs(run_folder, amnesia):
+    amnesia(*UNLEARN, "r.json", "--out", "after")
     (new, parts), (old, old_parts) = read_state(run_folder / "after"), read_state(run_folder / "state")
     tensors = {**old_parts["state"], **parts["state"]}
     mixed = {**old_parts, **{name: part for name, part in parts.items() if name.startswith("model")}}
     write_state(run_folder / "mixed", new | {"plugins": old["plugins"]}, mixed | {"state": Part(tensors)})
-    capsys.readouterr()
-    assert main(["verify", "r.json", "--state", "mixed"]) == 1
-    assert "the update of task 1, its last record" in capsys.readouterr().out
+    assert "the update of task 1, its last record" in amnesia("verify", "r.json", "--state", "mixed", status=1)
 
 
-def test_a_record_is_signed_and_its_signature_checked(run_folder, capsys):
+def test_a_record_is_signed_and_its_signature_checked(run_folder, amnesia):
     key = Ed25519PrivateKey.generate()
     pem = serialization.Encoding.PEM
     private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
     (run_folder / "key.pem").write_bytes(private)
     (run_folder / "public.pem").write_bytes(public)
-    assert unlearn("--record", "signed.json", "--out", "signed", "--sign", "key.pem") == 0
+    amnesia(*UNLEARN, "signed.json", "--out", "signed", "--sign", "key.pem")
     checked = ["verify", "signed.json", "--public-key", "public.pem", "--state"]
-    assert main([*checked, "signed"]) == 0
+    amnesia(*checked, "signed")
     further = ["--tasks", "2", "--factory", "train:make_strategy", "--record", "2.json", "--public-key", "public.pem"]
-    assert main(["unlearn", "signed", *further, "--out", "unsigned"]) == 0
-    capsys.readouterr()
+    amnesia("unlearn", "signed", *further, "--out", "unsigned")
     for state in ("state", "unsigned"):
-        assert main([*checked, state]) == 2
-        assert "it is not signed" in capsys.readouterr().err
-    assert main(["unlearn", "state", *further]) == 2
-    assert "it is not signed" in capsys.readouterr().err
+        assert "it is not signed" in amnesia(*checked, state, status=2)
+    assert "it is not signed" in amnesia("unlearn", "state", *further, status=2)
     forged = (run_folder / "signed.json").read_text().replace('"approximate"', '"exact"')
     (run_folder / "forged.json").write_text(forged)
-    assert main(["verify", "forged.json", "--public-key", "public.pem"]) == 2
-    assert "signature" in capsys.readouterr().err
+    assert "signature" in amnesia("verify", "forged.json", "--public-key", "public.pem", status=2)
 
 
 PART = ["unlearn", "disjoint", "--task", "1", "--factory", "train:make_disjoint", "--record"]
 
 
-def test_samples_and_classes_of_a_task_are_unlearned(run_folder, capsys):
+def test_samples_and_classes_of_a_task_are_unlearned(run_folder, amnesia):
     asked = ["--samples", "0", "7", "--classes", "1", "--benchmark", "train:digits", "--out", "rest"]
-    assert main([*PART, "part.json", *asked]) == 0
+    printed = " ".join(amnesia(*PART, "part.json", *asked).split())
     record = UnlearningRecord.load("part.json")
     assert (record.task, record.plan.classes, record.claim, record.remaining) == (1, (1,), "exact", (0, 1, 2))
-    printed = " ".join(capsys.readouterr().out.split())
     assert f"{len(record.plan.samples)} samples of task 1 (all of classes 1) went out of rest." in printed
     assert "It equals, bit for bit, a state that never had any of it" in printed
-    assert main(["verify", "part.json", "--state", "rest"]) == 0
+    amnesia("verify", "part.json", "--state", "rest")
 
 
 OWN = ["own", "--factory", "train:make_own", "--record", "own.json"]
 
 
-def prove_own(capsys, *words) -> tuple[int, str, UnlearningRecord]:
-    status = main(["prove", *OWN, "--benchmark", "train:digits", *words])
-    return status, " ".join(capsys.readouterr().out.split()), UnlearningRecord.load("own.json")
+PROVE = ["prove", *OWN, "--benchmark", "train:digits"]
 
 
-def test_a_conditional_record_is_proved_in_another_process_until_its_code_is_edited(run_folder, capsys):
-    assert main(["unlearn", *OWN, "--tasks", "1"]) == 0
+def test_a_conditional_record_is_proved_in_another_process_until_its_code_is_edited(run_folder, amnesia):
+    amnesia("unlearn", *OWN, "--tasks", "1")
     assert UnlearningRecord.load("own.json").claim == "conditional"
-    status, printed, record = prove_own(capsys, "--tasks", "2", "--store", "kept")
-    assert (status, record.claim, record.proof.tasks) == (0, "conditional", (2,))
-    words = ["prove", *OWN, "--benchmark", "train:digits"]
-    (run_folder / "prove.py").write_text(f"from avalanche_amnesia.lab.command_line import main\nmain({words})\n")
+    amnesia(*PROVE, "--tasks", "2", "--store", "kept")
+    record = UnlearningRecord.load("own.json")
+    assert (record.claim, record.proof.tasks) == ("conditional", (2,))
+    (run_folder / "prove.py").write_text(f"from avalanche_amnesia.lab.command_line import main\nmain({PROVE})\n")
     run_script(run_folder / "prove.py")  # this process has trained the task in other tests
     record = UnlearningRecord.load("own.json")
     assert (record.claim, record.proved, record.proof.apart) == ("exact", True, True)
-    assert main(["verify", "own.json", "--state", "own"]) == 0
-    capsys.readouterr()
+    amnesia("verify", "own.json", "--state", "own")
     script = run_folder / "train.py"
     script.write_text(SCRIPT.replace("GAIN = 1.0", "GAIN = 1.01"))
     sys.modules.pop("train")
-    status, printed, record = prove_own(capsys)
+    printed = " ".join(amnesia(*PROVE, status=1).split())
+    record = UnlearningRecord.load("own.json")
     script.write_text(SCRIPT)
-    assert (status, record.claim, record.proof) == (1, "approximate", None)
+    assert (record.claim, record.proof) == ("approximate", None)
     told = "task 0, trained again without the unlearned data, has other bits, first in heads.0.bias."
     assert printed.startswith(told)
-    assert main(["prove", *OWN, "--benchmark", "train:digits"]) == 2
-    assert "this record is approximate (task 0, trained again" in capsys.readouterr().err
+    assert "this record is approximate (task 0, trained again" in amnesia(*PROVE, status=2)
 
 
-def test_a_module_that_trains_again_when_it_is_imported_is_refused(run_folder, capsys):
+def test_a_module_that_trains_again_when_it_is_imported_is_refused(run_folder, amnesia):
     shutil.copytree(run_folder / "state", run_folder / "trained_again")
     at_import = SCRIPT.replace('if __name__ == "__main__"', "if True").replace('"state"', '"trained_again"')
     (run_folder / "careless.py").write_text(at_import.replace("train_stream[:3]", "train_stream[:2]"))
     words = ["unlearn", "trained_again", "--tasks", "1", "--factory", "careless:make_strategy", "--record", "bad.json"]
-    assert main(words) == 2
     message = "importing careless:make_strategy changed trained_again: put what it trains under if __name__"
-    assert message in capsys.readouterr().err
+    assert message in amnesia(*words, status=2)
 
 
-TASK = ["unlearn", "state", "--tasks", "1", "--factory", "train:make_strategy", "--record", "bad.json"]
+TASK = [*UNLEARN, "bad.json"]
 BAD_PART = [*PART, "bad.json", "--samples"]
 REFUSED = [
     ([*PART, "bad.json", "--benchmark", "train:digits"], "--task TASK with --samples, --classes or both"),
@@ -213,10 +201,70 @@ REFUSED = [
 ]
 
 
-def test_wrong_requests_are_refused_and_change_nothing(run_folder, capsys):
+def test_wrong_requests_are_refused_and_change_nothing(run_folder, amnesia):
     before = {file.name: file.read_bytes() for file in (run_folder / "state").iterdir()}
     for words, message in REFUSED:
-        assert main(words) == 2, words
-        assert message in capsys.readouterr().err
+        assert message in amnesia(*words, status=2)
         assert not os.path.exists("bad.json")
     assert {file.name: file.read_bytes() for file in (run_folder / "state").iterdir()} == before
+
+
+BENCHMARK = with_unlearning(DIGITS, {1: [0], 2: [2], 3: [1]})
+
+
+def test_a_plan_counts_the_trainings_to_compute(tmp_path):
+    store = RunStore(tmp_path)
+    plan = plan_runs(brief, BENCHMARK, store)
+    # main: 5 tasks, of which only the first comes without a request, as in full runs; references: 1; 1; 3; 3, 4
+    counts = {runs.what: (runs.trainings, runs.shared, runs.there, runs.to_compute) for runs in plan.runs}
+    assert counts == {"main run": (5, 0, 0, 5), "full runs": (14, 10, 0, 4), "references": (4, 1, 0, 3)}
+    assert plan.seconds is None
+    assert store.nodes() == []
+
+
+def test_a_plan_leaves_out_stored_states_and_its_count_is_right(tmp_path):
+    store = RunStore(tmp_path)
+    references = References(brief, BENCHMARK, store=store)
+    references.reference([1])
+    plan = plan_runs(brief, BENCHMARK, store)
+    assert [runs.there for runs in plan.runs] == [0, 0, 1]
+    assert plan.seconds > 0
+    assert "references" in str(plan)
+    run = learn(store.run(brief()), BENCHMARK.train_stream)
+    references.full(5)
+    references.reference([3, 4])
+    assert run.computed + references.trainings - 1 == sum(runs.to_compute for runs in plan.runs)
+    assert plan_runs(brief, BENCHMARK, store).seconds == 0
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    (tmp_path / "trained.py").write_text(
+        "from test_state_commands import BENCHMARK, brief\n\ndef made_benchmark():\n    return BENCHMARK\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("trained", None)
+
+
+def test_commands_plan_and_prune_a_store(script, amnesia):
+    folder = str(script / "store")
+    store = RunStore(folder)
+    learn(store.run(brief()), DIGITS.train_stream[:2])
+    for benchmark in ("trained:BENCHMARK", "trained:made_benchmark"):
+        told = amnesia("plan-script", folder, "--factory", "trained:brief", "--benchmark", benchmark)
+        assert "main run" in told
+    assert "0 of 2 states deleted" in amnesia("prune", folder, "--keep", "1G")
+    assert "1 of 2 states deleted" in amnesia("prune", folder, "--task", "1")
+    assert "1 of 1 states deleted" in amnesia("prune", folder, "--keep", "0")
+    assert store.nodes() == []
+
+
+def test_a_folder_that_is_no_store_is_refused(tmp_path, amnesia):
+    amnesia("prune", str(tmp_path / "absent"), "--keep", "0", status=2)
+    assert not (tmp_path / "absent").exists()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert "thesis.tex" in amnesia("prune", str(tmp_path), "--keep", "0", status=2)
+    for size in ("much", "-3"):
+        assert f"--keep {size!r} is no size" in amnesia("prune", str(tmp_path), "--keep", size, status=2)
+    assert "one of --keep SIZE and --task TASK" in amnesia("prune", str(tmp_path), status=2)

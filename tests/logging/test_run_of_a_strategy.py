@@ -3,13 +3,13 @@
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import InteractiveLogger, TensorboardLogger, TextLogger
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import Naive
-from support.logged_runs import LoggedRun
 from support.strategies import DIGITS, amnesiac, make
 from support.wandb_files import read_offline_run, records, run_folders
 from wandb.proto import wandb_internal_pb2
@@ -20,22 +20,15 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})
 
 
-def run_in(folder: Path, **options):
-    with WandBLogger(dir=folder, mode="offline", **options) as logger:
-        metrics = accuracy_metrics(experience=True), unlearned_accuracy_metrics(BENCHMARK)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder, about = tmp_path_factory.mktemp("run"), {"group": "two seeds", "config": {"note": "mine", "seed": "kept"}}
+    metrics = accuracy_metrics(experience=True), unlearned_accuracy_metrics(BENCHMARK)
+    with WandBLogger(dir=folder, mode="offline", **about) as logger:
         strategy = amnesiac(train_epochs=1, seed=7, evaluator=EvaluationPlugin(*metrics, loggers=[logger]))
         for experience in BENCHMARK.train_stream[:3]:
             strategy.train(experience)
             strategy.eval(BENCHMARK.test_stream)
-    return strategy
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("WANDB_MODE", raising=False)
-        run_in(folder, group="two seeds", config={"note": "mine", "seed": "kept"})
     return folder
 
 
@@ -84,30 +77,25 @@ def test_each_record_is_an_artefact(folder):
     assert UnlearningRecord.from_json(Path(entry.local_path).read_text()).tasks == (0,)
 
 
-class Finished:
-    def __init__(self, folder: Path) -> None:
-        with WandBLogger(dir=folder, mode="offline") as logger, (folder / "log.txt").open("w") as text:
-            evaluator = EvaluationPlugin(
-                accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
-                loss_metrics(epoch=True, experience=True),
-                forgetting_metrics(experience=True, stream=True),
-                loggers=[InteractiveLogger(), TextLogger(text), TensorboardLogger(folder / "tb"), logger],
-            )
-            strategy = make(Naive, optimizer="sgd", train_mb_size=64, evaluator=evaluator)
-            for experience in DIGITS.train_stream[:2]:
-                strategy.train(experience)
-                strategy.eval(DIGITS.test_stream[:2])
-            self.all_metrics = evaluator.get_all_metrics()
-            self.iterations = strategy.clock.train_iterations
-        self.run: LoggedRun = read_offline_run(*run_folders(folder))
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    return Finished(tmp_path_factory.mktemp("finished"))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    folder = tmp_path_factory.mktemp("finished")
+    with WandBLogger(dir=folder, mode="offline") as logger, (folder / "log.txt").open("w") as text:
+        evaluator = EvaluationPlugin(
+            accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+            loss_metrics(epoch=True, experience=True),
+            forgetting_metrics(experience=True, stream=True),
+            loggers=[InteractiveLogger(), TextLogger(text), TensorboardLogger(folder / "tb"), logger],
+        )
+        strategy = make(Naive, optimizer="sgd", train_mb_size=64, evaluator=evaluator)
+        for experience in DIGITS.train_stream[:2]:
+            strategy.train(experience)
+            strategy.eval(DIGITS.test_stream[:2])
+    found = {"all_metrics": evaluator.get_all_metrics(), "iterations": strategy.clock.train_iterations}
+    return SimpleNamespace(run=read_offline_run(*run_folders(folder)), **found)
 
 
-def test_every_value_collected_by_avalanche_is_in_a_row(finished: Finished) -> None:
+def test_every_value_collected_by_avalanche_is_in_a_row(finished: SimpleNamespace) -> None:
     logged = Counter(name for row in finished.run.rows for name in row)
     assert len(finished.all_metrics) > 10
     for name, (_, values) in finished.all_metrics.items():
@@ -116,7 +104,7 @@ def test_every_value_collected_by_avalanche_is_in_a_row(finished: Finished) -> N
             assert [row[name] for row in finished.run.rows_with(name)] == values
 
 
-def test_the_axes_of_the_rows_never_decrease(finished: Finished) -> None:
+def test_the_axes_of_the_rows_never_decrease(finished: SimpleNamespace) -> None:
     axes = [(row["iteration"], row["task"], row["event"]) for row in finished.run.rows]
     for before, after in pairwise(axes):
         assert all(a <= b for a, b in zip(before, after, strict=True))
@@ -124,7 +112,7 @@ def test_the_axes_of_the_rows_never_decrease(finished: Finished) -> None:
     assert axes[-1] == (finished.iterations, 1, 2)  # two task ends
 
 
-def test_each_metric_has_its_axis_and_evaluations_the_counter_of_their_moment(finished: Finished) -> None:
+def test_each_metric_has_its_axis_and_evaluations_the_counter_of_their_moment(finished: SimpleNamespace) -> None:
     for name in finished.all_metrics:
         assert finished.run.metrics[name] == ("task" if "eval_phase" in name else "iteration")
     name = next(n for n in finished.all_metrics if n.startswith("Top1_Acc_Stream/eval_phase/test_stream"))

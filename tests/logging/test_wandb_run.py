@@ -1,16 +1,22 @@
-"""The W&B run of a logger: where it comes from, its mode, and its end."""
+"""The W&B run of a logger: where it comes from, its mode, its end, and values of every type."""
 
 import copy
+import math
 import pickle
+import warnings
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 import torch
 import wandb
-from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metric_results import AlternativeValues, MetricValue, TensorImage
+from PIL import Image
 from support.wandb_files import Recorder, read_offline_run, run_folders
 
 from avalanche_amnesia.logging import WandBLogger
@@ -67,20 +73,16 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
                 make()
 
 
-def test_the_mode_comes_from_the_argument_the_environment_or_the_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with WandBLogger(dir=tmp_path / "no login") as logger:
-        assert logger.run.offline
-    assert len(run_folders(tmp_path / "no login")) == 1
+def test_a_disabled_run_takes_values_and_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     with WandBLogger(dir=tmp_path) as logger:
         assert logger.run.disabled
         logger.log_single_metric("x", 1, 0)
         logger.log_single_metric("picture", torch.rand(3, 4, 4), 0)
     assert run_folders(tmp_path) == []
-    with WandBLogger(dir=tmp_path, mode="offline") as logger:
-        assert not logger.run.disabled
+    monkeypatch.delenv("WANDB_MODE")
+    with WandBLogger(dir=tmp_path) as logger:
+        assert logger.run.offline  # there is no login
 
 
 def test_an_error_in_the_with_block_marks_the_run_as_failed(
@@ -110,29 +112,19 @@ def test_finish_again_does_nothing_and_later_values_are_refused(recorder: Record
     assert [row["x"] for row in recorder.read().rows] == [1]
 
 
-class GrowingFile:
-    """A file that grows during the first calls of ``stat``."""
-
-    def __init__(self, times: int) -> None:
-        self.left, self.size = times, 0
-
-    def exists(self) -> bool:
-        return True
-
-    def stat(self) -> SimpleNamespace:
-        self.size += self.left > 0
-        self.left -= 1
-        return SimpleNamespace(st_size=self.size)
+def growing(times: int) -> Any:
+    """Return a file that grows during the first calls of ``stat``."""
+    sizes = chain(range(times), repeat(times))
+    return SimpleNamespace(exists=lambda: True, stat=lambda: SimpleNamespace(st_size=next(sizes)))
 
 
 def test_finish_waits_while_the_file_grows_and_warns_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    file: Any = GrowingFile(30)
+    file = growing(30)
     _wait_until_written(file)
-    assert file.left < 0
+    assert file.stat().st_size == 30
     monkeypatch.setattr("avalanche_amnesia.logging.wandb._FLUSH_SECONDS", 0.05)
-    endless: Any = GrowingFile(10**6)
     with pytest.warns(UserWarning, match="still writing"):
-        _wait_until_written(endless)
+        _wait_until_written(growing(10**6))
 
 
 def test_copies_are_the_same_logger_and_a_pickled_one_continues_in_another_run(
@@ -198,3 +190,82 @@ def test_the_mode_is_read_from_wandbs_variables(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     wandb.teardown()
     assert resolve_mode(None) == "online"
+
+
+def test_scalars_of_every_type_are_written_as_numbers(recorder: Recorder) -> None:
+    scalars = [
+        *((0.1, 0.1), (3, 3.0), (True, 1.0), (math.inf, math.inf), (-math.inf, -math.inf)),
+        *((np.float64(0.2), 0.2), (np.float16(0.5), 0.5), (np.int64(-7), -7.0), (np.bool_(False), 0.0)),
+        *((np.array(1.5), 1.5), (torch.tensor(2.5, requires_grad=True), 2.5), (torch.tensor(True), 1.0)),
+        *((torch.tensor(0.5, dtype=torch.bfloat16), 0.5), (torch.tensor([0.75]), 0.75)),
+    ]
+    for value, _ in [*scalars, (math.nan, None)]:
+        recorder.log("x", value)
+    *rows, last = recorder.read().rows
+    assert [row["x"] for row in rows] == [expected for _, expected in scalars]
+    assert math.isnan(last["x"])
+
+
+def test_images_are_written_as_files_with_their_pixels(recorder: Recorder) -> None:
+    red = torch.zeros(3, 5, 7)
+    red[0, 1, 2] = 1.0
+    figure = plt.figure(figsize=(2, 1), dpi=50)
+    images = [
+        (Image.new("RGB", (7, 5)), (7, 5)),
+        (figure, None),
+        (TensorImage(torch.zeros(5, 7, dtype=torch.uint8)), (7, 5)),
+        (TensorImage(torch.rand(1, 5, 7)), (7, 5)),
+        (TensorImage(torch.rand(3, 5, 3)), (3, 5)),
+        (AlternativeValues(object(), Image.new("L", (7, 5)), torch.zeros(9)), (7, 5)),
+        (TensorImage(red), (7, 5)),
+    ]
+    try:
+        for value, _ in images:
+            recorder.log("picture", value)
+        assert plt.fignum_exists(figure.number)  # the user's figure stays open
+    finally:
+        plt.close(figure)
+    for row, (_, size) in zip(recorder.read().rows, images, strict=True):
+        assert row["picture"]["_type"] == "image-file"
+        with Image.open(recorder.run_folder / "files" / row["picture"]["path"]) as picture:
+            assert size is None or picture.size == size
+            last = picture.copy()
+    assert (last.getpixel((2, 1)), last.getpixel((1, 2))) == ((255, 0, 0), (0, 0, 0))
+
+
+def test_tensors_are_written_as_histograms(recorder: Recorder) -> None:
+    histograms: list[tuple[Any, int]] = [
+        (torch.arange(10), 10),
+        (torch.rand(4, 6, requires_grad=True).T[::2], 12),
+        (torch.rand(8).bfloat16(), 8),
+        (torch.tensor([True, False, True]), 3),
+        (np.linspace(0, 1, 5), 5),
+        (np.array([1.0, np.nan, np.inf, 2.0]), 2),
+        (torch.rand(3, 4, 4), 48),
+    ]
+    for value, _ in histograms:
+        recorder.log("weights", value)
+    rows = [row["weights"] for row in recorder.read().rows]
+    assert [(row["_type"], sum(row["values"])) for row in rows] == [("histogram", entries) for _, entries in histograms]
+
+
+def test_dicts_are_split_into_values_and_texts_go_to_the_summary(recorder: Recorder) -> None:
+    recorder.log("capacity", {"layer0": 0.5, "layer1": {"free": 0.25, 2: 1}})
+    recorder.log("Unlearning/claim", "exact")
+    run = recorder.read()
+    (row,) = run.rows
+    values = {name: value for name, value in row.items() if name.startswith("capacity")}
+    assert values == {"capacity/layer0": 0.5, "capacity/layer1/free": 0.25, "capacity/layer1/2": 1.0}
+    assert run.summary["Unlearning/claim"] == "exact"
+
+
+def test_values_of_other_types_are_left_out_with_one_warning(recorder: Recorder) -> None:
+    others = [None, b"blob", [1.0, 2.0], object(), 1j, np.array(["a"]), torch.full((3,), torch.nan)]
+    for number, value in enumerate([*others, AlternativeValues(None)]):
+        words = rf"'odd{number}' is a .*{type(value).__name__}.*Supported: numbers"
+        with pytest.warns(UserWarning, match=words):
+            recorder.log(f"odd{number}", value)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            recorder.log(f"odd{number}", value)
+    assert recorder.read().rows == []

@@ -1,11 +1,14 @@
-"""Modules that can't be a backbone, and names that can't be declared, are refused; the user's module is not changed."""
+"""Modules, names and states that don't fit a model are refused and change nothing; a seed is any whole number."""
 
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from support.strategy_state import bits
+from support import tiny
+from support.small_networks import Net
+from support.strategies import trained
+from support.strategy_state import bits, unchanged
 from torch import nn
 
 from avalanche_amnesia.contrib.baselines import NetworkPerTask, SideNetworks
@@ -30,23 +33,17 @@ def test_one_of_our_models_is_no_backbone(outer, inner):
     assert (bits(model), [m.training for m in model.modules()]) == (before, modes)
 
 
-class Lazy(nn.Module):
-    features = 8
+def lazy():
+    def forward(s, x):
+        return torch.relu(s.out(torch.relu(s.norm(s.conv(x))).flatten(1)))
 
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.LazyConv2d(4, 3)
-        self.norm = nn.LazyBatchNorm2d()
-        self.out = nn.LazyLinear(8)
-
-    def forward(self, x):
-        return torch.relu(self.out(torch.relu(self.norm(self.conv(x))).flatten(1)))
+    return Net(forward, conv=nn.LazyConv2d(4, 3), norm=nn.LazyBatchNorm2d(), out=nn.LazyLinear(8), features=8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_lazy_modules_must_run_once_first(kind):
-    backbone = Lazy()
-    message = r"modules \['conv', 'norm', 'out'\] of Lazy are lazy: .* Run the backbone on one batch, backbone\(x\)"
+    backbone = lazy()
+    message = r"modules \['conv', 'norm', 'out'\] of Net are lazy: .* Run the backbone on one batch, backbone\(x\)"
     with pytest.raises(ModelError, match=message):
         kind(backbone)
     with pytest.raises(ModelError, match="are lazy"):
@@ -101,3 +98,63 @@ def test_the_number_of_features_must_be_a_whole_number(width):
     with pytest.raises(ModelError, match="give n_features=, the width of what Sequential returns"):
         MultiHeadModel(backbone, width)
     assert MultiHeadModel(backbone, np.int64(8)).n_features == MultiHeadModel(backbone).n_features == 8
+
+
+class Wider(tiny.Net):
+    features = 7
+
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(8, 7)
+
+
+of_one_task = partial(trained, 1, tiny.tasks(), tiny.strategy)
+
+
+CHANGES = {
+    "other heads": (
+        lambda state: state | {"heads.0.weight": torch.zeros(2, 9)},
+        r"heads.0.weight is \(2, 9\), here \(2, 6\)",
+    ),
+    "flat head": (lambda state: state | {"heads.0.weight": torch.zeros(2)}, r"heads.0.weight is \(2,\), here \(2, 6\)"),
+    "no such task": (lambda state: state | {"heads.x.weight": torch.zeros(2, 6)}, "heads.x.weight|no share of task x"),
+    "more": (lambda state: state | {"more": torch.zeros(2)}, r"it has besides \['more'\]"),
+    "less": (lambda state: {n: v for n, v in state.items() if "first" not in n}, "it lacks .*first.weight|no share of"),
+}
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("name", ["other network", *CHANGES])
+def test_the_state_of_another_model_is_refused_and_changes_nothing(name, kind):
+    strategy = of_one_task(kind=kind)
+    if name == "other network":
+        state, message = (
+            of_one_task(kind=kind, net=Wider).model.state_dict(),
+            r"second.weight is \(7, 8\), here \(6, 8\)|no share of this b",
+        )
+    else:
+        change, message = CHANGES[name]
+        state = change(dict(of_one_task(kind=kind, train_epochs=2).model.state_dict()))  # other values
+    with unchanged(lambda: bits(strategy.model)), pytest.raises(ValueError, match=message):
+        strategy.model.load_state_dict(state)
+    assert strategy.model.tasks == (0,)
+    strategy.train(tiny.tasks().train_stream[1])
+    strategy.unlearn([0])
+    assert strategy.model.tasks == (1,)
+
+
+@pytest.mark.parametrize("given", [None, [], "model.pt", {"heads.0.weight": 3}], ids=repr)
+def test_an_object_that_is_no_state_is_refused(given):
+    model = tiny.strategy().model
+    with pytest.raises(
+        TypeError, match=r"takes a mapping of tensors.*torch.load\(path\).*load_state\(strategy, path\)"
+    ):
+        model.load_state_dict(given)
+
+
+@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_may_be_any_whole_number(kind, seed):
+    strategy, other = of_one_task(kind=kind, seed=seed), of_one_task(kind=kind, seed=seed + 2**65)
+    assert bits(strategy.model) != bits(other.model)
+    strategy.unlearn([0])

@@ -1,54 +1,53 @@
-"""Subnetworks: the number of weights, straight-through scores, any backbone, no weight without an owner."""
+"""Subnetworks: the choice of weights, straight-through scores, any backbone, no weight without an owner."""
 
 import copy
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from support.small_networks import Net
 from support.strategy_state import values
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from avalanche_amnesia.models import MLP, SubnetModel, UnknownTaskError
 from avalanche_amnesia.models.task_store import whole
+from avalanche_amnesia.models.weight_choice import MovingTop, OpenSubnet, count_of_share, mark_by_sorting, mark_largest
 from avalanche_amnesia.unit_graph import ModelError
 
 
-class ConvNet(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
-        self.up, self.group = nn.ConvTranspose2d(4, 3, 2, stride=2), nn.GroupNorm(1, 3)
-        self.linear, self.layer_norm = nn.Linear(3 * 144, 5), nn.LayerNorm(5)
+def conv_net():
+    def forward(s, x):
+        x = torch.relu(s.norm(s.conv(x.view(-1, 1, 8, 8))))
+        return s.layer_norm(s.linear(torch.relu(s.group(s.up(x))).flatten(1)))
 
-    def forward(self, x):
-        x = torch.relu(self.norm(self.conv(x.view(-1, 1, 8, 8))))
-        x = torch.relu(self.group(self.up(x)))
-        return self.layer_norm(self.linear(x.flatten(1)))
+    maps = {"conv": nn.Conv2d(1, 4, 3), "norm": nn.BatchNorm2d(4), "up": nn.ConvTranspose2d(4, 3, 2, stride=2)}
+    return Net(forward, **maps, group=nn.GroupNorm(1, 3), linear=nn.Linear(3 * 144, 5), layer_norm=nn.LayerNorm(5))
 
 
-class Untraceable(nn.Module):
+def untraceable():
     """Control flow on data, a tied weight, an embedding and a constant."""
 
-    def __init__(self):
-        super().__init__()
-        self.words, self.first, self.second = nn.Embedding(16, 8), nn.Linear(8, 8), nn.Linear(8, 8)
-        self.second.weight = self.first.weight
-        self.scale = nn.Parameter(torch.tensor(2.0), requires_grad=False)
-
-    def forward(self, x):
-        x = self.words((x.abs() * 15).long().clamp(0, 15)).mean(1)
+    def forward(s, x):
+        x = s.words((x.abs() * 15).long().clamp(0, 15)).mean(1)
         if float(x.detach().sum()) > 0:
-            x = torch.tanh(self.first(x))
-        return self.second(x) * self.scale
+            x = torch.tanh(s.first(x))
+        return s.second(x) * s.scale
+
+    net = Net(forward, words=nn.Embedding(16, 8), first=nn.Linear(8, 8), second=nn.Linear(8, 8))
+    net.second.weight, net.scale = net.first.weight, nn.Parameter(torch.tensor(2.0), requires_grad=False)
+    return net
 
 
 BACKBONES = {
     "mlp": (lambda: MLP(64, hidden=(7,), features=5), 5, {}),
     "masked biases": (lambda: MLP(64, hidden=(7,), features=5), 5, {"bias": "masked"}),
-    "conv": (ConvNet, 5, {}),
-    "conv, batch statistics": (ConvNet, 5, {"norm": "batch", "bias": "masked"}),
-    "untraceable": (Untraceable, 8, {"density": 0.2}),
+    "conv": (conv_net, 5, {}),
+    "conv, batch statistics": (conv_net, 5, {"norm": "batch", "bias": "masked"}),
+    "untraceable": (untraceable, 8, {"density": 0.2}),
 }
 
 
@@ -172,7 +171,7 @@ def test_biases_are_removed_or_masked_in_layers_and_heads():
 
 
 def test_the_norm_of_a_task_starts_from_the_backbone_and_is_fixed_after_training():
-    backbone = ConvNet()
+    backbone = conv_net()
     with torch.no_grad():
         backbone.norm.weight.fill_(1.7)
         backbone.norm.running_mean.fill_(0.3)
@@ -194,52 +193,39 @@ def test_the_norm_of_a_task_starts_from_the_backbone_and_is_fixed_after_training
     assert not model.task_parts(0)["norm"].weight.requires_grad
 
 
-class Loose(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer, self.offset = nn.Linear(3, 2), nn.Parameter(torch.zeros(2))
+def plain():
+    return nn.Sequential(nn.Linear(3, 2))
 
 
 def max_norm():
     return nn.ModuleDict({"words": nn.Embedding(4, 2, max_norm=1.0)})
 
 
-NO_OWNER = [
-    (Loose, r"parameter 'offset' of Loose, held by Loose: .* freeze it with requires_grad_\(False\)"),
-    (lambda: nn.GRU(3, 2), r"parameter 'weight_ih_l0' of GRU"),
-    (lambda: nn.MultiheadAttention(4, 2), r"parameter 'in_proj_weight' of MultiheadAttention"),
-    (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), r"parametrizations.weight.original0"),
-    (max_norm, r"parameter 'words.weight' of ModuleDict: an Embedding with max_norm="),
-    (nn.ReLU, r"ReLU has no Linear, Conv or Embedding"),
-]
-
-
-@pytest.mark.parametrize(("backbone", "message"), NO_OWNER)
-def test_a_parameter_without_an_owner_is_refused_before_any_change(backbone, message):
-    made = backbone()
-    before = [name for name, _ in made.named_parameters()]
-    with pytest.raises(ModelError, match=message):
-        SubnetModel(made, n_features=2)
-    assert [name for name, _ in made.named_parameters()] == before
-
-
+LOOSE = r"parameter 'offset' of Net, held by Net: .* freeze it with requires_grad_\(False\)"
 DENSITY = r"density must lie in \(0, 1\].* got"
 REFUSED = [
-    ({"density": 0}, f"{DENSITY} 0"),
-    ({"density": -0.1}, f"{DENSITY} -0.1"),
-    ({"density": 1.01}, f"{DENSITY} 1.01"),
-    ({"bias": "on"}, "bias must be one of 'off', 'masked', got 'on'"),
-    ({"norm": None}, "norm must be one of 'task', 'batch', got None"),
-    ({"n_features": 0}, "n_features="),
+    (lambda: Net(None, layer=nn.Linear(3, 2), offset=nn.Parameter(torch.zeros(2))), {}, ModelError, LOOSE),
+    (lambda: nn.GRU(3, 2), {}, ModelError, r"parameter 'weight_ih_l0' of GRU"),
+    (lambda: nn.MultiheadAttention(4, 2), {}, ModelError, r"parameter 'in_proj_weight' of MultiheadAttention"),
+    (lambda: weight_norm(nn.Linear(3, 2)), {}, ModelError, r"parametrizations.weight.original0"),
+    (max_norm, {}, ModelError, r"parameter 'words.weight' of ModuleDict: an Embedding with max_norm="),
+    (nn.ReLU, {}, ModelError, r"ReLU has no Linear, Conv or Embedding"),
+    (plain, {"density": 0}, ValueError, f"{DENSITY} 0"),
+    (plain, {"density": -0.1}, ValueError, f"{DENSITY} -0.1"),
+    (plain, {"density": 1.01}, ValueError, f"{DENSITY} 1.01"),
+    (plain, {"bias": "on"}, ValueError, "bias must be one of 'off', 'masked', got 'on'"),
+    (plain, {"norm": None}, ValueError, "norm must be one of 'task', 'batch', got None"),
+    (plain, {"n_features": 0}, ValueError, "n_features="),
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_a_wrong_option_is_refused_before_any_change(options, message):
-    backbone = nn.Sequential(nn.Linear(3, 2))
-    with pytest.raises(ValueError, match=message):
-        SubnetModel(backbone, **{"n_features": 2, **options})
-    assert backbone[0].bias is not None
+@pytest.mark.parametrize(("backbone", "options", "error", "message"), REFUSED)
+def test_parameters_without_an_owner_and_wrong_options_are_refused_before_any_change(backbone, options, error, message):
+    made = backbone()
+    before = [name for name, _ in made.named_parameters()]
+    with pytest.raises(error, match=message):
+        SubnetModel(made, **{"n_features": 2, **options})
+    assert [name for name, _ in made.named_parameters()] == before
 
 
 @pytest.mark.parametrize("name", ["conv", "masked biases"])
@@ -281,3 +267,78 @@ def test_an_error_in_the_backbone_leaves_its_weights_in_place():
     with pytest.raises(RuntimeError):
         model(torch.rand(2, 63), 3)
     assert {n: id(p) for n, p in model.named_parameters()} == before
+
+
+def slow_marks(values, k):
+    """Mark the k largest, one by one: larger first, then the lower index; NaN last."""
+    numbers = [-1.0 if value != value else value for value in values]
+    best = sorted(range(len(values)), key=lambda i: (-numbers[i], i))[:k]
+    return [1.0 if i in best else 0.0 for i in range(len(values))]
+
+
+magnitudes = st.one_of(
+    st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=40),
+    st.lists(st.floats(0, 2.0**90, width=32), min_size=1, max_size=40),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0**127, float("nan"), float("inf")]), min_size=1, max_size=12),
+)
+
+
+@given(magnitudes, st.floats(0.001, 1))
+def test_exactly_k_are_marked_and_ties_take_the_lowest_index(values, share):
+    k = count_of_share(share, len(values))
+    marks = torch.full((len(values),), 7.0)
+    mark_largest(torch.tensor(values), k, marks)
+    sorted_marks = torch.full((len(values),), 7.0)
+    mark_by_sorting(torch.tensor(values), k, sorted_marks)  # the way of accelerators
+    assert marks.tolist() == sorted_marks.tolist() == slow_marks(values, k)
+    assert 1 <= k <= len(values)
+
+
+def sifted(top, values):
+    """Return the marks of the values above the threshold, and of the listed ties."""
+    marks = (values.abs() > top.threshold).float()
+    if top.others is not None:
+        assert not marks[top.others].any()
+        marks[top.others] = 1.0
+    return marks.tolist()
+
+
+@given(magnitudes, st.floats(0.001, 1), st.one_of(st.none(), st.floats(0, 2.0**90)), st.randoms())
+def test_a_threshold_finds_the_largest_magnitudes_from_any_first_guess(values, share, before, random):
+    values = torch.tensor([value * random.choice([-1, 1]) for value in values])
+    k = count_of_share(share, len(values))
+    top = MovingTop(len(values), k)
+    top.threshold = before or 0.0
+    for _ in range(2):  # a guess that may be bad, then a good one
+        top.update(values)
+        assert sifted(top, values) == slow_marks(values.abs().tolist(), k)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("ties", [False, True])
+def test_thresholds_choose_the_same_weights_as_marks(ties, layout):
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ConvTranspose2d(4, 3, 2, stride=2), nn.Flatten(), nn.Linear(432, 5))
+    model, generator = SubnetModel(net, n_features=5, bias="masked"), torch.Generator().manual_seed(0)
+    weights = {name: model.backbone.get_parameter(name) for name in model.graph.layers}
+    scores = torch.randn(model.n_weights, generator=generator)
+    scores = (4 * scores).round() if ties else scores
+    learned = nn.Parameter(scores.clone())
+    tops = [MovingTop(t.size, t.kept) for t in model.graph.layers.values()]
+    by_marks = OpenSubnet(learned, weights, model.choose, model.straight_through)
+    by_thresholds = OpenSubnet(learned, weights, model.choose, model.straight_through, tops)
+    for step in range(3):
+        learned.data.copy_(scores)
+        by_marks.open()
+        by_thresholds.open()
+        for layer, (name, part) in enumerate(model.by_layer(scores).items()):
+            values = torch.randn(model.graph.layers[name].shape, generator=generator)
+            values = values.contiguous(memory_format=layout) if values.dim() == 4 else values
+            slow, fast = torch.empty(values.shape), torch.empty(values.shape)
+            by_marks.sift(layer, part, values, slow)
+            by_thresholds.sift(layer, part, values, fast)
+            assert torch.equal(slow, fast)
+            assert not (fast.signbit() & (fast == 0)).any()
+            values = values.contiguous()
+            by_thresholds.sift(layer, part, values, values)  # in place
+            assert torch.equal(slow, values)
+        scores = scores + (1 if ties else 0.001) * torch.randn(len(scores), generator=generator).round(decimals=step)

@@ -58,12 +58,8 @@ def ours(kind: Any, **options: Any) -> Callable[[], Any]:
 SHORT = {"train_mb_size": 40, "train_epochs": 1, "eval_mb_size": 200}
 
 
-def unlearning_too() -> list[Any]:
-    return [TrajectoryPlugin(), UnlearningPlugin()]
-
-
 STRATEGIES = {
-    "HAT that unlearns": ours(HAT, plugins=unlearning_too),
+    "HAT that unlearns": ours(HAT, plugins=lambda: [TrajectoryPlugin(), UnlearningPlugin()]),
     "AmnesiacHAT": ours(AmnesiacHAT),
     "kept momentum": ours(AmnesiacHAT, optimizer="momentum", reset_optimizer=False),
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),

@@ -42,16 +42,15 @@ def test_every_method_is_measured_and_has_a_row(method, tmp_path):
     assert (tmp_path / "steps.png").stat().st_size > 1000
 
 
-class Conv(nn.Sequential):
-    features = 8
-
-    def __init__(self):
-        super().__init__(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def conv_net():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    net.features = 8
+    return net
 
 
 def test_the_given_precision_and_layout_are_used(monkeypatch):
     seen, forward = [], nn.Conv2d.forward
-    conv = Network(Conv, (3, 8, 8), 8, batch=16, steps=4, epochs=1)
+    conv = Network(conv_net, (3, 8, 8), 8, batch=16, steps=4, epochs=1)
     place = Place(bfloat16=True, channels_last=True)
 
     def plain(self, x):

@@ -10,12 +10,8 @@ from avalanche.core import SupervisedPlugin
 from support.small_networks import Net
 from support.strategies import DIGITS, amnesiac, trained
 from support.strategy_state import (
-    assert_marks_go,
-    assert_requests_leave_nothing_stray,
     backups,
     bits,
-    initial_values,
-    mark,
     trajectory,
     values,
 )
@@ -37,8 +33,8 @@ learned = partial(trained, stream=PERMUTED, train_epochs=1, compensation=Publish
 
 
 @cache
-def trained_once(adjustment, stream=PERMUTED):
-    return learned(4, stream=stream, adjustment=adjustment)
+def trained_once(adjustment):
+    return learned(4, adjustment=adjustment)
 
 
 def layers(values):
@@ -159,24 +155,6 @@ def test_overwritten_earlier_tasks_are_restored_when_the_later_task_is_unlearned
     assert not torch.equal(strategy.model.eval()(x, 0), before)
     assert strategy.unlearn([2]).claim == "conditional"  # the copies are not of this package
     assert bits(strategy.model) == bits(learned(1).model)
-
-
-@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
-@pytest.mark.parametrize("requests", [[[1], [3, 0], [2]], [[2], [0], [1, 3]]])
-def test_unused_entries_have_their_initial_values_after_any_requests(adjustment, requests):
-    strategy = copy.deepcopy(trained_once(adjustment, DIGITS))
-    assert_requests_leave_nothing_stray(strategy, initial_values(amnesiac().model), requests)
-    assert backups(strategy).kept == backups(strategy).placed == {}
-
-
-@pytest.mark.parametrize("adjustment", ADJUSTMENTS)
-@pytest.mark.parametrize("requests", [[[1], [2]], [[1, 2]], [[2], [0]]])
-def test_the_coefficient_of_an_unlearned_update_is_zero(adjustment, requests):
-    """Mark the updates of unlearned tasks after training: no mark may remain."""
-    plain, marked = (copy.deepcopy(trained_once(adjustment)) for _ in range(2))
-    for task in {task for request in requests for task in request}:
-        mark(marked, task)
-    assert_marks_go(plain, marked, requests)
 
 
 def test_shadows_work_with_requests_during_a_task_and_with_saved_states(tmp_path):

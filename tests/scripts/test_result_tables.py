@@ -12,12 +12,9 @@ from experiments.mask_learning import CONTENDERS, NOTES, data, learn_mask, main,
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
 
-def rows_of(*files):
-    return [row for file in files for row in json.loads(file.read_text())]
-
-
 def test_the_table_of_the_published_method_is_made_of_its_rows():
-    rows = rows_of(*sorted((RESULTS / "published").glob("seed*.json")))
+    files = sorted((RESULTS / "published").glob("seed*.json"))
+    rows = [row for file in files for row in json.loads(file.read_text())]
     assert {row["seed"] for row in rows} == {1, 2, 3, 4, 5}
     assert (RESULTS / "published.md").read_text() == published.table(rows)
 

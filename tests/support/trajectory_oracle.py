@@ -1,5 +1,6 @@
 """A slow twin of the trajectory that keeps every state and update, and random tasks and removals for both."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -88,3 +89,11 @@ def with_three_tasks(path, **options):
         after = {"w": state["w"] + torch.randn(20, generator=generator)}
         state = {**after, **store.record(task, state, after)}
     return store, state
+
+
+def recorded(*rows):
+    """Return a trajectory whose tasks lead from each of these states to the next one, and the states."""
+    store, found = Trajectory(), states(*rows)
+    for task, (before, after) in enumerate(pairwise(found)):
+        store.record(task, before, after)
+    return store, found

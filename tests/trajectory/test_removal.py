@@ -1,4 +1,4 @@
-"""Removals by the undo logs equal a dense twin that keeps every state and every update."""
+"""Removals by the undo logs equal a dense twin that keeps every state and every update, also after merges."""
 
 import math
 
@@ -7,13 +7,15 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.strategies import trained
-from support.strategy_state import frozen, same_state, trajectory
-from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, states
+from support.strategies import DIGITS, amnesiac, learn, trained
+from support.strategy_state import bits, frozen, same_state, trajectory, unlearning_plugin
+from support.trajectory_oracle import EVENTS, LEARN, SHAPES, DenseTwin, assert_same, drawn, recorded
 
-from avalanche_amnesia import bits
 from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
+from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory
+from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.trajectory.removal import Revision, moved_along, replay
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
@@ -96,19 +98,6 @@ def test_any_sequence_of_tasks_and_removals_equals_the_dense_twin(dtype, events,
         assert_same({name: everything.values.get(name, state[name]) for name in state}, twin.initial)
 
 
-def test_a_removal_restores_first_values_keeps_last_bits_and_subtracts_in_float64():
-    s = states([0.1, 0.1, 0.1, 0.1], [0.7, 0.7, 0.1, 0.7], [0.7, 3.1, 3.1, 9.3])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
-    without_0 = store.remove([0], s[2]).values["w"]
-    assert without_0[0] == s[0]["w"][0]  # only 0 wrote it
-    assert without_0[2] == s[2]["w"][2]  # 0 never touched it
-    shared = (s[2]["w"].double() - (s[1]["w"].double() - s[0]["w"].double())).float()
-    assert torch.equal(without_0[[1, 3]], shared[[1, 3]])
-    assert torch.equal(store.remove([1], s[2]).values["w"], s[1]["w"])  # 1 was the last writer
-
-
 def test_a_removed_tensor_leaves_the_later_logs_too():  # LwF and EWC train old heads
     before = {"w": torch.zeros(2), "heads.0.weight": torch.zeros(2)}
     after = {"w": torch.ones(2), "heads.0.weight": torch.ones(2)}
@@ -121,10 +110,7 @@ def test_a_removed_tensor_leaves_the_later_logs_too():  # LwF and EWC train old 
 
 def test_a_task_keeps_its_bits_if_the_value_before_it_did_not_change():
     """Subtraction and addition would not restore a sign of zero, or a much smaller number."""
-    s = states([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
+    store, s = recorded([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
     without_0 = store.remove([0], s[2]).values["w"]
     assert torch.signbit(without_0).tolist() == [False, True, False]
     assert torch.equal(without_0, torch.tensor([0.0, 0.0, 1e-5]))
@@ -144,10 +130,7 @@ def test_an_update_is_revised_in_a_tensor_without_removals_too():
 
 
 def test_an_entry_that_a_remaining_task_reads_is_not_removed_and_belongs_to_the_reader():
-    s = states([0.0, 0.0, 0.0], [1.0, 2.0, 0.0], [1.0, 2.0, 3.0])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    store.record(1, s[1], s[2])
+    store, s = recorded([0.0, 0.0, 0.0], [1.0, 2.0, 0.0], [1.0, 2.0, 3.0])
     removal = store.remove([0], s[2], readers={1: {"w": torch.tensor([True, False, False])}})
     assert removal.values["w"].tolist() == [1, 0, 3]
     store.apply(removal)
@@ -168,10 +151,10 @@ def test_two_threads_remove_the_same_as_one(monkeypatch):
     strategy = trained(3, train_epochs=1)
     store = trajectory(strategy)
     current = {name: p.detach() for name, p in strategy.model.named_parameters()}
-    monkeypatch.setattr(bits, "_WORTH_THREADS", 0)
+    monkeypatch.setattr("avalanche_amnesia.bits._WORTH_THREADS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     two = store.remove([0, 1], current)
-    monkeypatch.setattr(bits, "_WORTH_THREADS", 2**62)
+    monkeypatch.setattr("avalanche_amnesia.bits._WORTH_THREADS", 2**62)
     one = store.remove([0, 1], current)
     assert two.values
     assert list(two.values) == list(one.values)
@@ -202,3 +185,100 @@ def test_the_fast_removal_equals_a_full_replay():
             assert same_bits(alone.values[name], replayed.reshape(current[name].shape)).all()
             changed = {task: log[name].values for task, log in alone.logs.items() if name in log}
             assert all(torch.equal(entries, logs[task][name].values) for task, entries in changed.items())
+
+
+REMOVE, MERGE = (st.tuples(st.just(kind), st.sets(st.integers(0, 9), max_size=3)) for kind in ("remove", "merge"))
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    events=st.lists(LEARN | REMOVE | MERGE, min_size=3, max_size=12),
+    seed=st.integers(0, 2**20),
+    dtype=st.sampled_from([None, torch.float16, torch.int8]),
+)
+def test_removals_equal_those_without_merging(events, seed, dtype):
+    """Entries that merged tasks wrote differ by rounding only; all other entries are equal to the bit."""
+    generator = torch.Generator().manual_seed(seed)
+    state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    initial = {name: value.clone() for name, value in state.items()}
+    merging, apart = Trajectory(dtype=dtype), Trajectory(dtype=dtype)
+    wrote = {name: torch.zeros(shape, dtype=torch.bool) for name, shape in SHAPES.items()}  # merged tasks
+    other = {name: value.clone() for name, value in state.items()}
+    merged: set[int] = set()
+    for task, (kind, value) in enumerate(events):
+        if kind == "learn":
+            change = drawn(generator, value)
+            committed = []
+            for store, values in ((merging, state), (apart, other)):
+                after = {name: values[name] + change[name] for name in values}
+                committed.append({**after, **store.record(task, values, after)})
+            state, other = committed
+        elif kind == "merge":
+            new = value & set(merging.tasks)
+            before = merging.nbytes()
+            for gone in new - merged:
+                for name, where in apart.moved(gone).items():
+                    wrote[name] |= where
+            merged |= new
+            merging.merge(new)
+            assert merging.nbytes() <= before
+        elif tasks := [task for task in merging.tasks if task in value - merged]:
+            removals = merging.remove(tasks, state), apart.remove(tasks, other)
+            merging.apply(removals[0])
+            apart.apply(removals[1])
+            state = {name: removals[0].values.get(name, state[name]) for name in state}
+            other = {name: removals[1].values.get(name, other[name]) for name in other}
+        assert merging.tasks == apart.tasks
+        for name in state:
+            assert torch.allclose(state[name], other[name], atol=1e-5)
+            assert same_bits(state[name], other[name])[~wrote[name]].all()
+    rest = [task for task in merging.tasks if task not in merged]
+    if rest:
+        values = merging.remove(rest, state).values
+        for name in state:
+            nobody = ~wrote[name]
+            assert same_bits(values.get(name, state[name]), initial[name])[nobody].all()
+
+
+def test_merged_logs_keep_only_entries_that_an_earlier_removal_needs():
+    store, s = recorded([0.0, 0.0], [1.0, 0.0], [3.0, 3.0], [7.0, 7.0], [15.0, 15.0], [31.0, 31.0])
+    store.merge([1, 2, 4])  # 0 and 3 may still be removed; 0 wrote only the first entry, 3 wrote both
+    assert [log["w"].where.tolist() if log else [] for log in store.logs.values()] == [
+        [True, False],  # 0
+        [True, False],  # 1: the removal of 0 needs it
+        [],  # 2: the log of 1 serves both
+        [True, True],  # 3
+        [True, True],  # 4: the removal of 3 needs it
+    ]
+    assert store.remove([0], s[5]).values["w"].tolist() == [30.0, 31.0]
+    assert store.remove([3], s[5]).values["w"].tolist() == [23.0, 23.0]
+    assert store.remove([0, 3], s[5]).values["w"].tolist() == [22.0, 23.0]
+    store.apply(store.remove([3], s[5]))
+    assert list(store.logs[4]) == []  # now the log of 1 serves 4 too
+    assert store.remove([0], {"w": torch.tensor([23.0, 23.0])}).values["w"].tolist() == [22.0, 23.0]
+
+
+def test_merged_tasks_can_not_be_removed():
+    store, s = recorded([0.0], [1.0], [2.0])
+    store.merge([0])
+    assert [row["merged"] for row in store.report().values()] == [True, False]
+    with pytest.raises(TrajectoryError, match=r"tasks \[0\] can't be taken out.*merge_permanent=False"):
+        store.remove([0, 1], s[2])
+    with pytest.raises(TrajectoryError, match="task 7 is not recorded"):
+        store.merge([7])
+
+
+def test_a_run_with_a_deadline_keeps_only_logs_of_removable_tasks():
+    runs = [
+        amnesiac(unlearning=UnlearningPlugin(deadline=2), trajectory=TrajectoryPlugin(merge_permanent=merge))
+        for merge in (True, False)
+    ]
+    for strategy in runs:
+        learn(strategy, DIGITS.train_stream[:5])
+        assert unlearning_plugin(strategy).ledger.permanent == {0, 1, 2}
+    sizes = [{task: row["bytes"] for task, row in trajectory(strategy).report().items()} for strategy in runs]
+    assert list(sizes[0]) == [0, 1, 2, 3, 4]
+    assert list(sizes[0].values())[:3] == [0, 0, 0] < list(sizes[1].values())[:3]
+    for strategy in runs:
+        strategy.unlearn([3])
+    assert bits(runs[0].model) == bits(runs[1].model)

@@ -1,17 +1,36 @@
-"""The trajectory's store of undo logs: recording, saving, restoring and errors."""
+"""The trajectory's store of undo logs: sparse entries, recording, lower precision, restoring and errors."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
-from support.trajectory_oracle import states
+from hypothesis import given
+from hypothesis import strategies as st
+from support.strategies import DIGITS, amnesiac, stock
+from support.strategy_state import assert_economical, initial_values, trajectory, unlearning_plugin
+from support.trajectory_oracle import assert_same, recorded, states
 
+from avalanche_amnesia.bits import same_bits
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
+from avalanche_amnesia.trajectory.sparse import (
+    SparseValues,
+    chosen_by,
+    expand,
+    pack,
+    positions,
+    put,
+    shrink,
+    take,
+    unpack,
+)
 
 
 def test_a_change_from_zero_to_negative_zero_is_recorded_and_removed():
-    s = states([0.0, 0.0], [-0.0, 0.0])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
+    store, s = recorded([0.0, 0.0], [-0.0, 0.0])
     assert store.moved(0)["w"].tolist() == [True, False]
     assert not torch.signbit(store.remove([0], s[1]).values["w"]).any()
 
@@ -78,3 +97,193 @@ def test_restored_logs_are_not_changed_by_later_records():
     assert store.tasks == (0,)
     store.record(1, s[1], s[2])
     assert list(logs) == [0]
+
+
+CODES = (torch.float16, torch.bfloat16, torch.int8)
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+def test_updates_that_no_code_can_represent_are_restored(dtype):
+    before = {"w": torch.tensor([[1.0, 1.0, 0.0], [1e30, 0.1, 5.0]])}
+    after = {"w": torch.tensor([[math.inf, math.nan, -0.0], [-1e30, 0.2, 5.0 + 1e-6]])}
+    store = Trajectory(dtype=dtype)
+    committed = {**after, **store.record(0, before, after)}
+    assert same_bits(committed["w"][0, :2], after["w"][0, :2]).all()
+    assert_same({"w": store.remove([0], committed).values["w"]}, before)
+
+
+def test_a_dtype_that_saves_no_bytes_is_lossless():
+    before, after = {"w": torch.randn(50).half()}, {"w": torch.randn(50).half()}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        store = Trajectory(dtype=dtype)
+        assert store.record(0, before, after) == {}
+        assert torch.equal(store.remove([0], after).values["w"], before["w"])
+
+
+def test_lower_precision_takes_fewer_bytes():
+    generator = torch.Generator().manual_seed(0)
+    before = {"w": torch.empty(100, 100).uniform_(-0.1, 0.1, generator=generator)}
+    after = {"w": before["w"] + 0.03 * torch.randn(100, 100, generator=generator)}
+    sizes = []
+    for dtype in (None, torch.float16, torch.int8):
+        store = Trajectory(dtype=dtype)
+        store.record(0, before, after)
+        sizes.append(store.nbytes() / 10_000)
+    assert 3.5 > sizes[0] > sizes[1] + 0.5 > sizes[2] + 1.4
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, "int8"])
+def test_another_dtype_is_refused(dtype):
+    for make in (Trajectory, TrajectoryPlugin):
+        with pytest.raises(ValueError, match=r"dtype must be one of torch.float32.*torch.int8.*got"):
+            make(dtype=dtype)
+
+
+# On real runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "adjustment"), [(torch.int8, "hat"), (torch.float16, "adahat")], ids=str)
+def test_a_log_in_lower_precision_leaves_no_residue_and_keeps_the_claim(monkeypatch, dtype, adjustment):
+    trained = {}
+    record = Trajectory.record
+
+    def watched(self, task, before, after, **more):
+        trained.update({name: value.detach().clone() for name, value in after.items()})
+        return record(self, task, before, after, **more)
+
+    monkeypatch.setattr(Trajectory, "record", watched)
+    strategy = amnesiac(trajectory=TrajectoryPlugin(dtype=dtype), adjustment=adjustment, optimizer="sgd")
+    lossless = amnesiac(adjustment=adjustment, optimizer="sgd")
+    initial = initial_values(strategy.model)
+    for experience in DIGITS.train_stream[:3]:
+        lossless.train(experience)
+        strategy.train(experience)
+        row = trajectory(strategy).report()[experience.task_label]
+        distance = torch.cat(
+            [(p.detach().double() - trained[n].double()).reshape(-1) for n, p in strategy.model.named_parameters()]
+        )
+        assert row["error_max"] == float(distance.abs().max()) > 0
+        assert math.isclose(row["error_l2"], float(distance.norm()), rel_tol=1e-9)
+    assert_economical(strategy, lossless, initial)
+
+
+def test_a_dense_log_in_int8_removes_the_last_task_to_the_bit():
+    strategy = stock(plugins=())
+    find_plugin(strategy, TrajectoryPlugin).trajectory = Trajectory(dtype=torch.int8)
+    strategy.train(DIGITS.train_stream[0])
+    before = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if "heads" not in n}
+    strategy.train(DIGITS.train_stream[1])
+    report = trajectory(strategy).report()
+    assert all(row["bytes_per_parameter"] < 2 for row in report.values())
+    assert all(row["share"] <= 1 for row in report.values())
+    unlearning_plugin(strategy).unlearn(strategy, [1])
+    parameters = dict(strategy.model.named_parameters())
+    assert all(same_bits(parameters[name].detach(), value).all() for name, value in before.items())
+
+
+SHAPE = (4, 5)
+CHOICES = st.lists(st.booleans(), min_size=20, max_size=20).map(lambda flat: torch.tensor(flat).reshape(SHAPE))
+INDICES = st.lists(st.integers(0, 19), max_size=6, unique=True).map(torch.tensor).map(torch.Tensor.long)
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+ODD = torch.tensor([0.0, -0.0, float("inf"), float("nan"), 1e-45])
+"""Values that a comparison, or arithmetic, would not restore."""
+
+
+def drawn(dtype=torch.float32, seed=0):
+    values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+    values[0] = ODD
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(where=CHOICES)
+def test_positions_and_bits_are_restored(dtype, where):
+    tensor = drawn(dtype)
+    entries = SparseValues.of(tensor, where)
+    assert (entries.shape, entries.dtype) == (SHAPE, dtype)
+    assert torch.equal(entries.where, where)
+    assert same_bits(entries.values, tensor[where]).all()
+    assert same_bits(entries.before(torch.zeros(int(where.sum()), dtype=dtype)), tensor[where]).all()
+    assert entries.nbytes == sum(part.nbytes for part in entries.parts.values())
+
+
+def test_there_may_be_no_entries():
+    nothing = SparseValues.none(drawn())
+    assert not nothing.where.any()
+    assert nothing.where.shape == SHAPE
+    assert len(nothing.values) == 0
+
+
+@given(where=CHOICES, index=INDICES)
+def test_entries_are_added_or_replaced(where, index):
+    tensor, other = drawn(), drawn(seed=1).reshape(-1)
+    extended = SparseValues.of(tensor, where).extended(index, other[index])
+    expected = where.reshape(-1).clone()
+    expected[index] = True
+    assert torch.equal(extended.where.reshape(-1), expected)
+    values = tensor.reshape(-1).clone()
+    values[index] = other[index]
+    assert same_bits(extended.values, values[expected]).all()
+
+
+@given(where=CHOICES, keep=CHOICES)
+def test_entries_are_restricted_joined_and_given_other_values(where, keep):
+    tensor, other = drawn(), drawn(seed=1)
+    entries = SparseValues.of(tensor, where)
+    kept = entries.restricted(keep.reshape(-1))
+    assert torch.equal(kept.where, where & keep)
+    assert same_bits(kept.values, tensor[where & keep]).all()
+    rebased = entries.rebased(other[where], tensor[where])
+    assert torch.equal(rebased.where, where)
+    assert same_bits(rebased.values, other[where]).all()
+    bits = chosen_by([entries, SparseValues.of(tensor, keep)])
+    assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (where | keep).reshape(-1))
+
+
+@given(where=st.lists(st.booleans(), min_size=1, max_size=300).map(torch.tensor))
+def test_packed_bools_are_restored_and_take_at_most_a_bit_each(where):
+    packed = pack(where)
+    assert torch.equal(unpack(packed, len(where)), where)
+    assert packed.nbytes <= -(-len(where) // 8)
+
+
+def test_an_outer_product_takes_few_bytes():
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = (torch.rand(n, generator=generator) < 0.3 for n in (200, 100))
+    assert pack(rows[:, None] & columns).nbytes < 0.1 * 200 * 100 / 8
+
+
+@given(data=st.binary(max_size=400))
+def test_compressed_bytes_are_restored_and_never_longer(data):
+    array = np.frombuffer(data, dtype=np.uint8)
+    shrunk = shrink(array)
+    assert shrunk.nbytes <= len(data)
+    assert expand(shrunk, len(data)).tobytes() == data
+
+
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": lambda t: t.transpose(0, -1) if t.dim() else t,
+    "every second": lambda t: t.repeat_interleave(2, 0)[::2] if t.dim() else t,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@given(
+    shape=st.sampled_from([(), (0,), (5,), (3, 4), (2, 3, 2)]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int64]),
+    seed=st.integers(0, 2**20),
+)
+def test_take_and_put_equal_indexing(layout, shape, dtype, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def drawn():
+        return LAYOUTS[layout](torch.randint(-3, 4, shape, generator=generator).to(dtype))
+
+    tensor, other = drawn(), drawn()
+    where = torch.rand(tensor.shape, generator=generator) < 0.5
+    assert same_bits(take(tensor, positions(where)), tensor[where]).all()
+    expected, values = tensor.clone(), other[where]
+    expected[where] = values
+    put(tensor, positions(where), values)
+    assert same_bits(tensor, expected).all()

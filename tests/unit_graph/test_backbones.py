@@ -6,7 +6,9 @@ import pickle
 import pytest
 import torch
 from support import tiny
+from support.small_networks import Net
 from support.soundness_oracle import assert_sound, some_mask
+from support.strategy_state import same_state, state
 from torch import nn
 
 from avalanche_amnesia import MaskedModel, ModelError, validate
@@ -79,6 +81,10 @@ REFUSED = [
     ({"example": (LEFT, RIGHT[:1])}, ValueError, "the same number"),
     ({"example": (LEFT[:0], RIGHT[:0])}, ValueError, "at least one sample"),
     ({"example": LEFT, "input_shape": (6,)}, ValueError, "not both"),
+    ({"frozen": ["7"]}, ValueError, "no module or parameter '7'; it has"),
+    ({"task_owned": ["0.weights"]}, ValueError, "no module or parameter '0.weights'"),
+    ({"classifier": "fc"}, ValueError, "no module or parameter 'fc'"),
+    ({"norm": "shared"}, ValueError, "norm must be one of 'task', 'batch', got 'shared'"),
     ({"classifier": ["b", "head"]}, ValueError, "has no module or parameter 'head'.*'b'"),
 ]
 
@@ -104,34 +110,30 @@ def test_sequences_may_be_shorter_or_longer_than_the_example(length):
     assert torch.allclose(model.features({"input_ids": ids, "attention_mask": known}, 0), expected, atol=1e-6)
 
 
-class SizedByHand(nn.Module):
-    """A mean that divides by the number of pixels."""
+def mean_by_hand(s, x):
+    """Divide a sum by the number of pixels."""
+    h = torch.relu(s.k(x))
+    return s.c(h.sum((2, 3)) / (h.shape[2] * h.shape[3]))
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.k, self.c = nn.Conv2d(1, 4, 3, padding=1), nn.Linear(4, 3)
 
-    def forward(self, x):
-        h = torch.relu(self.k(x))
-        return self.c(h.sum((2, 3)) / (h.shape[2] * h.shape[3]))
+def one_path(s, x):
+    """Compute small images in another way."""
+    return mean_by_hand(s, x) if x.shape[2] < 9 else mean_by_hand(s, x[:, :, ::2, ::2]) + 1
+
+
+def of_images(forward):
+    return Net(forward, k=nn.Conv2d(1, 4, 3, padding=1), c=nn.Linear(4, 3)).eval()
 
 
 def test_sizes_that_the_forward_reads_stay_free():
-    backbone = SizedByHand().eval()
+    backbone = of_images(mean_by_hand)
     model = MaskedModel(copy.deepcopy(backbone)).eval()  # the input size is found by trials
     for side in (8, 5):
         assert_open_mask_computes(model, backbone, torch.randn(2, 1, side, side))
 
 
-class OnePath(SizedByHand):
-    """Small images take another path."""
-
-    def forward(self, x):
-        return super().forward(x) if x.shape[2] < 9 else super().forward(x[:, :, ::2, ::2]) + 1
-
-
 def test_a_size_that_would_take_another_path_is_refused():
-    model = MaskedModel(OnePath(), input_shape=(1, 8, 8)).eval()
+    model = MaskedModel(of_images(one_path), input_shape=(1, 8, 8)).eval()
     with pytest.raises(ModelError, match=r"read for .*input_shape=\(1, 20, 20\)"):
         model.masked_features(torch.randn(2, 1, 20, 20), torch.ones(model.n_units))
 
@@ -177,47 +179,25 @@ class Source(nn.Module):
         return torch.tanh(self.bias)
 
 
-class Branching(nn.Module):
-    """Decides on values, and returns a mapping."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return {"large": y if float(y.sum()) > 0 else -y, "small": (y.mean(1),)}
+def branching(s, x):
+    """Decide on values, and return a mapping."""
+    y = s.layer(x)
+    return {"large": y if float(y.detach().sum()) > 0 else -y, "small": (y.mean(1),)}
 
 
-class Inner(nn.Module):
-    """Calls one declared module inside another."""
-
-    def __init__(self, branching):
-        super().__init__()
-        self.branching = branching
-
-    def forward(self, x):
-        return self.branching(x)["large"]
-
-
-class Declared(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 5)
-        self.sized, self.source, self.branching = Sized(), Source(), Branching()
-        self.inner = Inner(self.branching)
-
-    def forward(self, x):
-        h = torch.relu(self.first(x))
-        h = self.sized(h, x.shape[0]) + self.source()
-        parts = self.branching(h)
-        return self.last(torch.relu(parts["large"] * parts["small"][0].unsqueeze(1) + self.inner(h)))
+def declared(s, x):
+    h = torch.relu(s.first(x))
+    h = s.sized(h, x.shape[0]) + s.source()
+    parts = s.branching(h)
+    return s.last(torch.relu(parts["large"] * parts["small"][0].unsqueeze(1) + s.inner(h)))
 
 
 @pytest.mark.parametrize("option", ["frozen", "task_owned"])
 def test_declared_modules_may_read_sizes_or_nothing_and_contain_each_other(option):
-    net = Declared().eval()
-    model = MaskedModel(net, input_shape=(6,), **{option: ["sized", "source", "branching", "inner"]})
+    parts = {"sized": Sized(), "source": Source(), "branching": Net(branching, layer=nn.Linear(8, 8))}
+    parts["inner"] = Net(lambda s, x: s.branching(x)["large"], branching=parts["branching"])
+    net = Net(declared, first=nn.Linear(6, 8), last=nn.Linear(8, 5), **parts).eval()
+    model = MaskedModel(net, input_shape=(6,), **{option: list(parts)})
     model.add_head(0, 2)
     x = torch.randn(7, 6)  # another batch size than in the trace
     expected = model.heads["0"](net(x))
@@ -236,26 +216,21 @@ def test_a_module_that_computes_its_weight_may_be_frozen_only():
         MaskedModel(net(), input_shape=(6,), task_owned=["0"])
 
 
-class Counts(nn.Module):
-    """Counts its calls in training mode, and drops units."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer, self.drop = nn.Linear(8, 8), nn.Dropout(0.5)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        if self.training:
-            self.calls += 1
-        return self.drop(self.layer(x))
+def counting(s, x):
+    """Count calls in training mode, and drop units."""
+    if s.training:
+        s.calls += 1
+    return s.drop(s.layer(x))
 
 
-def test_a_trace_changes_no_buffer_of_a_declared_module():
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Counts(), nn.Linear(8, 5))
-    before, draws = net[2].calls.clone(), torch.get_rng_state()
-    MaskedModel(net, input_shape=(6,), task_owned=["2"])
-    assert torch.equal(net[2].calls, before)
+def test_a_trace_and_the_trial_change_no_buffer_no_mode_and_no_random_numbers():
+    counts = Net(counting, layer=nn.Linear(8, 8), drop=nn.Dropout(0.5), calls=torch.zeros(()))
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), counts, nn.Linear(8, 5))
+    before, draws = state(net), torch.get_rng_state()
+    model = MaskedModel(net, input_shape=(6,), task_owned=["3"])
+    assert same_state(state(net), before)
     assert torch.equal(torch.get_rng_state(), draws)
+    assert all(module.training for module in (*net.modules(), model.backbone))
 
 
 # Several heads --------------------------------------------------------------------------------------------------------

@@ -49,23 +49,12 @@ def test_padding_and_other_sentences_of_the_batch_do_not_change_features():
 # Tasks on the stream of sentences ------------------------------------------------------------------------------------
 
 
-def small_bert(**options) -> torch.nn.Module:
-    """A BERT that learns the sentences in seconds; without dropout."""
-    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return bert(vocab_size=64, hidden_size=32, intermediate_size=64, **still, **options)
-
-
-def build(kind, backbone, stream, *, epochs: int):
-    model = MaskedModel(backbone, example=stream[0].tensors[0][:4])
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=5e-4)
-    return kind(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=epochs, eval_mb_size=128, seed=0)
-
-
 @pytest.mark.slow
 def test_unlearning_every_task_restores_the_weights_of_the_file(tmp_path):
     torch.manual_seed(7)
+    sizes, still = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}, 0.0
     with torch.no_grad():
-        made = small_bert().model
+        made = bert(**sizes, hidden_dropout_prob=still, attention_probs_dropout_prob=still).model
         for parameter in made.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     made.save_pretrained(tmp_path)
@@ -74,14 +63,16 @@ def test_unlearning_every_task_restores_the_weights_of_the_file(tmp_path):
 
     torch.manual_seed(0)
     loaded = transformers.BertModel.from_pretrained(tmp_path, add_pooling_layer=False, local_files_only=True)
-    benchmark = MarkovSentences(n_train=96)
-    strategy = build(AmnesiacHAT, TokenFeatures(loaded, first), benchmark.train_stream, epochs=2)
+    stream = MarkovSentences(n_train=96).train_stream
+    model = MaskedModel(TokenFeatures(loaded, first), example=stream[0].tensors[0][:4])
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=5e-4)
+    strategy = AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=2, eval_mb_size=128, seed=0)
     parameters = dict(strategy.model.backbone.named_parameters())
     assert parameters.keys() == {f"model.{name}" for name in state}
     for name, value in state.items():
         assert parameters[f"model.{name}"] is loaded.get_parameter(name)
         assert torch.equal(parameters[f"model.{name}"], value)
-    learn(strategy, benchmark.train_stream)
+    learn(strategy, stream)
     moved = [name for name, value in state.items() if not torch.equal(parameters[f"model.{name}"], value)]
     assert "embeddings.word_embeddings.weight" in moved
     strategy.unlearn([0, 1, 2])

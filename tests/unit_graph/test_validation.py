@@ -1,15 +1,17 @@
-"""Reports on a backbone: its description, findings and repairs, and the inputs that it runs on."""
+"""Findings about a backbone: refusals name the part, the reason and a way out; descriptions, repairs and inputs."""
 
 import copy
+import re
 
 import pytest
 import torch
-from support.small_networks import Net, network
+from support import tiny
+from support.small_networks import C, Choosing, L, Net, P, last_state, layers, network, parts
 from support.strategy_state import same_state
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from avalanche_amnesia import MaskedModel, ModelError, fix, validate
+from avalanche_amnesia import DisjointModel, MaskedModel, ModelError, SubnetModel, fix, validate
 from avalanche_amnesia.unit_graph.backbones import inputs_of
 
 # In words ------------------------------------------------------------------------------------------------------
@@ -132,3 +134,173 @@ def test_a_module_under_two_names_keeps_its_parameters():
     assert inputs_of(backbone, None).shape == (6,)
     assert layer.weight.device.type == "cpu"
     assert backbone(torch.ones(2, 6)).isfinite().all()
+
+
+GENERATOR = torch.Generator()
+
+
+def linears(forward, **more):
+    return parts(forward, a=L(6, 4), b=L(4, 4), **more)
+
+
+def in_place_through_a_part(s, x):
+    h = torch.tanh(s.a(x))
+    h.chunk(2, 1)[0].sigmoid_()
+    return s.b(h)
+
+
+def into_other_memory(s, x):
+    h = torch.tanh(s.a(x))
+    torch.mul(s.d(x), 2, out=h)
+    return s.b(h)
+
+
+def counts_up(s, x):
+    s.n.add_(1)
+    return s.b(s.a(x) * s.n)
+
+
+def folded(s, x):
+    return s.d(torch.sigmoid(s.a(x)).view(-1, 2)).view(-1, 4)
+
+
+def sparse():
+    return nn.Embedding(9, 4, sparse=True)
+
+
+BITS = r"view\(torch.int32\) reads the bits of numbers as another type"
+RANDOM = "draws random numbers in evaluation mode too"
+SPECTRAL = layers(lambda: parametrizations.spectral_norm(nn.Linear(6, 4)), L(4, 3))
+SPARSE = "Embedding '0' of Sequential has sparse=True.*sparse=False"
+CONTROL_FLOW = r"Choosing '1' of Sequential can't be exported.*control flow.*frozen=\['1'\]"
+# name → (factory, words of the message, options)
+REFUSED = {
+    "lstm": (layers(L(6, 4), lambda: nn.LSTM(4, 4)), "returns a tuple with 3 tensors"),
+    "unused layer": (linears(lambda s, x: s.a(x)), r"b\.weight.*b\.bias.*no mask would protect.*fix\(model\)"),
+    "control flow inside": (layers(L(6, 4), Choosing), CONTROL_FLOW),
+    "parameter past the masks": (linears(lambda s, x: s.b(s.a(x) * s.g.data), g=P(4)), "be exported"),
+    "clamped": (linears(lambda s, x: s.b(torch.clamp(s.a(x), min=s.g)), g=P(4)), "'clamp'.*given parameters"),
+    "in place through a part": (linears(in_place_through_a_part), "modified inplace"),
+    "into other memory": (linears(into_other_memory, d=L(6, 4)), "out=|no mask would protect"),
+    "buffer counted up": (linears(counts_up, n=lambda: torch.ones(4)), "writes to buffer 'n'"),
+    "spectral norm": (SPECTRAL, "bake the parametrisation in"),
+    "in a list": (linears(lambda s, x: s.b(s.a(x)) * s.l[0], l=lambda: [P(4)()]), "learns and is no parameter"),
+    "two inputs": (lambda: nn.Bilinear(6, 6, 4), r"no input was found|2 inputs"),
+    "map output": (layers(C(1, 2, 3)), r"returns values of shape.*flatten or average"),
+    "samples compared": (linears(lambda s, x: s.b(s.a(x)) @ s.a(x).T), "depends on the size of the batch"),
+    "mean over samples": (linears(lambda s, x: s.b(s.a(x)) - s.a(x).mean(0)), "samples of a batch"),
+    "concatenated samples": (linears(lambda s, x: s.b(s.a(torch.cat([x, x])))), "another first dimension"),
+    "folded": (parts(folded, a=L(6, 4), d=L(2, 2)), "units and samples lie on one axis.*axis of their own"),
+    "sparse gradients": (layers(sparse, nn.Flatten, L(32, 4)), SPARSE, {"input_shape": (8,)}),
+    "bits": (linears(lambda s, x: s.b(s.a(x).view(torch.int32).view(torch.float32))), f"'view'.*{BITS}; convert them"),
+    "noise": (linears(lambda s, x: s.b(s.a(x) * torch.rand(4))), f"'rand'.*{RANDOM}.*nn.Dropout"),
+    "noise of a generator": (
+        linears(lambda s, x: s.b(s.a(x) * torch.rand(4, generator=GENERATOR))),
+        r"draws from a torch\.Generator of its own.*leave generator= out",
+    ),
+    "several outputs": (linears(lambda s, x: (s.a(x), s.b(s.a(x)))), "returns a tuple with 2 tensors"),
+    "unknown width": (layers(C(1, 2, 3), nn.Flatten), "depends on the size.*input_shape="),
+    "nothing to mask": (layers(nn.Flatten, nn.ReLU), "no weighted layer to mask; use a Linear", {"input_shape": (6,)}),
+    "widths that differ": (layers(L(6, 4), L(5, 4)), r"no input was found.*\[2, 4\] X \[5, 4\]"),
+    "division by units": (linears(lambda s, x: 1 / s.b(s.a(x))), "'reciprocal'.*infinite; add a small"),
+    "part of a norm frozen": (
+        layers(L(4, 6), lambda: nn.LayerNorm(6), nn.ReLU),
+        "a norm can't be frozen in part",
+        {"frozen": ["1.weight"]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_unsafe_backbone_is_refused_and_not_changed(name):
+    make, message, *options = REFUSED[name]
+    torch.manual_seed(0)
+    backbone = make().train()
+    next(backbone.modules()).eval()  # a mode of its own
+    state = {key: value.clone() for key, value in backbone.state_dict().items()}
+    modes = [module.training for module in backbone.modules()]
+    if name == "part of a norm frozen":
+        with pytest.raises(ModelError, match=message):
+            MaskedModel(backbone, **dict(*options))
+    else:  # MaskedModel raises the first one
+        findings = validate(backbone, **dict(*options))
+        assert re.search(message, str(findings[0]))
+        assert all(finding.where and finding.reason and finding.fix for finding in findings)
+    assert modes == [module.training for module in backbone.modules()]
+    assert all(torch.equal(value, state[key]) for key, value in backbone.state_dict().items())
+    assert not any(module._forward_hooks or "forward" in vars(module) for module in backbone.modules())
+
+
+def test_a_refused_input_shape_leaves_the_mode():
+    backbone = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    with pytest.raises(ModelError, match=r"input of shape \(6,\)"):
+        MaskedModel(backbone, input_shape=(6,))
+    assert backbone.training
+    assert MaskedModel(backbone, input_shape=(1, 5, 5)).n_features == 18
+    assert backbone.training
+
+
+def test_a_whole_norm_may_be_frozen():
+    backbone = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.ReLU())
+    assert MaskedModel(backbone, frozen=["1"]).graph.frozen == {"1.weight", "1.bias"}
+
+
+# Messages around torch's own -----------------------------------------------------------------------------------------
+
+
+class Asserts(tiny.Net):
+    def forward(self, x):
+        assert not torch.isnan(x).any()
+        return super().forward(x)
+
+
+def test_a_refusal_of_control_flow_prints_nothing_of_torch(capfd):
+    told = "can't be exported by torch.export .*, at 'assert not torch.isnan.*control flow.*DisjointModel.*SubnetModel"
+    with pytest.raises(ModelError, match=told):
+        MaskedModel(Asserts())
+    (finding,) = validate(Asserts(), (8,))
+    assert "control flow" in finding.reason
+    fix(Asserts(), (8,))
+    assert capfd.readouterr() == ("", "")
+
+
+NOT_EXPORTED = {
+    "deepcopy": (copy.deepcopy, r"can't be exported by torch.export .*deepcopy protocol"),
+    "numpy": (lambda h: torch.from_numpy(h.detach().numpy()), r"can't be exported by torch.export .*numpy"),
+    "item": (lambda h: h * h.mean().item(), r"no shape that could be known in advance \(it depends on values\)"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_EXPORTED)
+def test_a_forward_that_can_not_be_exported_is_refused(name):
+    between, message = NOT_EXPORTED[name]
+    with pytest.raises(ModelError, match=message):
+        MaskedModel(linears(lambda s, x: s.b(between(s.a(x))))())
+
+
+COMPILED = {
+    "script": (torch.jit.script, "the backbone was compiled by torch.jit"),
+    "trace": (lambda net: torch.jit.trace(net, torch.zeros(2, 8)), "the backbone was compiled by torch.jit"),
+    "inside": (lambda net: nn.Sequential(torch.jit.script(net)), "module '0' of Sequential was compiled by torch.jit"),
+    "parallel": (nn.DataParallel, r"the backbone is a DataParallel.*its \.module"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:FutureWarning")
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_compiled_or_parallel_network_is_refused(name):
+    make, message = COMPILED[name]
+    for wrap, options in ((MaskedModel, {}), (SubnetModel, {"n_features": 6}), (DisjointModel, {"n_features": 6})):
+        with pytest.raises(ModelError, match=message):
+            wrap(make(tiny.Net()), **options)
+
+
+@pytest.mark.parametrize(("kind", "wrap"), [(nn.LSTM, MaskedModel), (nn.LSTM, SubnetModel), (nn.GRU, SubnetModel)])
+def test_the_refusal_of_a_recurrent_network_names_the_methods_that_accept_it(kind, wrap):
+    made = parts(last_state, r=lambda: kind(8, 6, batch_first=True), out=L(6, 6), features=lambda: 6)
+    with pytest.raises(ModelError, match=r"weight pools take any network.*DisjointModel\(backbone\)"):
+        wrap(made(), **({"input_shape": (5, 8)} if wrap is MaskedModel else {}))
+    DisjointModel(made())
+    net = made()
+    net.r.requires_grad_(False)
+    SubnetModel(net)

@@ -7,11 +7,11 @@ from functools import partial
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark, split_online_stream, task_incremental_benchmark
-from avalanche.training.plugins import ReplayPlugin, SupervisedPlugin
+from avalanche.training.plugins import ReplayPlugin
 from sklearn.linear_model import Ridge
 from support import examples
-from support.small_networks import lived_in
-from support.strategies import batch_normed, learn, quiet
+from support.small_networks import Net, lived_in
+from support.strategies import Hears, batch_normed, learn, quiet
 from support.strategy_state import same_state, state
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -53,10 +53,6 @@ def ranpac(backbone=network, n_features=48, size=64, model=None, **options):
     strategy = {name: options.pop(name) for name in ("plugins", "evaluator", "unlearning") if name in options}
     model = AnalyticModel(backbone and backbone(), n_features, **{"ridge": 1.0, **options}) if model is None else model
     return RanPAC(model=model, train_mb_size=size, **{"evaluator": quiet(), **strategy})
-
-
-def sums_of(strategy):
-    return state(strategy.model)
 
 
 # Exactness ----------------------------------------------------------------------------------------------------------
@@ -105,13 +101,14 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
     fresh = make(size=23)
     for task in sorted(left_out, reverse=True):
         fresh.train(without_samples(benchmark, {task: left_out[task]}).train_stream[task], shuffle=False)
-    assert same_state(sums_of(strategy), sums_of(fresh))
+    assert same_state(state(strategy.model), state(fresh.model))
 
 
 def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
     benchmark = with_unlearning(STREAM, {1: [0]})
     strategy = learn(ranpac(), benchmark, 3)
-    (hashed,) = strategy.model.hashes(*phi_of(strategy, 1, 5))
+    x, y = task_data(STREAM.train_stream[1], torch.tensor([5]))
+    (hashed,) = strategy.model.hashes(strategy.model.features(x), y)
     before = int((strategy.model.heads[1].hashes == hashed).sum())
     record = strategy.unlearn(task=1, samples=[5])
     assert (before, int((strategy.model.heads[1].hashes == hashed).sum())) == (1, 0)
@@ -132,11 +129,6 @@ def test_a_proof_with_another_network_is_refused_and_changes_nothing():
         strategy.prove(lambda **kwargs: ranpac(other_network, **kwargs), STREAM)
     assert strategy.prove(ranpac, STREAM).proof is not None
     assert record.claim == "exact"
-
-
-def phi_of(strategy, task, at):
-    x, y = task_data(STREAM.train_stream[task], torch.tensor([at]))
-    return strategy.model.features(x), y
 
 
 def test_a_class_without_samples_leaves_the_head():
@@ -227,36 +219,20 @@ def test_neighbours_and_place_change_no_bit_of_a_sample(backbone, width):
         assert torch.equal(model.features(x), whole)
 
 
-class Counts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(64, 48)
-        self.register_buffer("n", torch.zeros(()))
-
-    def forward(self, x):
-        self.n += 1
-        return self.layer(x.flatten(1))
-
-
-class ByPlace(nn.Module):
-    def forward(self, x):
-        return x.flatten(1)[:, :48] + torch.arange(len(x))[:, None] * 1e-7
+def counting(s, x):
+    s.n += 1
+    return s.layer(x.flatten(1))
 
 
 UNFIT = {
     "depend on its place in a mini-batch of 8": lambda: nn.Sequential(
         network(), nn.BatchNorm1d(48, track_running_stats=False)
     ),
-    "depend on its place": ByPlace,
-    r"changes its buffers \['n'\] in a forward": Counts,
+    "depend on its place": lambda: Net(lambda s, x: x.flatten(1)[:, :48] + torch.arange(len(x))[:, None] * 1e-7),
+    r"changes its buffers \['n'\] in a forward": lambda: Net(counting, layer=nn.Linear(64, 48), n=torch.zeros(())),
     r"returns \(8, 64\), and must return \(8, 48\)": nn.Flatten,
-    "are random": lambda: nn.Sequential(network(), Noise()),
+    "are random": lambda: nn.Sequential(network(), Net(lambda s, x: x + torch.rand_like(x))),
 }
-
-
-class Noise(nn.Module):
-    def forward(self, x):
-        return x + torch.rand_like(x)
 
 
 @pytest.mark.parametrize("size", [1, 64])
@@ -310,32 +286,20 @@ def test_the_network_is_frozen_and_stays_in_evaluation_mode():
 
 
 def refused(strategy, match, data=STREAM, **request):
-    before = sums_of(strategy)
+    before = state(strategy.model)
     with pytest.raises(RequestError, match=match):
         strategy.unlearn(**request, data=data.train_stream[request["task"]])
-    assert same_state(sums_of(strategy), before)
+    assert same_state(state(strategy.model), before)
     assert strategy.model.tasks == (0, 1)
 
 
-def test_samples_of_other_data_are_refused():
-    strategy = learn(ranpac(), STREAM, 2)
-    experience = STREAM.train_stream[1]
-    x, _ = task_data(experience)
-    other = task_benchmark(
-        (x + 1e-1, torch.tensor(experience.targets)), (x, torch.tensor(experience.targets)), [[0, 1]] * 2
-    )
-    refused(strategy, "samples \\[3\\] of task 1 have other features", other, task=1, samples=[3])
-
-
-class Repeats(SupervisedPlugin):
-    """Trains on the first sample of each mini-batch only, as often as there are samples."""
-
-    def before_training_iteration(self, strategy, **kwargs):
-        strategy.mbatch = [part[torch.zeros(len(part), dtype=torch.int64)] for part in strategy.mbatch]
+def repeat_the_first(strategy):
+    """Train on the first sample of each mini-batch only, as often as there are samples."""
+    strategy.mbatch = [part[torch.zeros(len(part), dtype=torch.int64)] for part in strategy.mbatch]
 
 
 def test_samples_that_a_loader_repeated_are_refused():
-    strategy = learn(ranpac(plugins=[Repeats()]), STREAM, 2, shuffle=False)
+    strategy = learn(ranpac(plugins=[Hears(before_training_iteration=repeat_the_first)]), STREAM, 2, shuffle=False)
     refused(strategy, "a loader or plugin repeated samples of task 1", task=1, samples=[0])
 
 
@@ -353,16 +317,19 @@ def test_samples_that_were_left_out_or_transformed_at_random_are_refused():
     assert strategy.unlearn([0]).claim == "exact"
 
 
-def test_samples_in_another_order_are_refused():
+def test_samples_of_other_data_or_in_another_order_are_refused():
     strategy = learn(ranpac(), STREAM, 2)
     x, y = task_data(STREAM.train_stream[1])
     twin = next(at for at in range(1, len(y)) if y[at] == y[0])
     order = torch.arange(len(y))
     order[[0, twin]] = order[[twin, 0]]
-    other = task_benchmark((x[order], y[order]), (x, y), [[0, 1]] * 2)
-    refused(strategy, r"samples \[0\] of task 1 have other features", other, task=1, samples=[0])
-    small = task_benchmark((torch.cat([x, x], 1), y), (torch.cat([x, x], 1), y), [[0, 1]] * 2)
-    refused(strategy, r"the samples can't be read \(RuntimeError", small, task=1, samples=[0])
+    for samples, labels, words in (
+        (x + 1e-1, y, r"samples \[0\] of task 1 have other features"),
+        (x[order], y[order], r"samples \[0\] of task 1 have other features"),
+        (torch.cat([x, x], 1), y, r"the samples can't be read \(RuntimeError"),
+    ):
+        other = task_benchmark((samples, labels), (samples, labels), [[0, 1]] * 2)
+        refused(strategy, words, other, task=1, samples=[0])
 
 
 def test_copies_that_remain_are_named():
@@ -376,7 +343,7 @@ def test_copies_that_remain_are_named():
 
 def test_faults_of_samples_and_sums_undo_the_task():
     strategy = learn(ranpac(), STREAM, 2)
-    before = sums_of(strategy)
+    before = state(strategy.model)
     strategy.model.bits = 24
     with pytest.raises(TaskError, match=r"at most 32 samples fit; take fewer bits"):
         strategy.train(STREAM.train_stream[2])
@@ -392,19 +359,17 @@ def test_faults_of_samples_and_sums_undo_the_task():
     task = task_benchmark((x, y), (x, y), [[0, 1]], first_task=2).train_stream[0]
     with pytest.raises(TaskError, match="NaN or infinite"):
         strategy.train(task)
-    assert same_state(sums_of(strategy), before)
+    assert same_state(state(strategy.model), before)
 
 
-class Ignores(SupervisedPlugin):
-    """Gives the samples of the second mini-batch no label, as cross-entropy ignores it."""
-
-    def after_forward(self, strategy, **kwargs):
-        if strategy.clock.train_exp_iterations == 1:
-            strategy.mbatch[1] = torch.full_like(strategy.mb_y, -100)
+def ignore_the_second(strategy):
+    """Give the samples of the second mini-batch no label, as cross-entropy ignores it."""
+    if strategy.clock.train_exp_iterations == 1:
+        strategy.mbatch[1] = torch.full_like(strategy.mb_y, -100)
 
 
 def test_labels_that_a_plugin_changes_are_refused():
-    strategy = ranpac(plugins=[Ignores()])
+    strategy = ranpac(plugins=[Hears(after_forward=ignore_the_second)])
     with pytest.raises(TaskError, match="labels must be at least 0, one per sample of the task"):
         strategy.train(STREAM.train_stream[0])
     assert strategy.model.tasks == ()

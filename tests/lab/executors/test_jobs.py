@@ -1,6 +1,9 @@
-"""Jobs start after their needs, restart after a lost worker, and continue if another job fails."""
+"""Jobs start after their needs and restart after a lost worker, also on Ray and submitit, with the same bytes."""
 
 import os
+import signal
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -9,10 +12,14 @@ import torch
 from support.forked import forked
 from support.forked_interpreters import forked_interpreters
 from support.lost_jobs import ended
-from support.tiny_study import AtOnce
+from support.tiny_study import TINY, AtOnce
 
 from avalanche_amnesia.lab.executors import ProcessExecutor
+from avalanche_amnesia.lab.executors.clusters import RayExecutor, SlurmExecutor
 from avalanche_amnesia.lab.executors.jobs import Job, NeedFailedError, run_jobs
+from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.study.experiment import cells_of, folder_of
+from avalanche_amnesia.lab.study.sweep import jobs_of, sweep
 
 
 def named(name):
@@ -132,3 +139,111 @@ def test_workers_end_with_a_program_that_is_killed(tmp_path):
     while any(map(runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(runs, workers))
+
+
+CELLS = cells_of(TINY, scenarios=["newest"], seeds=[1])
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Results of a sweep in this process by run, and the keys of its store."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert sweep(CELLS, AtOnce(), folder / "out", folder / "store") == {}
+    return results(folder / "out"), keys(folder / "store")
+
+
+def results(out):
+    return {cell.method + cell.scenario: (folder_of(cell, out) / "results.csv").read_bytes() for cell in CELLS}
+
+
+def keys(store):
+    return {node.key for node in RunStore(store).nodes()}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Two nodes of one core each, on this machine."""
+    ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "avalanche-amnesia[ray]"')
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    cluster.add_node(**small)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def lose(cluster, store, lost, stop):
+    """After the first states are written, kill the workers of one node, then remove the node."""
+    import psutil
+
+    while len(list((store / "nodes").glob("*"))) < 3 and not stop.is_set():
+        time.sleep(0.05)
+    worker = next(node for node in cluster.list_all_nodes() if not node.head)
+    raylet = next(process for kind, process in worker.live_processes() if kind == "raylet")
+    for process in psutil.Process(raylet.pid).children():
+        if "train_references" in process.name() or "train_references" in " ".join(process.cmdline()):
+            lost.append(process.pid)
+            process.send_signal(signal.SIGKILL)
+    time.sleep(1)
+    cluster.remove_node(worker, allow_graceful=False)
+    lost.append("node")
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_loses_workers_and_a_node_gives_the_same_bytes(cluster, alone, tmp_path):
+    stop, lost = threading.Event(), []
+    killer = threading.Thread(target=lose, args=(cluster, tmp_path / "store", lost, stop))
+    executor = RayExecutor(cluster.address)
+    killer.start()
+    try:
+        assert sweep(CELLS, executor, tmp_path / "out", tmp_path / "store") == {}
+    finally:
+        stop.set()
+        killer.join()
+        executor.close()
+    assert "node" in lost
+    assert len(lost) > 1  # a worker died in the middle of its job
+    assert (results(tmp_path / "out"), keys(tmp_path / "store")) == alone
+
+
+@pytest.fixture
+def local(tmp_path, monkeypatch):
+    """submitit's local executor."""
+    pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # where their jobs are found
+    monkeypatch.setattr("submitit.core.core.Job._results_timeout_s", 1)  # by default a lost job is waited for 15 s
+    executor = SlurmExecutor(tmp_path / "logs", workers=2, cluster="local", parameters={"timeout_min": 5})
+    with forked_interpreters():
+        yield executor
+    executor.close()
+
+
+@pytest.mark.slow
+def test_submitit_gives_the_same_bytes_restarts_lost_jobs_and_reports_failed_ones(local, alone, tmp_path):
+    cell = CELLS[1]
+    jobs = [Job("lost", ended, (str(tmp_path / "marks"), 1)), Job("wrong", int, ("x",))]
+    failed = run_jobs([*jobs, *jobs_of([cell], tmp_path / "out", tmp_path / "store")], local)
+    assert set(failed) == {"wrong"}
+    assert "invalid literal" in str(failed["wrong"])
+    assert len(list((tmp_path / "marks").iterdir())) == 1
+    found = (folder_of(cell, tmp_path / "out") / "results.csv").read_bytes()
+    assert found == alone[0][cell.method + cell.scenario]
+
+
+def test_slurm_refuses_shares_of_gpus_and_a_machine_without_slurm(tmp_path, monkeypatch):
+    pytest.importorskip("submitit", reason='submitit is not installed: pip install "avalanche-amnesia[slurm]"')
+    with pytest.raises(ValueError, match="whole GPUs"):
+        SlurmExecutor(tmp_path, gpus=0.5, cluster="local")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(FileNotFoundError, match=r"there is no Slurm here \(no srun\)"):
+        SlurmExecutor(tmp_path)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    for name, extra, make in (("ray", "ray", RayExecutor), ("submitit", "slurm", lambda: SlurmExecutor(Path("logs")))):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(ImportError, match=rf"avalanche-amnesia\[{extra}\]"):
+            make()

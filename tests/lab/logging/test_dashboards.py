@@ -128,23 +128,4 @@ def test_the_table_of_events_has_a_row_for_each_event(shown: Shown) -> None:
         (5, "trained", 0, None, "3, 2, 0"),
     ]
     assert (rows[3]["claim"], rows[3]["affected"]) == (shown.record.claim, ", ".join(map(str, shown.record.affected)))
-    end = "/eval_phase/test_stream"
-    for row in rows:
-        at = [r for r in shown.run.rows if r["event"] == row["event"]]
-        for column in ("Capacity", "JSD_own", "AccuracyDifference"):
-            name = column if column == "Capacity" else column + end
-            values = [r[name] for r in at if name in r]
-            assert row[column] == (values[-1] if values else None)
-        average = f"AverageAccuracy{end}"
-        assert row["accuracy"] == pytest.approx([r[average] for r in at if average in r][-1])
     assert rows[3]["JSD_own_ratio_order"] == pytest.approx(rows[3]["JSD_own"] / rows[3]["JSD_own_floor_order"])
-
-
-def test_the_training_loss_has_the_axis_of_iterations(shown: Shown) -> None:
-    epoch, minibatch = "Loss_Epoch/train_phase/train_stream/Task003", "Loss_MB/train_phase/train_stream/Task003"
-    assert shown.run.metrics[epoch] == shown.run.metrics[minibatch] == "iteration"
-    steps = [row["iteration"] for row in shown.run.rows_with(minibatch)]
-    assert steps == list(range(len(steps)))
-    assert len(steps) == -(-len(DIGITS.train_stream[3].dataset) // 40)
-    assert [row["task"] for row in shown.run.rows_with(minibatch)] == [-1] * len(steps)
-    assert shown.run.rows_with("Loss_MB/train_phase/train_stream/Task002")[0]["task"] == 0

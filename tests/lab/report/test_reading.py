@@ -12,7 +12,6 @@ from itertools import product
 import pytest
 from support.fault_injection import places
 
-from avalanche_amnesia.lab.command_line import main
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
 from avalanche_amnesia.lab.logging.run_lines import JSONRunError
@@ -104,25 +103,23 @@ def test_values_that_are_nan_or_null_are_missing(tmp_path):
     assert "<h1>" in report_page([run])
 
 
-def test_the_command_reports_several_runs_as_one_page(tmp_path, capsys):
+def test_the_command_reports_several_runs_as_one_page(tmp_path, amnesia):
     write(tmp_path / "a" / "deep")
     write(tmp_path / "b", settings=SETTINGS | {"seed": 4, "budget": {"epochs": 1, "seed": 4}})
     out = tmp_path / "pages" / "report.html"
-    assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)]) == 0
-    verdict, told = capsys.readouterr().out.splitlines()
+    verdict, told = amnesia("report", str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(out)).splitlines()
     assert verdict == "EWC  undecided: tests too weak (2 records are missing)"
     assert "report.html" in told
     for words in ("undecided: tests too weak", "2 records are missing", "seeds 3 and 4"):
         assert words in out.read_text()
 
 
-def test_folders_without_evaluated_runs_are_refused(tmp_path, capsys):
+def test_folders_without_evaluated_runs_are_refused(tmp_path, amnesia):
     JSONLogger(tmp_path / "never evaluated").finish()
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(ValueError, match=r"holds no run.jsonl of a run that was evaluated"):
             read_runs(folder)
-    assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 2
-    assert "holds no run.jsonl" in capsys.readouterr().err
+    assert "holds no run.jsonl" in amnesia("report", str(tmp_path), "--out", str(tmp_path / "report.html"), status=2)
     assert not (tmp_path / "report.html").exists()
 
 

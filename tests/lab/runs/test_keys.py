@@ -1,7 +1,8 @@
-"""Runs that train in different ways share no states, also if their settings are equal."""
+"""Runs that train in different ways share no states, also if their settings are equal; a key changes no bit."""
 
 import argparse
 import functools
+import random
 import types
 import warnings
 from dataclasses import replace
@@ -12,17 +13,21 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.core import SupervisedPlugin
-from support.strategies import DIGITS, PRICED, brief, learn
+from support.strategies import DIGITS, PRICED, ConvNet, amnesiac, brief, learn, make
 from support.strategy_state import bits
 from support.tiny import Items
 from torch import nn
+from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
 from torchvision.transforms import RandomErasing
 
-from avalanche_amnesia import AmnesiacHAT, SeedingPlugin
+from avalanche_amnesia import WSN, AmnesiacHAT, SeedingPlugin
 from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
+from avalanche_amnesia.contrib.baselines import CLPUDERpp
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.lab.runs import RunStore
+from avalanche_amnesia.lab.runs.first_batches import first_batches
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 
 
@@ -46,10 +51,6 @@ def shrinking(optimizer, args, kwargs):
                 parameter.mul_(0.99)
 
 
-def halve(parameter):
-    parameter.grad *= 0.5
-
-
 def first_of(strategy):
     return next(p for p in strategy.model.parameters() if p.requires_grad)
 
@@ -64,36 +65,19 @@ def patched(strategy):
     strategy.optimizer.step = types.MethodType(two_steps, strategy.optimizer)
 
 
-def weighted_classes(strategy):
-    strategy._criterion = nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.8]))
-
-
-def another_group(strategy):
-    strategy.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5})
-
-
-def by_hand(strategy):
-    with torch.no_grad():
-        first_of(strategy).add_(0.1)
-
-
-def other_rate(strategy):
-    strategy.optimizer.param_groups[0]["lr"] *= 3
-
-
 CHANGES = {
     "hook before the optimizer's step": lambda s: s.optimizer.register_step_pre_hook(shrinking),
     "hook after the optimizer's step": lambda s: s.optimizer.register_step_post_hook(shrinking),
     "hook of a parameter": lambda s: first_of(s).register_hook(lambda gradient: gradient / 2),
-    "hook after a gradient": lambda s: first_of(s).register_post_accumulate_grad_hook(halve),
+    "hook after a gradient": lambda s: first_of(s).register_post_accumulate_grad_hook(lambda p: p.grad.mul_(0.5)),
     "forward hook": lambda s: s.model.register_forward_hook(lambda module, x, y: y * 1.5),
     "forward pre-hook": lambda s: s.model.register_forward_pre_hook(lambda module, x: (x[0] * 0.5, *x[1:])),
     "patched step": patched,
     "frozen parameter": lambda s: first_of(s).requires_grad_(False),
-    "class weights": weighted_classes,
-    "parameter group": another_group,
-    "weight": by_hand,
-    "learning rate": other_rate,
+    "class weights": lambda s: setattr(s, "_criterion", nn.CrossEntropyLoss(weight=torch.tensor([0.2, 0.8]))),
+    "parameter group": lambda s: s.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 0.5}),
+    "weight": lambda s: first_of(s).data.add_(0.1),
+    "learning rate": lambda s: s.optimizer.param_groups[0].update(lr=0.03),
     "epochs": lambda s: setattr(s, "train_epochs", 2),
     "mini-batches": lambda s: setattr(s, "train_mb_size", 20),
 }
@@ -134,29 +118,24 @@ def test_a_run_that_is_changed_between_steps_leaves_the_store(change, words, tmp
 RATE = 1.0
 
 
-def over_a_global(logits, y):
-    return nn.functional.cross_entropy(logits, y) * RATE
+class LaterLouder:
+    """Doubles the results of a function after n calls."""
 
+    def __init__(self, n, function=lambda x: x):
+        self.n, self.function, self.calls = n, function, 0
 
-def later_louder(n):
-    """Return a loss that doubles after n calls."""
-    calls = 0
-
-    def loss(logits, y):
-        nonlocal calls
-        calls += 1
-        return nn.functional.cross_entropy(logits, y) * (2 if calls > n else 1)
-
-    return loss
+    def __call__(self, *given):
+        self.calls += 1
+        return self.function(*given) * (2 if self.calls > self.n else 1)
 
 
 def weighted(scale):
-    return lambda x, y: scale * nn.functional.cross_entropy(x, y)
+    return lambda x, y: scale * cross_entropy(x, y)
 
 
 def defaulting(scale):
     def loss(x, y, scale=scale):
-        return scale * nn.functional.cross_entropy(x, y)
+        return scale * cross_entropy(x, y)
 
     return loss
 
@@ -164,7 +143,7 @@ def defaulting(scale):
 def module_with(**content):
     """Return a loss of a script's module that uses a function, a constant and a table of the module."""
     module = types.ModuleType("a_script")
-    module.__dict__.update({"cross_entropy": nn.functional.cross_entropy, **content})
+    module.__dict__.update({"cross_entropy": cross_entropy, **content})
     source = "def loss(x, y):\n    return SCALE * part(cross_entropy(x, y)) * TABLE['a'] * settings.rate\n"
     exec(source, module.__dict__)
     return module.loss
@@ -239,7 +218,7 @@ def losses(one, other):
 
 
 SCRIPTS = {
-    "later change of the loss": (lambda: brief(criterion=later_louder(50)), lambda: brief(criterion=later_louder(60))),
+    "later change of the loss": losses(LaterLouder(50, cross_entropy), LaterLouder(60, cross_entropy)),
     "number in a closure": losses(weighted(1.0), weighted(2.0)),
     "tensor in a closure": losses(weighted(torch.ones(())), weighted(torch.zeros(()))),
     "array in a closure": losses(weighted(np.ones(1)), weighted(np.zeros(1))),
@@ -270,7 +249,10 @@ def test_scripts_that_train_in_different_ways_have_different_keys(one, other):
 
 
 def test_globals_of_the_script_and_patched_classes_are_part_of_the_key(monkeypatch):
-    builds = (lambda: brief(criterion=over_a_global), lambda: brief(plugins=[ShrinksByEpoch(1.0)]))
+    builds = (
+        lambda: brief(criterion=lambda x, y: cross_entropy(x, y) * RATE),
+        lambda: brief(plugins=[ShrinksByEpoch(1.0)]),
+    )
     before, plain = [key_of(build()) for build in builds], plain_key()
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "RATE", 0.5)
@@ -373,25 +355,10 @@ def brighter(samples):
     return [x * 3, *others]
 
 
-class Drawn:
-    """Noise from its own generator."""
-
-    def __init__(self, seed):
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __call__(self, x):
-        return x + torch.rand(x.shape, generator=self.generator)
-
-
-class LaterLouder:
-    """A transform that changes after n samples."""
-
-    def __init__(self, n):
-        self.n, self.calls = n, 0
-
-    def __call__(self, x):
-        self.calls += 1
-        return x * 2 if self.calls > self.n else x
+def with_noise(seed):
+    """Return a transform that adds noise from its own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda x: x + torch.rand(x.shape, generator=generator)
 
 
 class Named:
@@ -440,7 +407,7 @@ class Counts(Items):
 
 
 REMEMBERING = {
-    "a generator": (lambda: of(Drawn(1)), "the training is not repeatable: its data"),
+    "a generator": (lambda: of(with_noise(1)), "the training is not repeatable: its data"),
     "a counter": (lambda: of(data=items(kind=Counts)), "the training is not repeatable: its data"),
     "a change later": (
         lambda: of(LaterLouder(10_000)),
@@ -458,13 +425,6 @@ def test_trainings_on_data_that_change_are_not_stored(name, tmp_path):
         run.train(data())
     assert run.computed == len(before) + 1
     assert len(RunStore(tmp_path).nodes()) == len(before)
-
-
-def test_reading_the_data_for_a_key_draws_no_global_random_numbers():
-    run, experience = RunStore().run(brief()), of(lambda x: x + torch.rand(x.shape))
-    before = torch.get_rng_state()
-    run.keys_of([experience])
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_settings_of_any_type_and_files_are_part_of_the_key(tmp_path):
@@ -497,3 +457,28 @@ def test_objects_of_one_class_are_told_apart_by_their_places():
     keys = [key_of(brief(), of(Named(pair, True))) for pair in (*pairs, *pairs)]
     assert len(set(keys)) == 4
     assert keys[:4] == keys[4:]
+
+
+METHODS = {
+    "shadows of convolutions": lambda: amnesiac(net=ConvNet, compensation=BackupPlugin()),
+    "random rule": lambda: amnesiac(adjustment="random", optimizer="momentum"),
+    "WSN": lambda: make(WSN, optimizer="momentum"),
+    "CLPU-DER++": lambda: make(CLPUDERpp),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_reading_the_first_mini_batches_changes_no_bit(method):
+    lives = []
+    for read in (True, False):
+        torch.manual_seed(5), np.random.seed(5), random.seed(5)  # noqa: NPY002
+        strategy = METHODS[method]()
+        for experience in DIGITS.train_stream[:2]:
+            if read:
+                assert first_batches(strategy, experience, 3)
+            strategy.train(experience)
+        drawn = [torch.rand(1).item(), random.random(), np.random.rand()]  # noqa: NPY002
+        learned = bits(strategy.model)
+        strategy.unlearn([0])
+        lives.append([learned, bits(strategy.model), drawn, vars(strategy.clock).copy()])
+    assert lives[0] == lives[1]

@@ -153,10 +153,9 @@ def test_names_are_escaped_in_tables():
     assert "| A \\| B C | 1 |" in as_markdown([row])
 
 
-def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, capsys):
+def test_tables_have_the_numbers_of_the_runs(swept, tmp_path, amnesia):
     folder, _, _ = swept
-    assert main(["report", str(folder / "out"), "--tables", str(tmp_path / "tables")]) == 0
-    assert "results.md" in capsys.readouterr().out
+    assert "results.md" in amnesia("report", str(folder / "out"), "--tables", str(tmp_path / "tables"))
     with (tmp_path / "tables" / "results.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(CELLS)
@@ -221,47 +220,39 @@ def file(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_run_takes_overrides_and_a_profile(file, capsys):
+def test_run_takes_overrides_and_a_profile(file, amnesia):
     words = ["run", "tiny.yaml", "method=HAT", "scenario=newest", "training.batch_size=10", "--profile", "short"]
-    assert main([*words, "methods.HAT.lr=0.01"]) == 0
     place = file / "runs" / "tiny" / "HAT" / "newest" / "seed5"
-    assert str(place.relative_to(file)) in capsys.readouterr().out
+    assert str(place.relative_to(file)) in amnesia(*words, "methods.HAT.lr=0.01")
     saved = yaml.safe_load((place / "settings.yaml").read_text())
     assert (saved["stream"]["n_train"], saved["training"]["batch_size"], saved["method"]["lr"]) == (60, 10, 0.01)
-    assert main([*words, "methods.HAT.lr=0.01"]) == 0
-    assert "there already" in capsys.readouterr().out
-    assert main([*words, "methods.HAT.lr=0.02"]) == 0
-    assert "which has other settings: method.lr" in capsys.readouterr().out
+    assert "there already" in amnesia(*words, "methods.HAT.lr=0.01")
+    assert "which has other settings: method.lr" in amnesia(*words, "methods.HAT.lr=0.02")
 
 
-def test_plan_and_sweep_of_a_part_of_an_experiment(file, capsys, monkeypatch):
+def test_plan_and_sweep_of_a_part_of_an_experiment(file, amnesia, monkeypatch):
     monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
     words = ["tiny.yaml", "method=[HAT]", "scenario=[newest]", "seed=[1]"]
-    assert main(["plan", *words]) == 0
-    told = capsys.readouterr().out
+    told = amnesia("plan", *words)
     assert told.startswith("tiny: 1 runs, 0 done already; their references come first\n")
     assert "of 25 trainings are left to do; how long they take" in told
     assert "main runs" in told
-    assert main(["plan", *words, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    plan = json.loads(amnesia("plan", *words, "--json"))
     assert plan["seconds"] is None
     assert sum(group["trainings"] for group in plan["runs"]) == 25
     assert plan["told"][0].startswith(f"{sum(group['to_compute'] for group in plan['runs'])} of 25 trainings")
-    assert main(["sweep", *words]) == 0
-    told = capsys.readouterr().out
+    told = amnesia("sweep", *words)
     assert re.search(r"\[1/2\] HAT, seed 1: references \(same, full\): \d+ trainings; about .+ left\n", told)
     assert re.search(r"\[2/2\] HAT, seed 1: newest: accuracy .+, (undecided: .+|trace found)\n", told)
-    assert main(["sweep", *words]) == 0
-    assert "1 runs, 1 done already" in capsys.readouterr().out
-    assert main(["sweep", *words[:3], "seed=[1]", "stream.n_tasks=3"]) == 1
-    assert "failed: ValueError" in capsys.readouterr().out
+    assert "1 runs, 1 done already" in amnesia("sweep", *words)
+    assert "failed: ValueError" in amnesia("sweep", *words[:3], "seed=[1]", "stream.n_tasks=3", status=1)
 
 
-def test_a_missing_gpu_is_refused_unless_the_workers_of_a_cluster_have_it(file, capsys, monkeypatch):
+def test_a_missing_gpu_is_refused_unless_the_workers_of_a_cluster_have_it(file, amnesia, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for command in ("run", "sweep"):
-        assert main([command, "tiny.yaml", "training.device=cuda"]) == 2
-        assert "training.device=cuda: torch finds no GPU here" in capsys.readouterr().err
+        told = amnesia(command, "tiny.yaml", "training.device=cuda", status=2)
+        assert "training.device=cuda: torch finds no GPU here" in told
     asked = []
 
     def cluster(address, gpus):
@@ -270,7 +261,7 @@ def test_a_missing_gpu_is_refused_unless_the_workers_of_a_cluster_have_it(file, 
 
     monkeypatch.setattr("avalanche_amnesia.lab.executors.clusters.RayExecutor", cluster)
     words = ["sweep", "tiny.yaml", "training.device=cuda", "--executor", "ray", "--address", "auto", "--gpus", "0.5"]
-    assert main(words) == 2
+    amnesia(*words, status=2)
     assert asked == [("auto", 0.5)]
 
 
@@ -291,14 +282,12 @@ REFUSED = [
 ]
 
 
-def test_files_that_are_no_experiments_are_refused(file, capsys):
+def test_files_that_are_no_experiments_are_refused(file, amnesia):
     for content, words in REFUSED:
         (file / "odd.yaml").write_text(content)
-        assert main(["run", "odd.yaml"]) == 2
-        assert words in capsys.readouterr().err
+        assert words in amnesia("run", "odd.yaml", status=2)
     for command, words in ((["sweep"], "amnesia sweep needs file"), (["run", "none.yaml"], "none.yaml")):
-        assert main(command) == 2
-        assert words in capsys.readouterr().err
+        assert words in amnesia(*command, status=2)
 
 
 def test_a_file_extends_other_files_and_changes_them(file):
@@ -314,7 +303,7 @@ def test_a_file_extends_other_files_and_changes_them(file):
     assert read_experiment(file / "own.yaml", "short").seeds == [5]
 
 
-def test_a_method_that_keeps_a_task_does_not_learn_it_again(file, capsys):
+def test_a_method_that_keeps_a_task_does_not_learn_it_again():
     again = replace(TINY, scenarios={"again": ScenarioSettings("relearn")})
     assert {cell.method for cell in cells_of(again)} == {"AmnesiacHAT"}
     with pytest.raises(ValueError, match="obeys no request"):
@@ -335,24 +324,21 @@ def test_version_help_and_completion_are_printed(capsys):
         assert printed in " ".join(capsys.readouterr().out.split())
 
 
-def test_data_sets_are_listed_and_downloaded_by_torchvision(tmp_path, data_root, capsys, monkeypatch):
-    assert main(["data", "--data-root", str(data_root)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_data_sets_are_listed_and_downloaded_by_torchvision(tmp_path, data_root, amnesia, monkeypatch):
+    lines = amnesia("data", "--data-root", str(data_root)).splitlines()
     states = {line.split()[0]: line.split()[1] for line in lines[1:]}
     assert states["digits"] == states["MNIST"] == "there"
     assert states["CIFAR100"] == "--download"
     asked = []
     monkeypatch.setattr("torchvision.datasets.CIFAR100", lambda root, download: asked.append((root, download)))
     monkeypatch.setattr("avalanche_amnesia.contrib.streams.image_sets.absent_files", lambda name, root: [name])
-    assert main(["data", "--data-root", str(tmp_path / "new"), "--download", "CIFAR100"]) == 0
+    amnesia("data", "--data-root", str(tmp_path / "new"), "--download", "CIFAR100")
     assert asked == [(str(tmp_path / "new"), True)]
     monkeypatch.delenv("AMNESIA_DATA", raising=False)
-    assert main(["data"]) == 0
-    assert "no data root" in capsys.readouterr().out
+    assert "no data root" in amnesia("data")
     for words, told in (
         (["--download", "CIFAR1000"], "did you mean 'CIFAR100'?"),
         (["--download", "MNIST"], "needs a data root"),
         (["--data-root", str(tmp_path), "--download", "CIFAR10-JPEG"], "can't be downloaded by torchvision"),
     ):
-        assert main(["data", *words]) == 2
-        assert told in capsys.readouterr().err
+        assert told in amnesia("data", *words, status=2)
