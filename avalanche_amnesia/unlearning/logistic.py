@@ -41,6 +41,7 @@ def fit_head(
     iterations: int = ITERATIONS,
     tolerance: float = 3e-5,
     has_bias: bool = True,
+    crowded: float = CROWDED,
 ) -> tuple[Tensor, Tensor]:
     """Return weight and bias minimising ``mean cross-entropy + penalty / 2n · ‖V‖²``, V over whitened features."""
     # Whitening conditions the problem, so a dozen steps of L-BFGS from zero suffice. A feature that is 0 in all samples
@@ -58,8 +59,8 @@ def fit_head(
     # Contiguous matrices, so that every device adds in the same order.
     total = covariance.diagonal().contiguous().sum()
     # With few samples for the features, whitening would magnify directions that only these samples have.
-    crowded = min(max(len(mean) / n - 0.5, 0.0), 1.0)
-    floor = max(1e-4, CROWDED * crowded) * total / features.shape[1] + torch.finfo(features.dtype).tiny
+    crowded *= min(max(len(mean) / n - 0.5, 0.0), 1.0)
+    floor = max(1e-4, crowded) * total / features.shape[1] + torch.finfo(features.dtype).tiny
     if not bool(covariance.isfinite().all()):
         raise FitError("the features are not finite, or their covariance overflows")
     factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)

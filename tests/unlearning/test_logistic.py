@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.metrics.relapse import linear_probe_accuracy
 from avalanche_amnesia.unlearning import logistic
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head, largest
 
@@ -106,18 +107,24 @@ def test_no_head_is_fitted_to_features_that_overflow(size):
         fit_head(features, y, 2)
 
 
-def test_a_head_of_more_features_than_samples_reads_new_samples(monkeypatch):
+def test_a_head_of_more_features_than_samples_reads_new_samples():
     stream = PermutedDigits(1, n_train=600, n_test=300)
     (x, y), (tx, ty) = (task_data(of[0]) for of in (stream.train_stream, stream.test_stream))
     noise = torch.randn(64, 600, generator=torch.Generator().manual_seed(0))
     x, tx = (torch.relu(part.flatten(1) @ noise) for part in (x, tx))
 
-    def read(rows):
-        weight, bias = fit_head(x[:rows], y[:rows], 10)
+    def read(**options):
+        weight, bias = fit_head(x[:400], y[:400], 10, **options)
         return float(((tx @ weight.T + bias).argmax(1) == ty).double().mean())
 
-    found = read(400)
-    many = fit_head(x[:, :200], y, 10)
-    monkeypatch.setattr(logistic, "CROWDED", 0.0)
-    assert found > read(400) + 0.02
-    assert torch.equal(many[0], fit_head(x[:, :200], y, 10)[0])  # with many samples nothing is added
+    assert read() > read(crowded=0) + 0.02
+    many = [fit_head(x[:, :200], y, 10, **options)[0] for options in ({}, {"crowded": 0})]
+    assert torch.equal(*many)  # with many samples nothing is added
+
+
+def test_probes_of_few_samples_are_fitted_as_ever():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(50, 64, generator=generator, dtype=torch.float64), torch.arange(50) % 10
+    weight, bias = fit_head(x, y, 10, penalty=10.0, crowded=0)
+    found = linear_probe_accuracy(x, y, x, y, penalty=10.0)
+    assert found == float(((x @ weight.T + bias).argmax(1) == y).double().mean())
