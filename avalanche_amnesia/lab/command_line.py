@@ -35,7 +35,7 @@ from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.saving.files import read_body, read_state, refuse_foreign, replace_file, replacing
+from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_foreign, replace_file, replacing
 from avalanche_amnesia.saving.typed import typed
 
 Changes = list[tuple[str, str]]
@@ -262,17 +262,15 @@ def unlearn(
         raise ValueError("--task needs --benchmark MODULE:NAME, whose data it is trained on again; --tasks needs none")
     into = state if out is None else out
     _check_writable({"--out": out}, {"--record": record})
-    key = _read_key(sign, "--sign")
-    strategy, unlearning = _load_strategy(state, into, factory, _read_key(public_key, "--public-key"))
-    asked: dict[str, Any] = {"strict": strict}
+    strategy, unlearning, key = _load_strategy(state, into, factory, sign, public_key)
     if benchmark is None:
-        done = unlearning.unlearn(strategy, tasks or (), **asked)
+        done = unlearning.unlearn(strategy, tasks or (), strict=strict)
     else:
         data = [each for each in _load_benchmark(benchmark).train_stream if list(each.task_labels) == [task]]
         if not data:
             raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
-        asked |= {"samples": samples or (), "classes": classes or (), "data": data[0]}
-        done = unlearning.unlearn(strategy, task=task, **asked)
+        parts = {"samples": samples or (), "classes": classes or ()}
+        done = unlearning.unlearn(strategy, task=task, data=data[0], strict=strict, **parts)
     _save_with_record(strategy, into, done, record, key)
     told = outcome_in_words(done, into, state)
     of_done = {"state": str(into), "record_file": str(record), "record": asdict(done)}
@@ -304,8 +302,7 @@ def prove(
         public_key: PEM file of the state signer's public key, to verify the state
     """
     _check_writable({"--store": store}, {} if record is None else {"--record": record})
-    key = _read_key(sign, "--sign")
-    strategy, unlearning = _load_strategy(state, state, factory, _read_key(public_key, "--public-key"))
+    strategy, unlearning, key = _load_strategy(state, state, factory, sign, public_key)
 
     def make(evaluator: Any) -> Any:
         made = _call_factory(factory, "--factory")
@@ -706,22 +703,28 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
         training.save_state(strategy, into, key)
 
 
-def _load_strategy(state: Path, into: Path, factory: str, public_key: bytes | None) -> tuple[Any, Any]:
-    """Return a factory's strategy with a loaded state, and its unlearning plugin; refuse ``into`` with other files."""
+def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> tuple[Any, Any, Any]:
+    """Return a factory's strategy with a loaded state, its unlearning plugin and the private key.
+
+    Refuse ``into`` with other files, and an unsigned state in the place of a signed one.
+    """
+    key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
     refuse_foreign(into)
+    if key is None and into == state and "signature" in json.loads((state / STATE).read_text()):
+        raise ValueError(f"{state} is signed, and would not be any more: give --sign KEY.pem")
     strategy = _call_factory(factory, "--factory")
     if read_body(state) != before:
         raise ValueError(f"importing {factory} changed {state}: put what it trains under if __name__ == '__main__'")
     if not hasattr(strategy, "plugins"):
         raise ValueError(f"--factory {factory} returned {strategy!r}, no strategy")
-    training.load_state(strategy, state, public_key)
+    training.load_state(strategy, state, public)
     from avalanche_amnesia.training.host.lookup import find_plugin
 
     unlearning = find_plugin(strategy, training.UnlearningPlugin)
     if unlearning is None:
         raise ValueError(f"{factory} builds a {type(strategy).__name__}, which does not unlearn")
-    return strategy, unlearning
+    return strategy, unlearning, key
 
 
 def _read_record(file: Path, public_key: Path | None) -> Any:

@@ -116,6 +116,7 @@ def test_a_record_is_signed_and_its_signature_checked(run_folder, amnesia):
     checked = ["verify", "signed.json", "--public-key", "public.pem", "--state"]
     amnesia(*checked, "signed")
     further = ["--tasks", "2", "--factory", "train:make_strategy", "--record", "2.json", "--public-key", "public.pem"]
+    assert "signed is signed, and would not be any more" in amnesia("unlearn", "signed", *further, status=2)
     amnesia("unlearn", "signed", *further, "--out", "unsigned")
     for state in ("state", "unsigned"):
         assert "it is not signed" in amnesia(*checked, state, status=2)
