@@ -71,7 +71,7 @@ class TaskSums(nn.Module):
 
     @torch.inference_mode(False)
     def add(self, features: Tensor, labels: Tensor) -> None:
-        """Add samples, ``φ`` ``(n, M)`` and labels ``(n,)``."""
+        """Add samples, ``φ`` ``(n, D)`` and labels ``(n,)``."""
         self.hashes, self.seen = torch.cat([self.hashes, hashes_of(features, labels)]), None
         self._change(features, labels, 1)
 
@@ -144,6 +144,7 @@ class AnalyticModel(MultiHeadModel):
 
     state_per_task = True  # no other state ever changes
     isolates = True
+    subtracts = True  # a request for samples calls ``subtract`` instead of a training
     _head_entry = "gram"
     hashes = staticmethod(hashes_of)
 
@@ -340,12 +341,12 @@ class AnalyticModel(MultiHeadModel):
 
     def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
         """Return the regression on the sums ``parts``, computed again if they have changed."""
-        versions = self.ridge, [(id(buffer), buffer._version) for part in parts for buffer in part.buffers()]
-        units = {tuple(part.units.tolist()) for part in parts}
-        if units != {self._units}:
-            raise ModelError(f"(step, bits, batch) of the model are {self._units}, and its sums have {sorted(units)}")
-        known = _SOLVED.setdefault(self, {})
+        buffers = [(id(buffer), buffer._version) for part in parts for buffer in part.buffers()]
+        known, versions = _SOLVED.setdefault(self, {}), (self.ridge, self._units, buffers)
         if task not in known or known[task][0] != versions:
+            units = {tuple(part.units.tolist()) for part in parts}
+            if units != {self._units}:
+                raise ModelError(f"(step, bits, batch) are {self._units} now, and {sorted(units)} in the sums")
             known[task] = versions, self._regression(parts, task is None)
         return known[task][1]
 
@@ -387,5 +388,4 @@ def _best_ridge(values: Tensor, turned: Tensor, n: int, ridges: Iterable[float])
         error = n - 2 * (turned * shrunk).sum() + (values[:, None] * shrunk.square()).sum()
         freedom = n - (values / (values + ridge)).sum()
         found.append((float(error.clamp(min=0) / freedom.square()), ridge, shrunk))
-    _, ridge, shrunk = min(found, key=lambda one: one[0])
-    return ridge, shrunk
+    return min(found, key=lambda one: one[0])[1:]

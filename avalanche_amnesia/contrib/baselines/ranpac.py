@@ -22,8 +22,8 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
-_TRAINING = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
-_USELESS = tuple(getattr(stock, f"{name}Plugin") for name in _TRAINING if hasattr(stock, f"{name}Plugin"))
+_NAMES = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
+_USELESS = tuple(getattr(stock, f"{name}Plugin") for name in _NAMES)  # they need gradients, or replay samples
 
 
 class _FinishSums(SupervisedPlugin):
@@ -79,7 +79,7 @@ class RanPAC(TaskStrategy):
     Reference: McDonnell et al., RanPAC: Random projections and pre-trained models for continual learning, NeurIPS 2023.
     """
 
-    composed = ("method", "optimizer")  # type: ignore[assignment]
+    composed = ("method", "optimizer", "reset_optimizer")  # type: ignore[assignment]
     settings: ClassVar = {"unlearning": UnlearningPlugin}
     model: AnalyticModel
 
@@ -112,7 +112,7 @@ class RanPAC(TaskStrategy):
             )
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
-        """Add the samples of experiences to the sums of their tasks; see :meth:`TaskStrategy.train`."""
+        """Add samples to their tasks' sums, with the arguments of the base class; ``shuffle`` has no effect."""
         self._check_epochs()
         return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
 

@@ -202,7 +202,7 @@ def retraining(
         return None, None
     (task,), event = context.tasks, context.event
     parts = (strategy.model, *strategy.plugins)
-    subtracts = hasattr(strategy.model, "subtract")
+    subtracts = getattr(strategy.model, "subtracts", False)
     if plugin.obey is not True or not (subtracts or any(getattr(part, "trains_again", False) for part in parts)):
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(

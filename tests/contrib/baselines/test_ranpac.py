@@ -350,7 +350,7 @@ def test_faults_of_samples_and_sums_undo_the_task():
     strategy.model.bits = 12
     with pytest.raises(TaskError, match=r"\(step, bits, batch\) of the model are \(0.03125, 12, 8\), and were"):
         strategy.train(STREAM.train_stream[2])
-    with pytest.raises(ModelError, match=r"are \(0.03125, 12, 8\), and its sums have \[\(0.03125, 10"):
+    with pytest.raises(ModelError, match=r"are \(0.03125, 12, 8\) now, and \[\(0.03125, 10"):
         strategy.model(task_data(STREAM.test_stream[0])[0])
     strategy.model.bits = 10
     broken = deepcopy(STREAM.train_stream[2])
@@ -402,6 +402,8 @@ def test_several_passes_and_parts_of_tasks_are_refused():
     model = AnalyticModel(network(), 48)
     with pytest.raises(ValueError, match="train_epochs must be 1, got 3: a second pass"):
         RanPAC(model=model, train_epochs=3)
+    with pytest.raises(TypeError, match="RanPAC has no option 'optimizer'"):
+        RanPAC(model=model, optimizer=None)
     strategy = RanPAC(model=model)
     strategy.train_epochs = 2
     with pytest.raises(ValueError, match="train_epochs must be 1, got 2"):
