@@ -24,6 +24,7 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
+from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
@@ -89,6 +90,10 @@ class References:
             raise ReferencesError(
                 "workers= train into a store that they share with the run: give store=RunStore(), a temporary one, or "
                 "store=RunStore(path)"
+            )
+        if store is not None and n_processes() > 1:
+            raise ReferencesError(
+                f"store= is for one process, and here are {n_processes()} that train together: leave it out"
             )
         if not hasattr(benchmark, "streams"):
             raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")

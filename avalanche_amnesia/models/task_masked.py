@@ -191,6 +191,12 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             raise AttributeError("no task is in training: start_task begins one")
         return self._opened
 
+    def learned_by_backward(self) -> list[Tensor]:
+        """Return the tensors that can get gradients in a backward pass: parameters, and leaves of a learned mask."""
+        learned = None if self._opened is None else getattr(self, self.learned_by)
+        leaves = () if self._opened is None else self._opened.leaves.values()
+        return [*(p for p in self.parameters() if p is not learned), *leaves]
+
     def _keep(self, mask: Tensor, learned: Tensor | None) -> int:
         """Finish the task in training: store its mask, bool ``(n,)``, and the values that the mask is computed from."""
         task = self.current_task

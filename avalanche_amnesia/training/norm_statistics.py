@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.processes import gathered
 from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
@@ -29,7 +30,7 @@ class TaskStatistics:
     def retake(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
         """Compute running statistics of ``parts``, the task's modules or a copy, from the stored mini-batches."""
         with evaluating(self.model):  # a mini-batch of one sample has no variance
-            retake(running_norms(parts), [x for x in self._seen if len(x) > 1], run)
+            retake(running_norms(parts), [x for x in map(gathered, self._seen) if len(x) > 1], run)
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:

@@ -23,6 +23,7 @@ from avalanche_amnesia.audit.record import (
 from avalanche_amnesia.bits import map_two_threads, state_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.processes import agree, of_first
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import united
@@ -122,6 +123,8 @@ def _record(
 ) -> UnlearningRecord:
     before, names = context.hashes, sorted({*context.hashes, *after})
     changed = [name for name in names if before.get(name) != after.get(name)]
+    agree({f"tensor {name}": digest for name, digest in after.items()}, f"{context.event}, unlearned,")
+    seconds, at = of_first((time.perf_counter() - context.started, datetime.now(UTC).isoformat(timespec="seconds")))
     return UnlearningRecord(
         plan=context.plan,
         changes=tuple(TensorChange(name, before.get(name), after.get(name)) for name in changed),
@@ -130,8 +133,8 @@ def _record(
         remaining=context.ledger.remaining,
         n_trained=context.ledger.n_trained,
         iteration=context.strategy.clock.train_iterations,
-        seconds=time.perf_counter() - context.started,
-        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        seconds=seconds,
+        time=at,
         provenance=provenance,
         repair=repair,
     )

@@ -25,6 +25,7 @@ from avalanche_amnesia.benchmarks.data import labels_fingerprint, single_task
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, learning_settings
 from avalanche_amnesia.saving.values import checked, made
@@ -154,6 +155,15 @@ class Claims:
     def training(self, task: int) -> Circumstances:
         """Return the :class:`Circumstances` (settings, plugins, …) of a task's last training."""
         return self._trainings[task]
+
+    def check_processes(self) -> None:
+        """Raise RequestError unless as many processes train together now as in the first training."""
+        there = 1 if self._first is None else self._first.settings.get("processes", 1)
+        if there != n_processes():
+            raise RequestError(
+                f"the tasks were trained on {there} processes together, and here are {n_processes()}, which give other "
+                f"bits: prove it on as many, torchrun --nproc-per-node {there}"
+            )
 
     def train_options(self) -> dict[str, Any]:
         """Return the arguments of ``train`` that the first training depended on; RequestError if one was not stored."""
@@ -324,7 +334,9 @@ def _training_settings(strategy: Strategy) -> dict[str, Any]:
     now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
     casts = [f"{kind}: {dtype}" for kind, dtype in getattr(strategy, "autocast", ()) or autocast_now()]
-    return {**learning_settings(strategy, learning), "parameter groups": now, **({"autocast": casts} if casts else {})}
+    further = {"autocast": casts, "processes": n_processes() if n_processes() > 1 else None}
+    further = {name: value for name, value in further.items() if value}
+    return {**learning_settings(strategy, learning), "parameter groups": now, **further}
 
 
 def _plugin_classes(strategy: Strategy) -> tuple[str, ...]:

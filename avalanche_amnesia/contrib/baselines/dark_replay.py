@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.values import StateError, checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
@@ -108,7 +108,7 @@ class TaskMemory:
         return dropped
 
 
-class MemoryPlugin(SupervisedPlugin):
+class MemoryPlugin(Plugin):
     """Base class of plugins whose only state is a memory of samples."""
 
     def __init__(self, memory: TaskMemory, loss: DarkLoss) -> None:

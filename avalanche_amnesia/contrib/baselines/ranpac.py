@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training import plugins as stock
 from torch import Tensor
 from torch.optim import SGD
@@ -14,6 +13,7 @@ from avalanche_amnesia.benchmarks.data import TaskError, single_task
 from avalanche_amnesia.contrib.baselines.analytic import AnalyticModel
 from avalanche_amnesia.models.multi_head import NO_CLASS
 from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.rollback import begin_finishing
@@ -26,7 +26,7 @@ _NAMES = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Re
 _USELESS = tuple(getattr(stock, f"{name}Plugin") for name in _NAMES)  # they need gradients, or replay samples
 
 
-class _FinishSums(SupervisedPlugin):
+class _FinishSums(Plugin):
     """Plugin that takes a finished task's sums out of the parts of the model that trainings copy."""
 
     finishing_step = 1
@@ -81,6 +81,7 @@ class RanPAC(TaskStrategy):
 
     composed = ("method", "optimizer", "reset_optimizer")  # type: ignore[assignment]
     settings: ClassVar = {"unlearning": UnlearningPlugin}
+    divides_batches = False  # on several processes each computes all sums
     model: AnalyticModel
 
     def __init__(

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone, single_task
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
@@ -40,7 +40,7 @@ class _ShadowedTask:
     shadows: dict[int, Shadow] = field(default_factory=dict)
 
 
-class BackupPlugin(SupervisedPlugin):
+class BackupPlugin(Plugin):
     """Avalanche plugin that trains shadows with each task: weight copies that learn the task without an earlier task.
 
     There is one shadow per earlier task that may be unlearned. It owns the entries that the earlier task was the first

@@ -14,6 +14,7 @@ from avalanche.training.utils import trigger_plugins
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.signing import private, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
+from avalanche_amnesia.processes import by_first
 from avalanche_amnesia.saving.encoding import decode, encode
 from avalanche_amnesia.saving.files import Parts, as_state_error, read_state, write_state
 from avalanche_amnesia.saving.strategy_settings import learning_settings
@@ -30,7 +31,8 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
     """Save a strategy between tasks: model, masks, heads, trajectory, ledger, plugins and optimizer.
 
     The files are safetensors and JSON, so loading runs no code. The state is written completely or not at all. Saving
-    into the same directory again replaces the old state and deletes its files.
+    into the same directory again replaces the old state and deletes its files. In a process group, the first process
+    writes, and the others wait for it.
 
     Args:
         strategy: a strategy of this package, or of Avalanche if its plugins are known or store plain values.
@@ -38,7 +40,8 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
     place, sign = checks.path("path", path), None if key is None else partial(signature_of, private_key=private(key))
-    write_state(place, *encoded_state(strategy), sign=sign)
+    body, parts = encoded_state(strategy)
+    by_first(lambda: write_state(place, body, parts, sign=sign))
     return place
 
 

@@ -10,11 +10,11 @@ from itertools import combinations
 from typing import Any
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.seeding import derive_seed
@@ -86,7 +86,7 @@ def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
     return True
 
 
-class CounterfactualPlugin(SupervisedPlugin):
+class CounterfactualPlugin(Plugin):
     """Plugin that fits, when a task ends, its heads in advance for sets of earlier tasks that may be unlearned.
 
     While the task's data is available, the updates of an earlier task are removed from the backbone for a forward pass,

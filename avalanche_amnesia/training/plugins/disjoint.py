@@ -90,6 +90,10 @@ class DisjointPlugin(TaskEndPlugin):
             reads=bool(self._share.reads),
         )
 
+    def moving_entries(self) -> dict[int, Tensor]:
+        """Return id of each partitioned parameter → mask of the entries that move, all that processes must send."""
+        return {} if self._fixed is None else self._fixed.own()
+
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the backward pass: set the gradients outside the task's partition to 0."""
@@ -141,6 +145,10 @@ class _FixedEntries:
         self._own = [mine.to(parameter.dtype) for parameter, mine in owned.items()]
         values = ((parameter.detach(), mine) for parameter, mine in owned.items())
         self._read = [torch.where(mine, 0, value) for value, mine in values] if reads else []
+
+    def own(self) -> dict[int, Tensor]:
+        """Return id of each parameter → mask of the task's entries."""
+        return {id(parameter): own for parameter, own in zip(self._parameters, self._own, strict=True)}
 
     def clear_gradients(self) -> None:
         """Set the gradients of entries outside the task's partition to 0."""

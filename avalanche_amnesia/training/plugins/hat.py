@@ -10,6 +10,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.optimizers import BareStep, check_sibling, flush_denormals, sibling_optimizer
+from avalanche_amnesia.processes import average
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.hard_attention import HALF, HardAttention
@@ -54,9 +55,9 @@ class EpochLosses:
         """Begin a new epoch; return True if the last epoch's mean loss is above 0.9 of the first mini-batch's loss."""
         if self._first is None or not self._batches:
             return False
-        mean = float(self._sum) / self._batches
+        mean, first = average(self._sum) / self._batches, average(self._first)
         self._sum, self._batches = 0.0, 0
-        return 0 < _FALLEN * float(self._first) < mean
+        return 0 < _FALLEN * first < mean
 
 
 class HATTask(TaskInTraining):

@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 from avalanche.benchmarks.utils.data_loader import SingleDatasetDataLoader, TaskBalancedDataLoader
-from avalanche.core import SupervisedPlugin
 from avalanche.training.templates.base_sgd import BaseSGDTemplate
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.models.multi_head import OneTask
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.strategy import Strategy
 
 _TRAINING = ("train_dataset_adaptation", "make_train_dataloader", "_obtain_common_dataloader_parameters")
@@ -50,16 +50,21 @@ class TensorBatches:
         whole, rest = divmod(len(self.x), self.batch_size)
         return whole + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[list[Tensor]]:
+    def positions(self) -> list[Tensor]:
+        """Draw the order of the samples; return the positions of each mini-batch's samples."""
         torch.empty((), dtype=torch.int64).random_()  # DataLoader draws the seed of its workers
         order = torch.arange(len(self.x))
         if self.shuffle:
             sampler_seed = int(torch.empty((), dtype=torch.int64).random_())
             order = torch.randperm(len(self.x), generator=torch.Generator().manual_seed(sampler_seed))
-        order = order.to(self.x.device)
-        for begin in range(0, self.batch_size * len(self), self.batch_size):
-            batch = order[begin : begin + self.batch_size]  # one at a time, so that the first mini-batch comes at once
-            yield [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
+        return list(order.to(self.x.device).split(self.batch_size)[: len(self)])
+
+    def at(self, batch: Tensor) -> list[Tensor]:
+        """Return the mini-batch of the samples at the positions ``batch``."""
+        return [self.x.index_select(0, batch), self.y.index_select(0, batch), self.task.labels(len(batch))]
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return map(self.at, self.positions())  # one at a time, so that the first mini-batch comes at once
 
 
 def load_from_memory(
@@ -99,7 +104,7 @@ def _has_samples(batch: Any) -> bool:
     return not sizes or any(sizes)
 
 
-class InMemoryLoaderPlugin(SupervisedPlugin):
+class InMemoryLoaderPlugin(Plugin):
     """Plugin that replaces Avalanche's data loader by a faster one, for experiences whose data are tensors in memory.
 
     Experiences of :mod:`avalanche_amnesia.benchmarks` offer their tensors. The mini-batches stay the same. A loader

@@ -2,18 +2,20 @@
 
 from typing import Any
 
-from avalanche.core import SupervisedPlugin
-
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import labels_of
+from avalanche_amnesia.plugin import Plugin
+from avalanche_amnesia.processes import agree, n_processes
 from avalanche_amnesia.seeding import RngState, derive_seed, rng_state, seed_all, set_rng_state
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.data_parallel import StepsTogether, model_facts, over_all_samples
 
 
-class SeedingPlugin(SupervisedPlugin):
+class SeedingPlugin(Plugin):
     """Plugin that seeds heads and data order with (seed, task), and restores random streams after evaluations.
 
-    Put it first in the plugin list of a stock strategy; the strategies of this package bring their own.
+    Put it first in the plugin list of a stock strategy; the strategies of this package bring their own. In a process
+    group (``torchrun``) it also divides every mini-batch among the processes, and sums their gradients.
 
     Args:
         seed: new modules (heads) are drawn from it and the task.
@@ -22,6 +24,7 @@ class SeedingPlugin(SupervisedPlugin):
 
     Raises:
         ValueError: for a seed that is no integer.
+        ProcessError: in a training, if a process has ended, or has other data, seeds or weights than the others.
     """
 
     seeds_tasks = True
@@ -32,10 +35,13 @@ class SeedingPlugin(SupervisedPlugin):
         self.order_seed = self.seed if order_seed is None else checks.whole_number("order_seed", order_seed, None)
         self._outside: RngState | None = None
         self._evaluations: list[RngState] = []
+        self._steps: StepsTogether | None = None
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the training: store the state of the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []
+        divided = n_processes() > 1 and getattr(strategy, "divides_batches", True)
+        self._steps = StepsTogether(self.order_seed) if divided else None
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: seed the initial values of the task's modules."""
@@ -43,10 +49,39 @@ class SeedingPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: seed data order and dropout."""
+        self._read_all(strategy)
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
+    def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before an epoch, on several processes: divide the mini-batches."""
+        if self._steps is not None:
+            self._steps.begin_epoch(strategy)
+
+    def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before the forward pass, on several processes: let BatchNorm use all of their samples."""
+        if self._steps is not None:
+            self._steps.begin_step(strategy)
+
+    def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After the backward pass, on several processes: sum their gradients."""
+        if self._steps is not None:
+            self._steps.reduce(strategy)
+
+    def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a step, on several processes: gather their outputs for metrics."""
+        if self._steps is not None:
+            self._steps.gather(strategy)
+
+    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After an epoch, on several processes: go on with the random stream that they share."""
+        if self._steps is not None:
+            self._steps.end_epoch(strategy)
+
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the training: restore the state of the caller's random streams."""
+        """After the training: compare the processes, and restore the state of the caller's random streams."""
+        if self._steps is not None:
+            agree(model_facts(strategy), "after the training")
+            self._steps = None
         if self._outside is not None:
             set_rng_state(self._outside)
             self._outside = None
@@ -54,6 +89,14 @@ class SeedingPlugin(SupervisedPlugin):
     def before_eval(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before an evaluation: store the random streams; evaluations may nest (a metric that evaluates)."""
         self._evaluations.append(rng_state())
+
+    def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before a task's evaluation: let every process read all samples."""
+        self._read_all(strategy)
+
+    def _read_all(self, strategy: Strategy) -> None:
+        if n_processes() > 1:
+            strategy.dataloader = over_all_samples(strategy.dataloader)
 
     def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:
         """After an evaluation: restore the random streams from before it."""

@@ -4,12 +4,12 @@ import warnings
 from typing import Any, ClassVar
 
 import torch
-from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, why_trained
 from avalanche_amnesia.models.multi_head import MultiHeadModel, inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
@@ -28,7 +28,7 @@ class DivergedError(RuntimeError):
     """Error for a task whose weights are infinite or NaN, or whose features overflow. Its training was undone."""
 
 
-class TaskEndPlugin(SupervisedPlugin):
+class TaskEndPlugin(Plugin):
     """Base plugin for the end of a task: fits its head, emits warnings, removes its parameters from the optimizer."""
 
     finishing_step = 1

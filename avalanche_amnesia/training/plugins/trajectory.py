@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from avalanche.core import SupervisedPlugin
 from torch import Tensor, nn
 
 from avalanche_amnesia.benchmarks.data import single_task, why_trained
@@ -13,6 +12,8 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.substitutes import kept_tensors
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.plugin import Plugin
+from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
@@ -26,7 +27,7 @@ from avalanche_amnesia.unlearning.context import own_parameters, remove_task_mod
 from avalanche_amnesia.unlearning.purging import own_attributes, purger_of
 
 
-class TrajectoryPlugin(SupervisedPlugin):
+class TrajectoryPlugin(Plugin):
     """Plugin that records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
@@ -113,6 +114,11 @@ class TrajectoryPlugin(SupervisedPlugin):
                 "MaskedModel, where each task has its own"
             )
         self.trajectory.check_directory()
+        if self.trajectory.directory is not None and n_processes() > 1:
+            raise ValueError(
+                f"TrajectoryPlugin(path={str(self.trajectory.directory)!r}) is for one process, and here are "
+                f"{n_processes()}, which would all write there: leave out path, so that the logs stay in memory"
+            )
         self._new = None if own_parameters(strategy.model, task) else task
 
     @torch.no_grad()

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins.clock import Clock
 from avalanche.training.templates.base_sgd import PeriodicEval
 from avalanche.training.utils import trigger_plugins
@@ -17,6 +16,7 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
+from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked
@@ -45,7 +45,7 @@ _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, Trajec
 """Plugins that need no purger."""
 
 
-class UnlearningPlugin(SupervisedPlugin):
+class UnlearningPlugin(Plugin):
     """Plugin that stores the ledger of tasks, answers the stream's unlearning requests, and unlearns tasks.
 
     Needs a :class:`TrajectoryPlugin`. Requests come from the experiences of
@@ -195,6 +195,7 @@ class UnlearningPlugin(SupervisedPlugin):
         event = self._between_tasks(strategy)
         if not self.records:
             raise RequestError(f"{event}: nothing was unlearned, and a proof belongs to a record: unlearn a task first")
+        self.claims.check_processes()
         references.check_labels(self.data)
         *before, last = self.records
         failure: ProofError | None = None

@@ -1,0 +1,101 @@
+"""Messages between the processes that train one model together: those of torch's default process group."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+class ProcessError(RuntimeError):
+    """Error for a process group in which a process has ended, or holds other data, seeds or tensors than the others."""
+
+
+def n_processes() -> int:
+    """Return the number of processes that train together; 1 without a process group."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """Return the number of this process in its group, from 0."""
+    return dist.get_rank() if n_processes() > 1 else 0
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Raise a failed communication as a ProcessError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProcessError(
+            f"process {rank()} of {n_processes()}: another process has ended with an error, or did not answer within "
+            f"the group's timeout ({str(error).splitlines()[0]}). Start all processes again, from the last saved state"
+        ) from error
+
+
+def summed(values: Tensor) -> Tensor:
+    """Return the sum of ``values`` over all processes, with the same bits on each; ``values`` is overwritten."""
+    with _in_words():
+        dist.all_reduce(values)
+    return values
+
+
+def of_all(thing: Any) -> list[Any]:
+    """Return every process's ``thing``, any object that can be pickled, by rank."""
+    found = [None] * n_processes()
+    with _in_words():
+        dist.all_gather_object(found, thing)
+    return found
+
+
+def of_first(thing: Any) -> Any:
+    """Return the first process's ``thing``; in a single process, ``thing`` itself."""
+    return of_all(thing if rank() == 0 else None)[0] if n_processes() > 1 else thing
+
+
+def by_first(work: Callable[[], object]) -> None:
+    """Do ``work`` in the first process only; all return once it is done, or raise its error."""
+    failure: Exception | None = None
+    if rank() == 0:
+        try:
+            work()
+        except Exception as error:
+            failure = error
+    failure = of_first(failure)
+    if failure is not None:
+        raise failure
+
+
+def agree(facts: Mapping[str, Any], when: str) -> None:
+    """Raise ProcessError on every process unless all have equal ``facts``; the message names the first difference."""
+    if n_processes() == 1:
+        return
+    first, *others = of_all(dict(facts))
+    for number, other in enumerate(others, 1):
+        for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
+            raise ProcessError(
+                f"{when} process {number} has another {name} than process 0: {other.get(name)} instead of "
+                f"{first.get(name)}. All processes must run the same script, with the same data, seeds and versions"
+            )
+
+
+def average(value: float | Tensor) -> float:
+    """Return the mean of a number over all processes."""
+    if n_processes() == 1:
+        return float(value)
+    return float(summed(torch.tensor([float(value)], dtype=torch.float64))) / n_processes()
+
+
+def gathered(rows: Tensor) -> Tensor:
+    """Return the rows of all processes, by rank; each may have another number of rows."""
+    if n_processes() == 1:
+        return rows
+    sizes: list[int] = of_all(len(rows))
+    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
+    padded[: len(rows)] = rows.detach()
+    parts = [torch.empty_like(padded) for _ in sizes]
+    with _in_words():
+        dist.all_gather(parts, padded)
+    return torch.cat([part[:n] for part, n in zip(parts, sizes, strict=True)])

@@ -1,0 +1,360 @@
+"""Train one model on several processes (data-parallel): each computes its part of every mini-batch, all take one step.
+
+The processes are those of torch's default process group. A mini-batch of n samples is the same for any number W of
+processes; process r computes its samples ``n·r/W`` to ``n·(r+1)/W``. After the backward pass one flat buffer of all
+gradients, weighted by the number of samples, is summed over the processes. So all hold the same bits after every step.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, IterableDataset
+
+from avalanche_amnesia.benchmarks.data import labels_fingerprint, labels_of
+from avalanche_amnesia.bits import state_hashes, tensor_hash
+from avalanche_amnesia.processes import ProcessError, agree, gathered, n_processes, of_all, rank, summed
+from avalanche_amnesia.seeding import derive_seed, rng_state, seed_all, set_rng_state
+from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.listening import listens
+from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
+
+# Mini-batches ---------------------------------------------------------------------------------------------------------
+
+
+def _part(n: int) -> slice:
+    """Return the place of this process's samples among the ``n`` of a mini-batch."""
+    return slice(n * rank() // n_processes(), n * (rank() + 1) // n_processes())
+
+
+def _part_or_one(n: int) -> slice:
+    """Return the place of this process's samples, or of one that does not count, because a network needs a sample."""
+    part = _part(n)
+    return part if part.stop > part.start else slice(1)
+
+
+class _CommonDraws:
+    """State of the random stream that all processes share: only the order of samples is drawn from it."""
+
+    def __init__(self) -> None:
+        self.state = rng_state()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        own = rng_state()
+        set_rng_state(self.state)
+        try:
+            yield
+        finally:
+            self.state = rng_state()
+            set_rng_state(own)
+
+
+class _PartSampler:
+    """Batch sampler with this process's part of another one's mini-batches."""
+
+    def __init__(self, whole: Any, common: _CommonDraws, counts: deque[int]) -> None:
+        self._whole, self._common, self._counts = whole, common, counts
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        with self._common():
+            batches = iter(self._whole)
+        while True:
+            with self._common():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            whole = list(batch)
+            self._counts.append(len(whole[_part(len(whole))]))
+            yield whole[_part_or_one(len(whole))]
+
+
+class PartOfBatches:
+    """Loader with this process's part of every mini-batch of another loader.
+
+    Of loaders that draw positions of samples (Avalanche's, torch's DataLoader) only the part is loaded. Of any other
+    loader each process loads the whole mini-batch, and keeps its part.
+
+    Attributes:
+        samples: number of samples of the current part that count; 0 if the mini-batch has fewer samples than processes.
+    """
+
+    samples = 0
+
+    def __init__(self, whole: Any, common: _CommonDraws) -> None:
+        self.whole, self._common = whole, common
+
+    def __len__(self) -> int:
+        return len(self.whole)
+
+    def __iter__(self) -> Iterator[Any]:
+        counts: deque[int] = deque()  # workers fetch ahead
+        for batch in self._parts(counts):
+            self.samples = counts.popleft()
+            yield batch
+
+    def _parts(self, counts: deque[int]) -> Iterator[Any]:
+        loader = self.whole
+        if isinstance(loader, TensorBatches):
+            with self._common():
+                batches = loader.positions()
+            for batch in batches:
+                counts.append(len(batch[_part(len(batch))]))
+                yield loader.at(batch[_part_or_one(len(batch))])
+            return
+        if isinstance(loader, MultiDatasetDataLoader) and type(loader).__iter__ is MultiDatasetDataLoader.__iter__:
+            loader = loader._get_loader()
+        if not _reads_positions(loader):
+            yield from self._cut(loader, counts)
+            return
+        if loader.generator is None:
+            with self._common():  # a single process draws the seed of its workers here
+                torch.empty((), dtype=torch.int64).random_()
+        loader = copy(loader)
+        vars(loader)["batch_sampler"] = _PartSampler(loader.batch_sampler, self._common, counts)
+        yield from loader
+
+    def _cut(self, loader: Any, counts: deque[int]) -> Iterator[Any]:
+        """Yield the part of each mini-batch that ``loader`` has loaded as a whole."""
+        with self._common():
+            batches = iter(loader)
+        while True:
+            with self._common():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            n = len(batch[1])
+            counts.append(len(range(n)[_part(n)]))
+            place = _part_or_one(n)
+            yield tree_map_only(Tensor, lambda t: t[place] if t.dim() and len(t) == n else t, batch)  # noqa: B023
+
+
+def _reads_positions(loader: Any) -> bool:
+    """Return True for torch's DataLoader if it reads samples at the positions that a batch sampler draws."""
+    torchs = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+    return torchs and loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+
+
+def over_all_samples(loader: Any) -> Any:
+    """Return Avalanche's loader over all samples; in a process group it would read other ones in each process."""
+    if not (isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling):
+        return loader
+    whole = copy(loader)
+    MultiDatasetDataLoader.__init__(
+        whole,
+        loader.datasets,
+        loader.batch_sizes,
+        loader.termination_dataset,
+        loader.oversample_small_datasets,
+        distributed_sampling=False,
+        never_ending=loader.never_ending,
+        **loader.loader_kwargs,
+    )
+    return whole
+
+
+# BatchNorm ------------------------------------------------------------------------------------------------------------
+
+
+class _NormTogether(torch.autograd.Function):
+    """BatchNorm over the mini-batch of all processes. torch's SyncBatchNorm does not run on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int) -> Any:
+        axes, per_sample = [0, *range(2, x.dim())], x[0, 0].numel()
+        of_part = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
+        if n:
+            variance, mean = torch.var_mean(x[:n], axes, correction=0)
+            values, mean = n * per_sample, mean.double()
+            of_part = torch.cat([values * mean, values * (variance + mean.square()), mean.new_tensor([values])])
+        sums = summed(of_part)
+        m = sums[-1]
+        if m < 2:
+            raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+        mean, square = (sums[:-1] / m).chunk(2)
+        variance = (square - mean.square()).clamp_min(0)
+        if running[0] is not None:
+            running[0].lerp_(mean.to(running[0].dtype), momentum)
+            running[1].lerp_((variance * m / (m - 1)).to(running[1].dtype), momentum)
+        kind = x.dtype if weight is None else weight.dtype
+        mean, variance = mean.to(kind), variance.to(kind)
+        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt(), m)
+        ctx.n, ctx.axes = n, axes
+        return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
+
+    @staticmethod
+    def backward(ctx: Any, of_y: Any) -> Any:
+        x, weight, mean, scale, m = ctx.saved_tensors
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        normed = (x - mean.view(shape)) * scale.view(shape)
+        by_bias, by_weight = of_y.sum(ctx.axes), (of_y * normed).sum(ctx.axes)
+        # Gradients are of the mean loss of a part; later each is weighted by the part's number of samples n.
+        shared = summed(torch.cat([by_bias, by_weight]) * ctx.n) / m.to(by_bias.dtype)
+        of_mean, of_scale = (part.view(shape) / max(ctx.n, 1) for part in shared.chunk(2))
+        factor = (scale if weight is None else scale * weight).view(shape)
+        of_x = factor * (of_y - of_mean - normed * of_scale)
+        return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None
+
+
+class _BatchNormTogether(TorchFunctionMode):
+    """Mode in which every BatchNorm in training uses the statistics of all processes' samples; ``n`` are here."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.n = n
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        return self._normed(*args, **(kwargs or {}))
+
+    def _normed(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if not training:
+            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        return _NormTogether.apply(input, weight, bias, (running_mean, running_var), momentum, eps, self.n)
+
+
+# A training -----------------------------------------------------------------------------------------------------------
+
+
+class StepsTogether:
+    """Steps of a training that several processes take together; the strategy's SeedingPlugin calls it.
+
+    Args:
+        seed: with task, epoch and rank it seeds the draws of this process (dropout, augmentation).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._common: _CommonDraws | None = None
+        self._learning: list[Tensor] = []
+        self._layout: list[tuple[Tensor, Tensor | None]] = []
+        self._mode: _BatchNormTogether | None = None
+
+    def begin_epoch(self, strategy: Strategy) -> None:
+        """Cut the mini-batches of an epoch; before a task's first, check that all processes have the same task."""
+        experience = strategy.experience
+        if strategy.clock.train_exp_epochs == 0:
+            self._learning = []
+            agree(_facts(strategy, self._seed), f"task {labels_of(experience)[0]}, before its first step:")
+        self._common = _CommonDraws()
+        strategy.dataloader = PartOfBatches(over_all_samples(strategy.dataloader), self._common)
+        seed_all(derive_seed(self._seed, "process", rank(), strategy.clock.train_exp_epochs, *labels_of(experience)))
+
+    def end_epoch(self, strategy: Strategy) -> None:
+        """Continue with the random stream that all processes share, and with the whole loader."""
+        if self._common is not None:
+            strategy.dataloader = strategy.dataloader.whole
+            set_rng_state(self._common.state)
+            self._common = None
+
+    def begin_step(self, strategy: Strategy) -> None:
+        """Before the forward pass: let BatchNorm use the samples of all processes."""
+        self.leave_step()
+        self._mode = _BatchNormTogether(_counted(strategy))
+        self._mode.__enter__()
+
+    def leave_step(self) -> None:
+        """End what :meth:`begin_step` began, also after an error."""
+        if self._mode is not None:
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)
+
+    @torch.no_grad()
+    def reduce(self, strategy: Strategy) -> None:
+        """Replace gradients and loss by their means over the mini-batch of all processes."""
+        self.leave_step()
+        learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
+        if list(map(id, learning)) != list(map(id, self._learning)):
+            self._learning, self._layout = learning, _layout(strategy, learning)
+        tensors, places = [tensor for tensor, _ in self._layout], [of for _, of in self._layout]
+        if sum(t.grad is not None for t in learning) > sum(t.grad is not None for t in tensors):
+            raise ProcessError(
+                "a parameter got its first gradient after the task's first step: on several processes a parameter must "
+                "get one in the first step, or never"
+            )
+        n, loss = _counted(strategy), strategy.loss.detach()
+        gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
+        parts = [g if of is None else g.take(of) for g, of in zip(gradients, places, strict=True)]
+        kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
+        buffer = torch.cat([*(part.flatten().to(kind) for part in (*parts, loss)), loss.new_ones(1, dtype=kind)])
+        buffer = summed(buffer.mul_(n) if n else buffer.zero_())
+        buffer.div_(buffer[-1].clone())
+        *means, mean_loss, _ = buffer.split([*(part.numel() for part in parts), 1, 1])
+        for tensor, gradient, of, mean in zip(tensors, gradients, places, means, strict=True):
+            if of is None:
+                gradient.copy_(mean.view_as(gradient))
+            else:  # a plugin of the method sets the others to 0
+                gradient.put_(of, mean.to(gradient.dtype))
+            tensor.grad = gradient
+        strategy.loss = mean_loss.to(loss.dtype)[0]
+
+    @torch.no_grad()
+    def gather(self, strategy: Strategy) -> None:
+        """Replace outputs, labels and task labels by those of all processes, for metrics; inputs stay this part's."""
+        logits, n = strategy.mb_output, _counted(strategy)
+        if not isinstance(logits, Tensor) or not listens(strategy.evaluator, "after_training_iteration"):
+            return
+        first, *others = strategy.mbatch
+        rows = [part[:n].flatten(1) if part.dim() > 1 else part[:n, None] for part in (logits, *others)]
+        widths = [row.shape[1] for row in rows]
+        found = gathered(torch.cat([row.double() for row in rows], 1)).split(widths, 1)
+        of_all = [
+            part.to(old.dtype).reshape(-1, *old.shape[1:]) for part, old in zip(found, (logits, *others), strict=True)
+        ]
+        strategy.mb_output, strategy.mbatch = of_all[0], [first, *of_all[1:]]
+
+
+def _counted(strategy: Strategy) -> int:
+    """Return the number of this process's samples in the current mini-batch that count."""
+    return len(strategy.mb_y) if strategy.dataloader.samples else 0
+
+
+def _layout(strategy: Strategy, learning: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+    """Return the tensors with a gradient in any process; with places of the entries to send, None for all of them."""
+    places = {i for of_one in of_all([i for i, t in enumerate(learning) if t.grad is not None]) for i in of_one}
+    moving: dict[int, Tensor] = {}
+    for plugin in strategy.plugins:
+        moving.update(getattr(plugin, "moving_entries", dict)())
+    tensors = [learning[i] for i in sorted(places)]
+    return [(t, moving[id(t)].flatten().nonzero()[:, 0] if id(t) in moving else None) for t in tensors]
+
+
+def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
+    """Return what all processes must agree on before a task's first step."""
+    experience, loader = strategy.experience, over_all_samples(strategy.dataloader)
+    facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
+    facts |= {"number of mini-batches": len(loader), "labels": labels_fingerprint(experience)}
+    if isinstance(loader, TensorBatches):
+        facts["samples"] = tensor_hash(loader.x)
+    facts["random stream (order of samples)"] = tensor_hash(torch.get_rng_state())
+    return facts | model_facts(strategy)
+
+
+def model_facts(strategy: Strategy) -> dict[str, str]:
+    """Return name → hash of every tensor of the model, named so that a message reads well."""
+    hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
+    return {f"tensor {name} of the model": digest for name, digest in hashes.items()}
