@@ -5,7 +5,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
+from avalanche.core import SupervisedPlugin
 from torch.optim import Optimizer
+
+
+class Plugin(SupervisedPlugin):
+    """Base class of this package's plugins, of which Avalanche does not warn in a process group."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(supports_distributed=True, **kwargs)
 
 
 class Strategy(Protocol):

@@ -327,6 +327,10 @@ class StepsTogether:
         ]
         strategy.mb_output, strategy.mbatch = of_all[0], [first, *of_all[1:]]
 
+    def finish(self, strategy: Strategy) -> None:
+        """After the training: raise ProcessError unless all processes have the same model."""
+        agree(_model_facts(strategy), "after the training")
+
 
 def _counted(strategy: Strategy) -> int:
     """Return the number of this process's samples in the current mini-batch that count."""
@@ -351,10 +355,10 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
     if isinstance(loader, TensorBatches):
         facts["samples"] = tensor_hash(loader.x)
     facts["random stream (order of samples)"] = tensor_hash(torch.get_rng_state())
-    return facts | model_facts(strategy)
+    return facts | _model_facts(strategy)
 
 
-def model_facts(strategy: Strategy) -> dict[str, str]:
+def _model_facts(strategy: Strategy) -> dict[str, str]:
     """Return name → hash of every tensor of the model, named so that a message reads well."""
     hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
     return {f"tensor {name} of the model": digest for name, digest in hashes.items()}

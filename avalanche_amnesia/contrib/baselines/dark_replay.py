@@ -13,10 +13,9 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.models.multi_head import MultiHeadModel
-from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.values import StateError, checked, made
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.context import UnlearningContext

@@ -13,8 +13,7 @@ from avalanche_amnesia.benchmarks.data import TaskError, single_task
 from avalanche_amnesia.contrib.baselines.analytic import AnalyticModel
 from avalanche_amnesia.models.multi_head import NO_CLASS
 from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
-from avalanche_amnesia.plugin import Plugin
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.rollback import begin_finishing
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin

@@ -10,9 +10,8 @@ from torch import Tensor
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use, first_used, method_plugins
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone, single_task
-from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.models.multi_head import OneTask
-from avalanche_amnesia.plugin import Plugin
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 
 _TRAINING = ("train_dataset_adaptation", "make_train_dataloader", "_obtain_common_dataloader_parameters")
 _EVALUATION = ("eval_dataset_adaptation", "make_eval_dataloader", "_obtain_common_dataloader_parameters")

@@ -1,14 +1,15 @@
 """Seed the random draws of a task with (seed, task), so that earlier code and evaluations can't change them."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import labels_of
-from avalanche_amnesia.plugin import Plugin
-from avalanche_amnesia.processes import agree, n_processes
+from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.seeding import RngState, derive_seed, rng_state, seed_all, set_rng_state
-from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.data_parallel import StepsTogether, model_facts, over_all_samples
+from avalanche_amnesia.strategy import Plugin, Strategy
+
+if TYPE_CHECKING:  # one process needs none of it
+    from avalanche_amnesia.training.data_parallel import StepsTogether
 
 
 class SeedingPlugin(Plugin):
@@ -40,8 +41,11 @@ class SeedingPlugin(Plugin):
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the training: store the state of the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []
-        divided = n_processes() > 1 and getattr(strategy, "divides_batches", True)
-        self._steps = StepsTogether(self.order_seed) if divided else None
+        self._steps = None
+        if n_processes() > 1 and getattr(strategy, "divides_batches", True):
+            from avalanche_amnesia.training.data_parallel import StepsTogether  # lazy: one process needs none of it
+
+            self._steps = StepsTogether(self.order_seed)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: seed the initial values of the task's modules."""
@@ -80,7 +84,7 @@ class SeedingPlugin(Plugin):
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: compare the processes, and restore the state of the caller's random streams."""
         if self._steps is not None:
-            agree(model_facts(strategy), "after the training")
+            self._steps.finish(strategy)
             self._steps = None
         if self._outside is not None:
             set_rng_state(self._outside)
@@ -96,6 +100,8 @@ class SeedingPlugin(Plugin):
 
     def _read_all(self, strategy: Strategy) -> None:
         if n_processes() > 1:
+            from avalanche_amnesia.training.data_parallel import over_all_samples
+
             strategy.dataloader = over_all_samples(strategy.dataloader)
 
     def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:

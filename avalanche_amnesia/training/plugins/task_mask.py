@@ -9,10 +9,9 @@ from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, sin
 from avalanche_amnesia.models.multi_head import MultiHeadModel, inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
-from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity

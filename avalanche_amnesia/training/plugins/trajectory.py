@@ -12,10 +12,9 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.substitutes import kept_tensors
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained

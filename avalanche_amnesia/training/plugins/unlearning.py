@@ -16,11 +16,10 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.plugin import Plugin
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Reproduced, StreamInUse, retraining
 from avalanche_amnesia.training.host.rollback import abort_training, finish, go_back, is_finishing
