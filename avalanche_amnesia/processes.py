@@ -1,5 +1,6 @@
 """Messages between the processes that train one model together: those of torch's default process group."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,9 +30,10 @@ def _in_words() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        cause = re.sub(r"^\[\S+\] ", "", str(error)).split(". ")[0]  # without the place in torch's source
         raise ProcessError(
             f"process {rank()} of {n_processes()}: another process has ended with an error, or did not answer within "
-            f"the group's timeout ({str(error).splitlines()[0]}). Start all processes again, from the last saved state"
+            f"the group's timeout ({cause}). Start all processes again, from the last saved state"
         ) from error
 
 

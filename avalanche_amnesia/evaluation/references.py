@@ -24,7 +24,7 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
 from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
-from avalanche_amnesia.processes import n_processes
+from avalanche_amnesia.processes import n_processes, rank
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
@@ -411,7 +411,7 @@ class References:
                 "them, metric.references"
             )
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
-        strategy = make(evaluator=EvaluationPlugin(loggers=[BaseLogger()]))
+        strategy = make(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
             raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")
         seeding = find_plugin(strategy, SeedingPlugin)

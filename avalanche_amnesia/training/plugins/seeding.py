@@ -41,11 +41,6 @@ class SeedingPlugin(Plugin):
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the training: store the state of the caller's random streams."""
         self._outside, self._evaluations = rng_state(), []
-        self._steps = None
-        if n_processes() > 1 and getattr(strategy, "divides_batches", True):
-            from avalanche_amnesia.training.data_parallel import StepsTogether  # lazy: one process needs none of it
-
-            self._steps = StepsTogether(self.order_seed)
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: seed the initial values of the task's modules."""
@@ -53,6 +48,11 @@ class SeedingPlugin(Plugin):
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: seed data order and dropout."""
+        self._steps = None
+        if n_processes() > 1 and getattr(strategy, "divides_batches", True):
+            from avalanche_amnesia.training.data_parallel import StepsTogether  # lazy: one process needs none of it
+
+            self._steps = StepsTogether(self.order_seed)
         self._read_all(strategy)
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
