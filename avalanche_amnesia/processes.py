@@ -78,7 +78,7 @@ def agree(facts: Mapping[str, Any], when: str) -> None:
     for number, other in enumerate(others, 1):
         for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
             raise ProcessError(
-                f"{when} process {number} has another {name} than process 0: {other.get(name)} instead of "
+                f"{when} process {number} differs from process 0 in the {name}: {other.get(name)} instead of "
                 f"{first.get(name)}. All processes must run the same script, with the same data, seeds and versions"
             )
 

@@ -20,6 +20,7 @@ from avalanche_amnesia.benchmarks import SplitDigits
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, NetworkPerTask, SideNetworks
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel, SubnetModel
+from avalanche_amnesia.processes import rank
 from avalanche_amnesia.training import EVEN_BUDGET, WSN, AmnesiacHAT
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -106,7 +107,7 @@ def batch_normed(pooled: int = 1) -> nn.Module:
 
 def quiet(*metrics: PluginMetric | Sequence[PluginMetric]) -> EvaluationPlugin:
     """An evaluator that prints nothing."""
-    return EvaluationPlugin(*metrics, loggers=[BaseLogger()])
+    return EvaluationPlugin(*metrics, loggers=[] if rank() else [BaseLogger()])
 
 
 class RunningScale(nn.Module):

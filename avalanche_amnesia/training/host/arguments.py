@@ -14,6 +14,7 @@ from avalanche.training.plugins import EvaluationPlugin, GDumbPlugin
 from torch import nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.processes import rank
 
 PeriodicMode = Literal["experience", "epoch", "iteration"]
 
@@ -130,7 +131,9 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
     """Return ``evaluator``, or its result if it is a factory; None: a silent one; raise an error for anything else."""
     if evaluator is None:
-        return EvaluationPlugin(loggers=[BaseLogger()])
+        return EvaluationPlugin(
+            loggers=[] if rank() else [BaseLogger()]
+        )  # Avalanche refuses loggers in other processes
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made

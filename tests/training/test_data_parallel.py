@@ -1,0 +1,368 @@
+"""One training on several processes: the same mini-batches and bits for all, and one end for all."""
+
+import os
+import signal
+
+import pytest
+import torch
+from avalanche.benchmarks.utils.data_loader import TaskBalancedDataLoader
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support import FACTOR, examples
+from support.process_group import in_group, is_last
+from support.stock_hosts import host
+from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, mlp, quiet, ranpac
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from avalanche_amnesia import (
+    HAT,
+    WSN,
+    AdaHAT,
+    AmnesiacHAT,
+    DisjointModel,
+    DisjointSubnets,
+    RequestError,
+    TrajectoryPlugin,
+)
+from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.contrib.baselines import PALL, Independent, NetworkPerTask
+from avalanche_amnesia.processes import rank
+from avalanche_amnesia.training import data_parallel, load_state
+from avalanche_amnesia.training.host.lookup import unlearning_of
+
+STREAM = SplitDigits(n_train=200, n_test=100)
+KINDS = {kind.__name__: kind for kind in (HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, Independent)}
+STOCK = ("ewc", "lwf", "replay")
+
+
+def hashes(strategy):
+    return state_hashes(strategy.model.state_dict())
+
+
+def strategy_of(name, net=NormedConvNet, **options):
+    """A strategy by name; its last mini-batch, of 3 samples, is smaller than a group of 4."""
+    if name == "ranpac":
+        return ranpac(**options)
+    if name in STOCK:
+        return host(name, **options)
+    return make(KINDS[name], net=net, optimizer="momentum", **{"train_mb_size": 37, **options})
+
+
+def lives(names):
+    """Bits, records and metrics of a short life of each strategy, with a request after the second task."""
+    found = {}
+    stream = with_unlearning(STREAM, requests={1: [0]})
+    for name in names:
+        asked = name not in ("HAT", "AdaHAT")
+        evaluator = quiet(accuracy_metrics(epoch=True, experience=True), loss_metrics(epoch=True))
+        options = {} if name in STOCK else {"evaluator": evaluator}
+        strategy = learn(strategy_of(name, **options), stream if asked else STREAM, 3)
+        records = unlearning_of(strategy).records if asked else []
+        found[name] = hashes(strategy), records, strategy.eval(STREAM.test_stream)
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_all_processes_hold_the_same_bits_records_and_metrics(n):
+    first, *others = in_group(n, lives, [*KINDS, *STOCK, "ranpac"])
+    for name, found in first.items():
+        assert all(other[name] == found for other in others), name
+    assert first["DisjointSubnets"][1][0].claim == "exact"
+
+
+def test_metrics_are_those_of_one_process():
+    def values(found):
+        return {name: value for name, value in found.items() if isinstance(value, float)}
+
+    (alone,), (together, _) = (in_group(n, measured) for n in (1, 2))
+    assert values(alone) == pytest.approx(values(together), abs=1e-5)
+
+
+def measured():
+    evaluator = quiet(accuracy_metrics(epoch=True), loss_metrics(epoch=True))
+    strategy = learn(strategy_of("DisjointSubnets", BatchNormedConvNet, evaluator=evaluator), STREAM, 1)
+    return strategy.evaluator.get_last_metrics()
+
+
+# Mini-batches and gradients -------------------------------------------------------------------------------------------
+
+
+class Generated:
+    """A loader of a user, which draws its samples itself."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        for _ in range(4):
+            places = torch.randint(len(self.x), (11,))
+            yield [self.x[places], self.y[places], torch.zeros(11, dtype=torch.int64)]
+
+
+def seen(loader):
+    """Sums of the pixels of the samples in each mini-batch, of all processes, for a kind of loader."""
+    x, y = STREAM.train_stream[0].tensors
+
+    def replace(strategy):
+        if loader == "torch":
+            strategy.dataloader = DataLoader(TensorDataset(x, y, torch.zeros_like(y)), 37, shuffle=True)
+        if loader == "avalanche":
+            strategy.dataloader = TaskBalancedDataLoader(strategy.adapted_dataset, batch_size=37, shuffle=True)
+        if loader == "generated":
+            strategy.dataloader = Generated(x, y)
+
+    found = []
+    look = Hears(before_training_exp=replace, before_forward=lambda s: found.append(s.mb_x.sum((1, 2, 3)).tolist()))
+    learn(strategy_of("DisjointSubnets", BatchNormedConvNet, plugins=[look]), STREAM, 1)
+    return found
+
+
+@pytest.mark.parametrize("loader", ["tensors", "torch", "avalanche", "generated"])
+def test_a_mini_batch_is_the_same_for_any_number_of_processes(loader):
+    (alone,) = in_group(1, seen, loader)
+    found = in_group(2, seen, loader)
+    whole = [first + second for first, second in zip(*found, strict=True)]
+    assert whole == alone
+    assert all(abs(len(first) - len(second)) <= 1 for first, second in zip(*found, strict=True))
+
+
+def gradients(size):
+    """Gradients of a network with BatchNorm, in double precision, in the first step; of a mini-batch of any size."""
+    found = {}
+
+    def look(strategy):
+        if not found:
+            found.update({name: p.grad.clone() for name, p in strategy.model.named_parameters() if p.grad is not None})
+
+    plugins = [feed_in(), Hears(after_backward=look)]
+    strategy = strategy_of("DisjointSubnets", BatchNormedConvNet, train_mb_size=size, plugins=plugins)
+    strategy.model.double()
+    x, y = (part[:20] for part in STREAM.train_stream[0].tensors)
+    learn(strategy, task_benchmark((x, y), (x, y), [[0, 1]]))
+    statistics = [value for name, value in strategy.model.state_dict().items() if "running" in name]
+    return found, statistics
+
+
+@pytest.mark.parametrize(("n", "size"), [(2, 20), (3, 7), (3, 2)])
+def test_gradients_and_statistics_are_those_of_the_whole_mini_batch(n, size):
+    ((alone, statistics),), (first, *_) = in_group(1, gradients, size), in_group(n, gradients, size)
+    assert first[0].keys() == alone.keys()
+    for name, value in alone.items():
+        torch.testing.assert_close(first[0][name], value, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(first[1], statistics, rtol=1e-4, atol=1e-6)
+
+
+def wide():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 400, bias=False), nn.ReLU(), nn.Linear(400, 16, bias=False))
+
+
+def sent(name):
+    """Numbers that a step sends."""
+    sizes = []
+    summed = data_parallel.summed
+    data_parallel.summed = lambda values: (sizes.append(len(values)), summed(values))[1]
+    torch.manual_seed(0)
+    model = {"Independent": NetworkPerTask, "DisjointSubnets": DisjointModel}[name](wide(), n_features=16)
+    learn(strategy_of(name, model=model), STREAM, 1)
+    return max(sizes)
+
+
+def test_only_entries_of_the_tasks_share_are_sent():
+    whole, share = (in_group(2, sent, name)[0] for name in ("Independent", "DisjointSubnets"))
+    assert whole > 80 * 400
+    assert share < whole / 4  # five tasks
+
+
+def test_draws_of_a_step_differ_between_processes():
+    first, second = in_group(2, drawn)
+    assert not {*first} & {*second}
+
+
+def drawn():
+    values = []
+    look = Hears(before_forward=lambda strategy: values.append(torch.rand(1).item()))
+    learn(strategy_of("DisjointSubnets", plugins=[look]), STREAM, 1)
+    return values
+
+
+# Processes that differ ------------------------------------------------------------------------------------------------
+
+
+def differing(what):
+    """Train in a group whose last process has something else than the others."""
+    strategy, stream, last = strategy_of("HAT"), STREAM, is_last()
+    if what == "seed" and last:
+        strategy = strategy_of("HAT", seed=5)
+    if what == "tensor" and last:
+        strategy = strategy_of("HAT", torch_seed=5)
+    x, y = STREAM.train_stream[0].tensors
+    if what == "samples" and last:
+        x = x + 1
+    if what == "labels" and last:
+        x, y = x.flip(0), y.flip(0)
+    if what in ("samples", "labels"):
+        stream = task_benchmark((x, y), (x, y), [[0, 1]])
+    tasks = [1] if what == "task" and last else [0]
+    if what == "after the training":
+
+        def drift(strategy):
+            with torch.no_grad():
+                strategy.model.heads[0].bias.add_(1 if last else 0)
+
+        strategy.plugins.append(Hears(after_update=drift))
+    return learn(strategy, stream, tasks)
+
+
+@pytest.mark.parametrize("what", ["seed", "tensor", "samples", "labels", "task", "after the training"])
+def test_a_process_that_differs_is_named_by_all(what):
+    for found in in_group(3, differing, what, fails=True):
+        assert found.startswith("ProcessError: ")
+        assert what in found
+        assert "process 2" in found
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+class Ends(Hears):
+    """Ends the last process at a place of its training."""
+
+    def __init__(self, place, how):
+        self.passed, self.place, self.how = 0, place, how
+        events = ("before_forward", "before_update", "after_training_exp", "before_training_exp", "after_unlearning")
+        super().__init__(**dict.fromkeys(events, self.end))
+
+    def end(self, strategy):
+        self.passed += 1
+        if self.passed == self.place and is_last():
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ZeroDivisionError("here")
+
+    def state(self):
+        return None
+
+    def load_state(self, state):
+        pass
+
+
+def saved_life(folder, place=0, how=""):
+    """Go on from the state in a folder, if there is one."""
+    ends = Ends(place, how)
+    strategy = strategy_of("AmnesiacHAT", plugins=[ends])
+    if folder.exists():
+        load_state(strategy, folder)
+    stream = with_unlearning(STREAM, requests={1: [0]}).train_stream
+    for experience in stream[len(unlearning_of(strategy).trained) : 3]:
+        strategy.train(experience)
+        strategy.save(folder)
+    return ends.passed, hashes(strategy)
+
+
+@pytest.mark.parametrize("how", ["error", "kill"])
+def test_an_end_of_one_process_ends_all_and_the_saved_state_goes_on_with_the_same_bits(how, tmp_path):
+    (n, expected), _ = in_group(2, saved_life, tmp_path / "whole")
+    for trial, place in enumerate(n * (i + 1) // (2 + FACTOR) for i in range(FACTOR)):
+        other, ended = in_group(2, saved_life, tmp_path / f"{trial}", place, how, fails=True)
+        assert other.startswith("ProcessError: process 0 of 2: another process has ended with an error, or did not")
+        assert ended is None if how == "kill" else ended == "ZeroDivisionError: here"
+        again = in_group(2, saved_life, tmp_path / f"{trial}")
+        assert all(found == expected for _, found in again)
+
+
+def proved(folder):
+    """Save, load, retrain without samples and prove."""
+    strategy = learn(strategy_of("DisjointSubnets", BatchNormedConvNet), STREAM, 3)
+    strategy.save(folder)
+    again = strategy_of("DisjointSubnets", BatchNormedConvNet)
+    load_state(again, folder)
+    again.unlearn(task=1, samples=[0, 5], data=STREAM.train_stream[1])
+    again.unlearn([0])
+    record = again.prove(lambda **options: strategy_of("DisjointSubnets", BatchNormedConvNet, **options), STREAM)
+    return hashes(again), record
+
+
+def test_requests_for_samples_reproduce_and_are_proved_on_as_many_processes(tmp_path):
+    first, second = in_group(2, proved, tmp_path / "state")
+    assert first == second
+    assert first[1].proved
+
+
+def goes_on(folder):
+    strategy = strategy_of("DisjointSubnets")
+    load_state(strategy, folder)
+    learn(strategy, STREAM, [2])
+    record = strategy.unlearn([0])
+    with pytest.raises(RequestError) as refused:
+        strategy.prove(lambda **options: strategy_of("DisjointSubnets", **options), STREAM)
+    return record.claim, record.reasons, str(refused.value)
+
+
+def two_tasks(folder):
+    learn(strategy_of("DisjointSubnets"), STREAM, 2).save(folder)
+
+
+def test_a_task_trained_on_another_number_of_processes_is_approximate(tmp_path):
+    in_group(2, two_tasks, tmp_path)
+    ((claim, reasons, refused),) = in_group(1, goes_on, tmp_path)
+    assert claim == "approximate"
+    assert "tasks [1, 2] trained at other settings" in reasons[0] or "task 2 trained at other settings" in reasons[0]
+    assert "approximate" in refused or "2 processes" in refused
+
+
+def logs_on_disk(folder):
+    learn(make(AmnesiacHAT, trajectory=TrajectoryPlugin(path=folder / f"{rank()}")), STREAM, 1)
+
+
+def test_log_files_are_refused_on_several_processes(tmp_path):
+    for found in in_group(2, logs_on_disk, tmp_path, fails=True):
+        assert "is for one process, and here are 2" in found
+
+
+# Random lives ---------------------------------------------------------------------------------------------------------
+
+STEP = st.sampled_from(["train", "train", "unlearn", "unlearn sample", "eval"])
+
+
+def random_life(name, seed, net, steps):
+    """Bits after a random life."""
+    strategy, tasks, left = strategy_of(name, net, seed=seed), [], [0, 1, 2, 3]
+    for step, number in steps:
+        if step == "train" and left:
+            tasks.append(left.pop(number % len(left)))
+            learn(strategy, STREAM, [tasks[-1]])
+        elif step == "unlearn" and tasks and name not in ("HAT", "AdaHAT"):
+            left.append(tasks.pop(number % len(tasks)))
+            strategy.unlearn([left[-1]])
+        elif step == "unlearn sample" and tasks and name == "DisjointSubnets":
+            task = tasks[number % len(tasks)]
+            strategy.unlearn(task=task, samples=[number], data=STREAM.train_stream[task])
+        elif step == "eval":
+            strategy.eval(STREAM.test_stream)
+    asked = [] if name in ("HAT", "AdaHAT") else unlearning_of(strategy).records
+    return hashes(strategy), asked
+
+
+@settings(
+    max_examples=examples(3),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    derandomize=FACTOR == 1,
+    phases=[Phase.generate],
+)
+@given(
+    n=st.integers(2, 3),
+    name=st.sampled_from(["HAT", "AdaHAT", "AmnesiacHAT", "WSN", "DisjointSubnets"]),
+    seed=st.integers(0, 99),
+    net=st.sampled_from([NormedConvNet, BatchNormedConvNet, mlp]),
+    steps=st.lists(st.tuples(STEP, st.integers(0, 9)), min_size=3, max_size=8),
+)
+def test_all_processes_hold_the_same_bits_after_a_random_life(n, name, seed, net, steps):
+    first, *others = in_group(n, random_life, name, seed, net, steps)
+    assert all(other == first for other in others)
