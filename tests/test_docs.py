@@ -20,7 +20,7 @@ from experiments import shown_tables
 ROOT = Path(__file__).parents[1]
 DOCS, RESULTS, PACKAGE = ROOT / "docs", ROOT / "experiments" / "results", ROOT / "avalanche_amnesia"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-WITHOUT_PYTHON = {"architecture.md", "citations.md", "concepts.md", "experiments.md"}
+WITHOUT_PYTHON = {"architecture.md", "concepts.md", "experiments.md"}
 WITH_PYTHON = [name for name in [*PAGES, "first_request.ipynb"] if name not in WITHOUT_PYTHON]
 BEFORE = """
 from support.forked_interpreters import forked_interpreters

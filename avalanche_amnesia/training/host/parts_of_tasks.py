@@ -21,6 +21,7 @@ from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part,
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
+from avalanche_amnesia.processes import of_first
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
@@ -61,7 +62,7 @@ class ForgottenSamples:
 
     def salted(self) -> Self:
         """Return this object if it has a salt, else a copy with a new random salt."""
-        return self if self.salt else type(self)(secrets.token_hex(16), self.hashes)
+        return self if self.salt else type(self)(of_first(secrets.token_hex(16)), self.hashes)
 
     def having(self, task: int, hashes: Collection[str]) -> Self:
         """Return a copy with ``hashes`` added to the hashes of ``task``."""
