@@ -105,9 +105,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n")
-    print(
-        "| network, mini-batch | method | ms a step: 1 process | 2 processes | speed-up | reduction, ms | numbers sent |"
-    )
+    print("| network, mini-batch | method | ms a step: alone | 2 processes | speed-up | reduction, ms | numbers sent |")
     print("|---|---|---|---|---|---|---|")
     for name in options.network:
         for method in options.only:

@@ -182,7 +182,7 @@ class _NormTogether(torch.autograd.Function):
             of_part = torch.cat([values * mean, values * (variance + mean.square()), mean.new_tensor([values])])
         sums = summed(of_part)
         m = sums[-1]
-        if m < 2:
+        if n * per_sample < 2 and m < 2:  # in this order: m would be waited for on a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         mean, square = (sums[:-1] / m).chunk(2)
         variance = (square - mean.square()).clamp_min(0)
