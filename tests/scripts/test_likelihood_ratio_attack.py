@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from statistics import mean
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from support.strategies import learn, make
 from torch.nn.functional import cross_entropy
 
 from avalanche_amnesia.benchmarks import PermutedDigits
+from avalanche_amnesia.contrib.metrics.membership import membership_auc
 from avalanche_amnesia.evaluation.probes import take_probe
 from avalanche_amnesia.training import DisjointSubnets
 from experiments.likelihood_ratio_attack import likelihood_ratio_attack, likelihood_ratio_audit, margins
@@ -39,6 +41,42 @@ def test_the_attack_finds_nothing_between_equal_distributions():
     assert (same.auc, same.auc_interval, same.tpr, same.tpr_interval) == (0.5, (0.5, 0.5), 0.0, (0.0, 0.0))
 
 
+def own_effects(draw, shift, logistic, of_run, runs=8, samples=100):
+    """Draw confidences of three kinds of models, of which the first learned the samples, without effects they share."""
+    noise = torch.randn(3, runs, samples, generator=draw)
+    noise = torch.special.ndtr(noise).logit() if logistic else noise
+    return noise + of_run * torch.randn(3, runs, 1, generator=draw) + torch.tensor([shift, 0.0, 0.0])[:, None, None]
+
+
+LOGISTIC = math.exp(0.87) * (math.exp(0.87) - 1.87) / (math.exp(0.87) - 1) ** 2
+
+
+@pytest.mark.parametrize(
+    ("truth", "shift", "logistic", "of_run"),
+    [
+        (0.5, 0.0, False, 1.0),
+        *((0.64, 0.3585 * math.sqrt(2 * (1 + of**2)), False, of) for of in (0.0, 1.0)),  # Φ(.3585) = .64
+        (LOGISTIC, 0.87, True, 0.0),
+    ],
+)
+def test_the_attack_is_neither_biased_nor_too_sure(truth, shift, logistic, of_run):
+    draw, found = torch.Generator().manual_seed(1), []
+    for _ in range(200):
+        own = own_effects(draw, shift, logistic, of_run)
+        # An attacker who knows what pairs share reads the truth in the mean over draws, and tells this draw's luck.
+        luck, luck_of_null = (
+            mean(map(membership_auc, -kind, -own[1])) - true for kind, true in ((own[0], truth), (own[2], 0.5))
+        )
+        learned, never, null = own + torch.randn(100, generator=draw) + torch.randn(8, 1, generator=draw)
+        attack, floor = likelihood_ratio_attack(learned, never), likelihood_ratio_attack(null, never)
+        intervals = (attack.auc_interval, truth), (floor.auc_interval, 0.5), (attack.above(floor)[1], truth - 0.5)
+        covered = [low <= true <= high for (low, high), true in intervals]
+        found.append([attack.auc - luck - truth, floor.auc - luck_of_null - 0.5, *covered])
+    bias, bias_of_null, *coverage = map(mean, zip(*found, strict=True))
+    assert max(abs(bias), abs(bias_of_null)) <= 0.01
+    assert min(coverage) >= 0.93
+
+
 def seeded(seed, **options):
     return make(torch_seed=seed, seed=seed, train_mb_size=15, **options)
 
@@ -60,17 +98,19 @@ def test_the_attack_finds_nothing_after_an_exact_unlearning():
     for options in ({}, {"samples": range(0, 150, 3)}):
         found = likelihood_ratio_audit(disjoint, STREAM, 1, [0, 1, 2], **options)
         assert found.untouched.auc > 0.6  # it could have been found
-        assert found.unlearned.auc == 0.5
-        assert found.unlearned.tpr == 0.0
+        assert found.unlearned == found.exact
+        assert found.unlearned.above(found.exact) == (0.0, (0.0, 0.0))
+        if not options:  # its weights are gone, and no data order reaches their initial values
+            assert (found.unlearned.auc, found.unlearned.tpr) == (0.5, 0.0)
     assert found.unlearned.samples == 50
 
 
 def test_the_attack_finds_a_task_that_was_not_unlearned():
-    found = likelihood_ratio_audit(shared, STREAM, 1, range(3), most=50)
+    found = likelihood_ratio_audit(shared, STREAM, 1, range(6), most=50)
     assert found.untouched.auc > 0.9
     assert found.untouched.auc_interval[0] > found.retrained.auc_interval[1]
     assert found.unlearned.auc < found.untouched.auc - 0.2
-    assert (found.unlearned.runs, found.unlearned.samples) == (3, 50)
+    assert (found.unlearned.runs, found.unlearned.samples) == (6, 50)
 
 
 PARTS = "samples must be positions in the 150 training samples of task 1, from 0"
