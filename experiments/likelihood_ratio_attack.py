@@ -64,7 +64,7 @@ class LikelihoodRatio:
 class LikelihoodRatioAudit:
     """The attack on the model that unlearned, and those between which it has to be read.
 
-    All are attacks against the same models, which never saw the data and had another data order than the main model.
+    All but ``matched`` are against the same models, which never saw the data and had another order than the main model.
 
     Attributes:
         unlearned: models that learned and unlearned the data.
@@ -72,12 +72,15 @@ class LikelihoodRatioAudit:
         exact: models that never saw it, with the main model's order: what an exact unlearning would read. The old mask
             and head know this order, which can move the AUC to either side without a trace of the data.
         untouched: models before the request: what the attack finds where nothing is unlearned.
+        matched: ``unlearned`` against the models of ``exact``, by an attacker who knows the main model's order: exactly
+            .5 after an exact unlearning. It finds smaller traces, but also differences that another order makes.
     """
 
     unlearned: LikelihoodRatio
     retrained: LikelihoodRatio
     exact: LikelihoodRatio
     untouched: LikelihoodRatio
+    matched: LikelihoodRatio
 
 
 def likelihood_ratio_attack(
@@ -238,5 +241,6 @@ def likelihood_ratio_audit(
             beside = references if samples is None else references.without({task: samples})
             read[name].append(margins(beside.reference(left), probe, x, y, task))
     of_runs = {name: torch.stack(rows) for name, rows in read.items()}
-    never = of_runs.pop("never")
-    return LikelihoodRatioAudit(**{name: likelihood_ratio_attack(found, never) for name, found in of_runs.items()})
+    never, matched = of_runs.pop("never"), likelihood_ratio_attack(of_runs["unlearned"], of_runs["exact"])
+    found = {name: likelihood_ratio_attack(suspected, never) for name, suspected in of_runs.items()}
+    return LikelihoodRatioAudit(**found, matched=matched)
