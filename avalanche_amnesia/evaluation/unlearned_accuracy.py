@@ -19,10 +19,9 @@ class UnlearnedAccuracy(ComparedMetric):
     In [0, 1]; good values are near chance or near the same head's accuracy on the retrained reference. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``; the reference's as
     ``UnlearnedAccuracy_reference``; ``UnlearnedAccuracy_chance`` is the accuracy of guessing among the task's classes.
-    ``UnlearnedAccuracy_floor_order`` is the reference's with another data order, if another metric expects that
-    reference. ``UnlearnedAccuracy_tasks`` and ``UnlearnedAccuracy_samples`` are the number of tasks in these means and
-    of their test samples: tasks without a probe (``keep_probes=False``) are left out. A rise after later tasks is a
-    relapse.
+    ``UnlearnedAccuracy_floor_order`` is that of the reference with another data order, if another metric expects one.
+    ``UnlearnedAccuracy_tasks`` is the number of tasks in these means, ``UnlearnedAccuracy_samples`` of test samples;
+    tasks without a probe (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
     Arguments, and errors, are those of :class:`ComparedMetric`.
     """
