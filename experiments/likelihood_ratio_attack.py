@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
@@ -20,9 +20,8 @@ from avalanche_amnesia.evaluation.probes import Probe, features_of, take_probe
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.evaluation.retraining import Store
 from avalanche_amnesia.seeding import derive_seed
-
-_DRAWS = 400
-"""Bootstrap samples of runs."""
+from avalanche_amnesia.training.host.lookup import find_plugin
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,12 @@ class LikelihoodRatio:
     """Success of the attack in telling confidences of two kinds of models apart, sample by sample.
 
     Attributes:
-        auc: area under its ROC curve, in [0, 1]; .5 where it tells nothing.
-        auc_interval: confidence interval of ``auc``, by a bootstrap over runs.
+        auc: area under its ROC curve, in [0, 1], mean over held-out pairs; .5 where it tells nothing, below .5 where
+            the models that may have learned the samples are the less confident ones.
+        auc_interval: confidence interval of ``auc``.
         tpr: share of true positives where the share of false ones is at most the one that was given.
         tpr_interval: of ``tpr``, likewise.
-        runs: pairs of models.
+        auc_by_run: of every held-out pair.
         samples: attacked in each.
     """
 
@@ -42,8 +42,18 @@ class LikelihoodRatio:
     auc_interval: tuple[float, float]
     tpr: float
     tpr_interval: tuple[float, float]
-    runs: int
+    auc_by_run: tuple[float, ...]
     samples: int
+
+    @property
+    def runs(self) -> int:
+        """Pairs of models."""
+        return len(self.auc_by_run)
+
+    def above(self, other: LikelihoodRatio, confidence: float = 0.95) -> tuple[float, tuple[float, float]]:
+        """Return how far the AUC is above that of an attack against the same models, and the confidence interval."""
+        by_run = torch.tensor([self.auc_by_run, other.auc_by_run], dtype=torch.float64)
+        return _mean(by_run[0] - by_run[1], confidence)
 
     def __str__(self) -> str:
         auc, tpr = self.auc_interval, self.tpr_interval
@@ -52,34 +62,44 @@ class LikelihoodRatio:
 
 @dataclass(frozen=True)
 class LikelihoodRatioAudit:
-    """The attack on the model that unlearned, and the two between which it has to be read.
+    """The attack on the model that unlearned, and those between which it has to be read.
+
+    All but ``matched`` are against the same models, which never saw the data and had another order than the main model.
 
     Attributes:
-        unlearned: models that learned and unlearned the data, against those that never saw it.
-        retrained: models that never saw it and had another order of their data, against the same: the floor.
-        untouched: models before the request, against the same: what the attack finds where nothing is unlearned.
+        unlearned: models that learned and unlearned the data.
+        retrained: models that never saw it, with a third order of their data: the null, which reads .5 but for chance.
+        exact: models that never saw it, with the main model's order: what an exact unlearning would read. The old mask
+            and head know this order, which can move the AUC to either side without a trace of the data.
+        untouched: models before the request: what the attack finds where nothing is unlearned.
+        matched: ``unlearned`` against the models of ``exact``, by an attacker who knows the main model's order: exactly
+            .5 after an exact unlearning. It finds smaller traces, but also differences that another order makes.
     """
 
     unlearned: LikelihoodRatio
     retrained: LikelihoodRatio
+    exact: LikelihoodRatio
     untouched: LikelihoodRatio
+    matched: LikelihoodRatio
 
 
 def likelihood_ratio_attack(
-    suspected: Tensor, never: Tensor, *, false_positives: float = 0.01, confidence: float = 0.95, seed: int = 0
+    suspected: Tensor, never: Tensor, *, false_positives: float = 0.01, confidence: float = 0.95
 ) -> LikelihoodRatio:
-    """Attack every sample of every run with the likelihood ratio of two normal distributions, fitted to the other runs.
+    """Attack a pair of runs, one of each kind, with the likelihood ratio of two normal distributions of the other runs.
 
-    ``score = ln N(φ; μ⁺, σ⁺) − ln N(φ; μ⁻, σ⁻)``: means are of this sample in the other runs of either kind, deviations
-    are of all samples together, as a few runs give none for a single one. Where both kinds of models are equal, all
-    scores are 0, and the AUC is exactly .5. Intervals are of runs, as samples in one model depend on each other.
+    ``score = ln N(φ; μ⁺, σ⁺) − ln N(φ; μ⁻, σ⁻)``, see :func:`_distributions`. Every pair is held out once, and its
+    scores are compared with each other only: scores by other references are not on one scale, and a pool of them
+    reads below .5 where the kinds of models are equal. Where pairs are equal, the AUC is exactly .5.
+
+    Intervals are Student's over runs, as samples in one model depend on each other. Their variance counts the shared
+    references twice (1/runs + 1/(runs − 1): Nadeau & Bengio, Inference for the generalization error, 2003).
 
     Args:
         suspected: confidences φ of the models that may have learned the samples, ``(runs, samples)``, runs ≥ 3.
         never: of those that never saw them, of the same shape; a row of both is of one seed.
         false_positives: share at which true positives are counted, in (0, 1).
         confidence: of the intervals, in (0, 1).
-        seed: of the bootstrap.
 
     Raises:
         ValueError: for other shapes, fewer than three runs, or confidences that are not finite.
@@ -97,32 +117,47 @@ def likelihood_ratio_attack(
     both = torch.stack([suspected, never]).double()
     if not bool(both.isfinite().all()):
         raise ValueError("confidences must be finite: a model whose logits are not can't be attacked")
-    scores = _scores(both)
-    draw = np.random.default_rng(derive_seed(seed, "likelihood ratio"))
-    runs = len(suspected)
-    drawn = [_read(scores[:, draw.integers(runs, size=runs)], false_positives) for _ in range(_DRAWS)]
-    tails = [(1 - confidence) / 2, (1 + confidence) / 2]
-    auc, tpr = _read(scores, false_positives)
-    low, high = np.quantile(np.array(drawn), tails, axis=0)
-    intervals = [(float(low[i]), float(high[i])) for i in range(2)]
-    return LikelihoodRatio(auc, intervals[0], tpr, intervals[1], runs, suspected.shape[1])
+    read = []
+    for run in range(len(suspected)):
+        means, variances = _distributions(torch.cat([both[:, :run], both[:, run + 1 :]], dim=1))
+        log = [
+            -(both[:, run] - mean).square() / (2 * v) - v.log() / 2 for mean, v in zip(means, variances, strict=True)
+        ]
+        positive, negative = log[0] - log[1]
+        threshold = negative.quantile(1 - false_positives, interpolation="higher")
+        read.append((membership_auc(-positive, -negative), float((positive > threshold).double().mean())))
+    aucs, tprs = torch.tensor(read, dtype=torch.float64).T
+    (auc, auc_interval), (tpr, tpr_interval) = (_mean(values, confidence, (0, 1)) for values in (aucs, tprs))
+    return LikelihoodRatio(auc, auc_interval, tpr, tpr_interval, tuple(aucs.tolist()), suspected.shape[1])
 
 
-def _scores(both: Tensor) -> Tensor:
-    """Scores ``(2, runs, samples)`` of confidences of both kinds: each run's by the others of either kind."""
+def _distributions(both: Tensor) -> tuple[Tensor, Tensor]:
+    """Means ``(2, samples)`` and variances ``(2,)`` of confidences ``(2, runs, samples)`` of both kinds of models.
+
+    A few runs give no variance of a single sample, nor its difference of means: the variances are of all samples, and
+    differences are drawn to their mean, as far as they vary no more than by chance. Learned samples count as the more
+    confident ones in the mean, because a direction that is itself estimated would turn the attack in some of the runs.
+    """
     runs = both.shape[1]
-    totals = both.sum(1, keepdim=True)
-    means = (totals - both) / (runs - 1)  # of every run left out: (kind, runs, samples)
-    squares = (both.square().sum(1, keepdim=True) - both.square()) / (runs - 1)
-    variances = ((squares - means.square()).mean(2, keepdim=True) * (runs - 1) / (runs - 2)).clamp(min=1e-12)
-    log = [-(both - mean).square() / (2 * v) - v.log() / 2 for mean, v in zip(means, variances, strict=True)]
-    return log[0] - log[1]
+    means = both.mean(1)
+    rest = both - means[:, None]
+    shifts = rest.mean(2, keepdim=True)  # of whole models; too few to tell their variance of one kind from the other's
+    of_samples = (rest - shifts).square().mean((1, 2)) * runs / (runs - 1)
+    variances = of_samples + shifts.square().mean() * runs / (runs - 1)
+    difference = means[0] - means[1]
+    by_chance = (rest - shifts).diff(dim=0).square().mean() / (runs - 1)
+    kept = (1 - by_chance / difference.var(correction=0).clamp(min=1e-12)).clamp(min=0)
+    difference = difference.mean().abs() + kept * (difference - difference.mean())
+    return means.mean(0) + torch.stack([difference, -difference]) / 2, variances.clamp(min=1e-12)
 
 
-def _read(scores: Tensor, false_positives: float) -> tuple[float, float]:
-    positive, negative = scores.reshape(2, -1)
-    threshold = negative.sort().values[min(len(negative) - 1, int(np.ceil((1 - false_positives) * len(negative))))]
-    return membership_auc(-positive, -negative), float((positive > threshold).float().mean())
+def _mean(
+    values: Tensor, confidence: float, within: tuple[float, float] = (-1, 1)
+) -> tuple[float, tuple[float, float]]:
+    """Mean over held-out pairs, and its confidence interval."""
+    runs, mean = len(values), float(values.mean())
+    beside = float(stats.t.ppf((1 + confidence) / 2, runs - 1) * values.std() * (1 / runs + 1 / (runs - 1)) ** 0.5)
+    return mean, (max(mean - beside, within[0]), min(mean + beside, within[1]))
 
 
 def margins(model: nn.Module, probe: Probe, x: Tensor, y: Tensor, task: int) -> Tensor:
@@ -137,6 +172,15 @@ def margins(model: nn.Module, probe: Probe, x: Tensor, y: Tensor, task: int) -> 
     return true - logits.scatter(1, y[:, None], -torch.inf).logsumexp(1)
 
 
+def _in_order(order: str | None, make_strategy: Callable[..., Any], seed: int, **kwargs: Any) -> Any:
+    """Make a strategy of a seed that draws another order of the data, or its own (None)."""
+    strategy = make_strategy(seed, **kwargs)
+    seeding = find_plugin(strategy, SeedingPlugin)
+    if order is not None and seeding is not None:  # without one the references refuse it
+        seeding.order_seed = derive_seed(seeding.order_seed, order)
+    return strategy
+
+
 def likelihood_ratio_audit(
     make_strategy: Callable[..., Any],
     benchmark: Any,
@@ -149,8 +193,8 @@ def likelihood_ratio_audit(
 ) -> LikelihoodRatioAudit:
     """Learn a stream under several seeds, unlearn a task or samples of it, and attack what is left.
 
-    Of every seed four models are read: before the request, after it, retrained, and retrained with another order of the
-    data. The attacker has the task's mask and head, as the model had them before the request.
+    Of every seed five models are read: before the request, after it, and retrained with three orders of the data. The
+    attacker has the task's mask and head, as the model had them before the request.
 
     Args:
         make_strategy: called as ``make_strategy(seed)`` and ``make_strategy(seed, evaluator=…)``; returns a strategy
@@ -180,7 +224,7 @@ def likelihood_ratio_audit(
         )
     gone = torch.tensor(sorted(positions))
     x, y = task_data(experiences[task], gone[torch.linspace(0, len(gone) - 1, min(most, len(gone))).long()])
-    read: dict[str, list[Tensor]] = {"untouched": [], "unlearned": [], "retrained": [], "never": []}
+    read: dict[str, list[Tensor]] = {name: [] for name in ("untouched", "unlearned", "exact", "never", "retrained")}
     for seed in seeds:
         strategy = make_strategy(seed)
         strategy.train(stream)
@@ -191,11 +235,12 @@ def likelihood_ratio_audit(
         else:
             strategy.unlearn(task=task, samples=list(samples))
         read["unlearned"].append(margins(model, probe, x, y, task))
-        references = References(partial(make_strategy, seed), benchmark, store=store)
         left = [label for label in experiences if samples is not None or label != task]
-        beside = references if samples is None else references.without({task: samples})
-        for name, variant in (("never", "same"), ("retrained", "order")):
-            read[name].append(margins(beside.reference(left, variant), probe, x, y, task))  # type: ignore[arg-type]
+        for name, order in (("exact", None), ("never", "another order"), ("retrained", "a third order")):
+            references = References(partial(_in_order, order, make_strategy, seed), benchmark, store=store)
+            beside = references if samples is None else references.without({task: samples})
+            read[name].append(margins(beside.reference(left), probe, x, y, task))
     of_runs = {name: torch.stack(rows) for name, rows in read.items()}
-    never = of_runs.pop("never")
-    return LikelihoodRatioAudit(**{name: likelihood_ratio_attack(found, never) for name, found in of_runs.items()})
+    never, matched = of_runs.pop("never"), likelihood_ratio_attack(of_runs["unlearned"], of_runs["exact"])
+    found = {name: likelihood_ratio_attack(suspected, never) for name, suspected in of_runs.items()}
+    return LikelihoodRatioAudit(**found, matched=matched)

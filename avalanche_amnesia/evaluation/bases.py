@@ -17,7 +17,7 @@ from avalanche_amnesia.audit.record import ProofError
 from avalanche_amnesia.benchmarks.data import single_task, task_data
 from avalanche_amnesia.benchmarks.stream_labels import labelled_stream
 from avalanche_amnesia.evaluation.probes import Probe, ProbeKind, features_of, take_probe
-from avalanche_amnesia.evaluation.references import References, ReferencesError
+from avalanche_amnesia.evaluation.references import Expected, References, ReferencesError
 from avalanche_amnesia.evaluation.resolution import floor_ratio
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -178,6 +178,7 @@ class ReferenceMetric(ProbingMetric):
         super().__init__()
         self.references = references
         self._beside = references
+        self.variants: dict[str, Expected] = {}
 
     def before_training_exp(self, strategy: Strategy) -> None:
         """Before a task's training: check that the references are trained on the same data as the run."""
@@ -203,9 +204,12 @@ class ReferenceMetric(ProbingMetric):
         """Return the tasks to measure: the unlearned tasks."""
         return unlearned
 
-    @abstractmethod
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
         """Yield (name suffix, model) for each model to measure; first the main model, with an empty suffix."""
+        yield "", main
+        for suffix, variant in self.variants.items():
+            assert self._beside is not None
+            yield suffix, self._beside.reference(remaining, variant)
 
     @abstractmethod
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
@@ -239,13 +243,8 @@ class ComparedMetric(ReferenceMetric):
         if references is not None:
             checks.instance("references", references, References, "References(make_strategy, benchmark), or None")
             references.expect("same")
+            self.variants = {"_reference": "same"}
         self.test_experiences = by_task_label(benchmark.test_stream)
-
-    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the main model, and the reference model of the remaining tasks if the metric has references."""
-        yield "", main
-        if self._beside is not None:
-            yield "_reference", self._beside.reference(remaining)
 
 
 class FeatureDistance(ReferenceMetric):
@@ -300,6 +299,7 @@ class FeatureDistance(ReferenceMetric):
             checks.one_of("noise_floor", floor, Floor)
         checks.one_of("scope", scope, Scope)
         self.probe, self.noise_floor, self.scope = probe, tuple(noise_floor), scope
+        self.variants = {f"_floor_{floor}": floor for floor in noise_floor}
         self.of_parts = scope != "unlearned"
         references.expect("same", *noise_floor)
 
@@ -310,12 +310,6 @@ class FeatureDistance(ReferenceMetric):
     def tasks(self, unlearned: Sequence[int], remaining: Sequence[int]) -> Sequence[int]:
         """Return the tasks that ``scope`` names."""
         return {"unlearned": unlearned, "remaining": remaining, "all": (*unlearned, *remaining)}[self.scope]
-
-    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the main model, then one reference model per noise floor."""
-        yield "", main
-        for floor in self.noise_floor:
-            yield f"_floor_{floor}", self._beside.reference(remaining, floor)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the distance of a task's features between ``model`` and the reference; None without a mask."""

@@ -1,6 +1,6 @@
 """Accuracy on unlearned tasks with copies of their old heads and masks, as an attacker may have them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from avalanche.evaluation.metric_results import MetricValue
@@ -19,8 +19,9 @@ class UnlearnedAccuracy(ComparedMetric):
     In [0, 1]; good values are near chance or near the same head's accuracy on the retrained reference. Emitted after
     every evaluation between tasks, per unlearned task and as their mean, as ``UnlearnedAccuracy``; the reference's as
     ``UnlearnedAccuracy_reference``; ``UnlearnedAccuracy_chance`` is the accuracy of guessing among the task's classes.
-    ``UnlearnedAccuracy_tasks`` is the number of tasks in these means: tasks without a probe
-    (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
+    ``UnlearnedAccuracy_floor_order`` is that of the reference with another data order, if another metric expects one.
+    ``UnlearnedAccuracy_tasks`` is the number of tasks in these means, ``UnlearnedAccuracy_samples`` of test samples;
+    tasks without a probe (``keep_probes=False``) are left out. A rise after later tasks is a relapse.
 
     Arguments, and errors, are those of :class:`ComparedMetric`.
     """
@@ -29,6 +30,12 @@ class UnlearnedAccuracy(ComparedMetric):
     lower_bound, upper_bound = 0.0, 1.0
     helper = "unlearned_accuracy_metrics"
 
+    def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:
+        """Yield the models of :class:`ComparedMetric`, and the order reference if it is trained anyway."""
+        yield from super().models(main, remaining)
+        if self._beside is not None and ("order", tuple(remaining)) in self._beside.expected():
+            yield "_floor_order", self._beside.reference(remaining, "order")
+
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return a task's accuracy in ``model`` with the task's stored mask and head; None if no head is stored."""
         x, y = task_data(self.test_experiences[task])
@@ -36,9 +43,13 @@ class UnlearnedAccuracy(ComparedMetric):
         return None if logits is None else accuracy(logits, y)
 
     def derived(self, strategy: Strategy, read: dict[str, dict[int, float]]) -> list[MetricValue]:
-        """Return the chance accuracy of each measured task, and their mean."""
+        """Return the chance accuracy of each measured task and their mean, and the numbers of samples and their sum."""
         chances = {task: 1 / len(self.test_experiences[task].classes_in_this_experience) for task in read[""]}
-        return self.emit_by_task(strategy, f"{self}_chance", chances)
+        samples = {task: len(self.test_experiences[task].dataset) for task in read[""]}
+        return [
+            *self.emit_by_task(strategy, f"{self}_chance", chances),
+            *self.emit_by_task(strategy, f"{self}_samples", samples, sum(samples.values())),
+        ]
 
 
 def unlearned_accuracy_metrics(benchmark: Any, references: References | None = None) -> list[UnlearnedAccuracy]:

@@ -1,43 +1,49 @@
-"""Verdicts on strategies: combine all tests for traces of unlearned tasks into one of six results."""
+"""Verdicts on strategies: combine all tests for traces of unlearned tasks into one of seven results."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from avalanche_amnesia.audit.words import PROVED
 from avalanche_amnesia.contrib.metrics.statistics import paired_test
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.measures import JSD, KEPT, READINGS, Reading, jsd_names
 from avalanche_amnesia.lab.report.reading import Entry, Run, Spread, grouped, planned, spread
-from avalanche_amnesia.lab.report.wording import listed, tasks
+from avalanche_amnesia.lab.report.wording import listed, percent, tasks
 
 FAR = 8
 """A mean more than this many tolerances above the retrained model's is a trace even with few tasks and seeds. The
 number is large because an old head varies around chance on an unknown network (.18 to .75 with two classes)."""
 FEWEST = 3
 """Minimum number of compared pairs of task and seed; with fewer pairs, a difference may be chance."""
+LIKELY = 1e-3
+"""Largest p-value of a likely trace: a test on all test samples, for too few tasks and seeds to test on these."""
 
-Finding = Literal["clear", "possible", "trace", "weak"]
-Kind = Literal["exact", "conditional", "clear", "possible", "trace", "weak", "nothing"]
+Finding = Literal["clear", "possible", "likely", "trace", "weak"]
+Kind = Literal["exact", "conditional", "clear", "possible", "likely", "trace", "weak", "nothing"]
 
 WORDS: dict[Kind, str] = {
     "exact": "exact",
     "conditional": "exact if repeatable",
     "clear": "no trace found",
     "possible": "undecided: a possible trace",
+    "likely": "trace likely",
     "trace": "trace found",
     "weak": "undecided: tests too weak",
     "nothing": "nothing is unlearned",
 }
 FINDINGS: dict[Finding, str] = {
-    "clear": "no trace",
-    "possible": "possible trace",
     "trace": "trace",
+    "likely": "likely trace",
+    "possible": "possible trace",
     "weak": "too weak",
+    "clear": "no trace",
 }
-_GRAVEST: Sequence[Finding] = ("trace", "possible", "weak", "clear")
+"""Finding → words; the gravest first."""
 
 
 class Pair(NamedTuple):
@@ -55,7 +61,8 @@ class Outcome:
     Attributes:
         reading: the test.
         finding: ``trace``; ``possible``: the excess over the retrained model is above the tolerance, but may be chance;
-            ``weak``: the test could not have found a trace; ``clear``: the test could have found one, but did not.
+            ``likely``: it may be chance among tasks and seeds, but not among samples; ``weak``: the test could not have
+            found a trace; ``clear``: the test could have found one, but did not.
         why: reason for the finding, if the numbers do not show it.
         here: the metric of this model over seeds.
         there: the metric of the retrained model over seeds.
@@ -106,9 +113,12 @@ class Verdict:
             rests = f", if these are repeatable: {', '.join(self.rests_on[:3])}{more}," if self.rests_on else ""
             how = "a retrained model has the same bits," if self._proved else f"by construction{rests or ','}"
             return f"{how} and {'no test contradicts it' if tested else 'not tested'}"
-        deciding = listed([outcome.reading.check for outcome in self.outcomes if outcome.finding == self.kind])
+        found = [outcome for outcome in self.outcomes if outcome.finding == self.kind]
+        deciding = listed([outcome.reading.check for outcome in found])
         if self.kind == "clear":
             return f"{deciding} agree"
+        if self.kind == "likely":
+            deciding = f"{deciding}: {'; '.join(outcome.why for outcome in found)}"
         against = "" if self.claim == "approximate" else "against its claim to be exact, "
         return f"{against if self.claim else ''}by {deciding}"
 
@@ -118,7 +128,8 @@ def verdict_of(runs: Sequence[Run]) -> Verdict:
 
     ``exact`` needs the claim of all records and no contradicting test. Any difference from the retrained model, even
     within the tolerance, contradicts it, because equal bits give equal metrics. One test with a trace decides for
-    ``trace``; one possible trace leaves the verdict undecided. ``clear`` needs every test to be able to find a trace.
+    ``trace``, else one with a likely trace for ``likely``; one possible trace leaves the verdict undecided. ``clear``
+    needs every test to be able to find a trace.
     """
     said, beside = claim_of(runs), "; ".join(_beside(runs))
     if not any(run.last.unlearned or run.last.parts for run in runs):  # no request, or learned again
@@ -179,7 +190,7 @@ def _outcomes(runs: Sequence[Run], exact: bool) -> Iterator[Outcome]:
 
 
 def _gravest(outcomes: Sequence[Outcome]) -> Outcome:
-    return min(outcomes, key=lambda outcome: _GRAVEST.index(outcome.finding))
+    return min(outcomes, key=lambda outcome: list(FINDINGS).index(outcome.finding))
 
 
 def _outcome(reading: Reading, runs: Sequence[Run], exact: bool) -> Outcome:
@@ -217,6 +228,8 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
     mean, tolerance = fmean(ours) - fmean(theirs), _tolerance(reading, fmean(theirs))
     if mean > tolerance:
         if mean <= FAR * tolerance and low <= 0:
+            if by_samples := _likely(reading, runs):
+                return found("likely", by_samples)
             return found("possible", f"{len(pairs)} {'pair' if len(pairs) == 1 else 'pairs'} can't rule out chance")
         wider = spread(run.last.number(f"{reading.metric}{reading.wider}") for run in runs)
         if reading.wider and (wider is None or here.mean <= wider.mean):
@@ -237,6 +250,26 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
     if len(pairs) < FEWEST or high > tolerance:
         return found("weak", "too few tasks and seeds")
     return found("clear")
+
+
+def _likely(reading: Reading, runs: Sequence[Run]) -> str:
+    """Return the numbers of a trace that is likely by its samples; an empty string if it is not, or can't be tested.
+
+    A one-sided test of two proportions of all test samples, of the model and of the higher one of two retrained models.
+    The difference of these, which have other data orders, is added to the noise, because orders move whole tasks.
+    """
+    names = (reading.metric, reading.compared, f"{reading.metric}_floor_order", f"{reading.metric}_samples")
+    found = [[run.last.number(name, pair.task) for name in names] for run in runs for pair in _pairs(reading, run)]
+    read = np.array(found, dtype=float)
+    if len(read) < FEWEST or np.isnan(read).any():
+        return ""
+    weights = read[:, 3] / read[:, 3].sum()
+    here, there, order = weights @ read[:, :3]
+    sum_of_two, n = here + max(there, order), read[:, 3].sum()
+    noise = math.sqrt(sum_of_two * (1 - sum_of_two / 2) / n + np.square(weights * (read[:, 2] - read[:, 1])).sum())
+    p = NormalDist().cdf((max(there, order) - here) / noise)
+    retrained = f"{percent(there)} in the retrained model and {percent(order)} in one of another order"
+    return f"{percent(here)} of {n:.0f} samples against {retrained} (p = {p:.1g})" if p < LIKELY else ""
 
 
 def _pairs(reading: Reading, run: Run) -> list[Pair]:

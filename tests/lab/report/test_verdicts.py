@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from avalanche_amnesia.audit.record import NOT_OBEYED
 from avalanche_amnesia.lab.report.measures import JSD, READINGS
 from avalanche_amnesia.lab.report.reading import Entry, Moment, Run
@@ -104,6 +106,41 @@ def test_a_trace_in_one_seed_is_not_averaged_away():
     assert (str(found), outcome_of("old head", *runs).why) == ("undecided: a possible trace", "in seed 5")
     assert str(verdict_of(runs[5:6])) == "trace found"
     assert outcome_of("old head", *(replace(run, seed=None) for run in runs)).why == "in the run"
+
+
+def read_by_old_heads(here, there, order, samples=72, claim="approximate"):
+    """Return a run with these accuracies of old heads by task, and nothing else."""
+    run = run_of(claim=claim, beside={}, n_tasks=len(here))
+    read = {"": here, "_reference": there, "_floor_order": order, "_samples": [samples] * len(here)}
+    for suffix, values in read.items():
+        there = {task: value for task, value in enumerate(values) if value is not None}
+        run.last.numbers[f"UnlearnedAccuracy{suffix}"] = {None: sum(there.values()), **there}
+    return run
+
+
+def test_a_trace_is_likely_if_samples_rule_out_chance():
+    there, order = (0.507, 0.556, 0.437), (0.507, 0.514, 0.493)
+    found = verdict_of([read_by_old_heads((0.753, 0.806, 0.493), there, order)])
+    assert str(found) == "trace likely"
+    words = (
+        "68.4 % of 216 samples against 50.0 % in the retrained model and 50.5 % in one of another order (p = 0.0003)"
+    )
+    assert found.why.replace("\u00a0", " ") == f"by old head: {words}"
+    for more in ({"samples": 20}, {"order": (0.8, 0.3, 0.5)}, {"order": (0.5, None, 0.5)}, {"samples": None}):
+        found = verdict_of(
+            [read_by_old_heads(**{"here": (0.753, 0.806, 0.493), "there": there, "order": order} | more)]
+        )
+        assert str(found) == POSSIBLE, more
+
+
+def test_a_trace_is_not_likely_by_chance():
+    draw = np.random.default_rng(0)
+    for noise in (0.0, 0.06):  # of the models
+        read = draw.binomial(72, 0.5 + noise * draw.standard_normal((1000, 3, 3))) / 72
+        found = [str(verdict_of([read_by_old_heads(*each)])) for each in read.tolist()]
+        assert found.count("trace likely") <= 1
+    exact = [verdict_of([read_by_old_heads(one, one, other, claim="exact")]) for one, other, _ in read.tolist()]
+    assert {str(verdict) for verdict in exact} == {"exact"}
 
 
 def test_an_exact_claim_includes_the_accuracy_on_remaining_tasks():
