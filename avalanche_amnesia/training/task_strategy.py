@@ -367,18 +367,25 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             undone = " Its training was undone" if self.is_training else ""
             raise TaskError(f"task {single_task(self.experience)}: {fault}.{undone}") from cause
 
-    def plan_unlearning(self, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
-        """Return the plan of unlearning ``tasks``, a list of the changes that it would make; change nothing.
+    def plan_unlearning(
+        self,
+        tasks: Iterable[int] | UnlearningRequest = (),
+        *,
+        task: int | None = None,
+        samples: Iterable[int] = (),
+        classes: Iterable[int] = (),
+        data: Any = None,
+    ) -> UnlearningPlan:
+        """Return the plan of an unlearning, a list of the changes that it would make; change nothing.
 
         Args:
-            tasks: labels; or a request, ``UnlearningRequest(task=2, samples=[0, 7])``.
-            data: as for :meth:`unlearn`.
+            tasks, task, samples, classes, data: as for :meth:`unlearn`.
 
         Raises:
             RequestError: if the tasks can't be requested now.
         """
         with self._full_precision():
-            return self._unlearning().plan(self, tasks, data=data)
+            return self._unlearning().plan(self, tasks, task=task, samples=samples, classes=classes, data=data)
 
     def unlearn(
         self,

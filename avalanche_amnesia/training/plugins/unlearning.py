@@ -139,10 +139,13 @@ class UnlearningPlugin(Plugin):
 
     # By the user ----------------------------------------------------------------------------------------------
 
-    def plan(self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest, *, data: Any = None) -> UnlearningPlan:
-        """Return the plan of unlearning ``tasks`` now; see :meth:`TaskStrategy.plan_unlearning`."""
-        context = self.prepared(strategy, _tasks_of(tasks))
-        retraining(self, strategy, tasks, context, data)
+    def plan(
+        self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest = (), *, data: Any = None, **parts: Any
+    ) -> UnlearningPlan:
+        """Return the plan of an unlearning now; see :meth:`TaskStrategy.plan_unlearning`; ``parts``: of one task."""
+        request = _request(tasks, **parts)
+        context = self.prepared(strategy, _tasks_of(request))
+        retraining(self, strategy, request, context, data)
         return context.plan
 
     def prepared(self, strategy: Strategy, tasks: Iterable[int]) -> UnlearningContext:
@@ -172,13 +175,10 @@ class UnlearningPlugin(Plugin):
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
         event = self._between_tasks(strategy)
-        samples = checks.integers("samples", samples, "positions in the data of the task")
-        classes = checks.integers("classes", classes, "labels in the data of the task")
+        request = _request(tasks, task, samples, classes)
         if reproduce is not None:
             checks.one_of("reproduce", reproduce, Literal[True, False])
-        if task is not None or samples or classes:
-            tasks = UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
-        return self._unlearn(strategy, tasks, event, keep_probes, allow_unknown, strict, data, reproduce)
+        return self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
 
     def prove(
         self, strategy: Strategy, references: Any, *, tasks: Iterable[int] = (), quiet: bool = False
@@ -543,6 +543,20 @@ class UnlearningPlugin(Plugin):
 
 def _apart(record: UnlearningRecord, before: UnlearningRecord | None) -> Apart:
     return Apart(partial(record.state, before), (record,) if before is None else (record, before))
+
+
+def _request(
+    tasks: Iterable[int] | UnlearningRequest,
+    task: int | None = None,
+    samples: Iterable[int] = (),
+    classes: Iterable[int] = (),
+) -> Iterable[int] | UnlearningRequest:
+    """Return the request that the arguments of ``unlearn`` stand for."""
+    samples = checks.integers("samples", samples, "positions in the data of the task")
+    classes = checks.integers("classes", classes, "labels in the data of the task")
+    if task is None and not samples and not classes:
+        return tasks
+    return UnlearningRequest(tasks, task=task, samples=samples, classes=classes)  # type: ignore[arg-type]
 
 
 def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
