@@ -234,14 +234,14 @@ class Ends(Hears):
     """Ends the last process at a place of its training."""
 
     def __init__(self, place, how):
-        self.passed, self.place, self.how = 0, place, how
+        self.passed, self._place, self._how = 0, place, how  # no settings, which a load would compare
         events = ("before_forward", "before_update", "after_training_exp", "before_training_exp", "after_unlearning")
         super().__init__(**dict.fromkeys(events, self.end))
 
     def end(self, strategy):
         self.passed += 1
-        if self.passed == self.place and is_last():
-            if self.how == "kill":
+        if self.passed == self._place and is_last():
+            if self._how == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             raise ZeroDivisionError("here")
 
