@@ -271,7 +271,7 @@ def test_an_end_of_one_process_ends_all_and_the_saved_state_goes_on_with_the_sam
     for trial, place in enumerate(n * (i + 1) // (2 + FACTOR) for i in range(FACTOR)):
         other, ended = in_group(2, saved_life, tmp_path / f"{trial}", place, how, fails=True)
         assert other.startswith("ProcessError: process 0 of 2: another process has ended with an error, or did not")
-        assert ended is None if how == "kill" else ended == "ZeroDivisionError: here"
+        assert ended is None if how == "kill" else "here" in ended
         again = in_group(2, saved_life, tmp_path / f"{trial}")
         assert all(found == expected for _, found in again)
 
