@@ -2,13 +2,14 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
 from matplotlib.figure import Figure
 from matplotlib.image import imread
+from PIL.Image import Image
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
@@ -21,17 +22,6 @@ class Histogram(NamedTuple):
 
     counts: np.ndarray
     edges: np.ndarray
-
-
-@runtime_checkable
-class Image(Protocol):
-    """Protocol of a PIL image with the two methods that loggers need, because this package does not import PIL."""
-
-    def getbands(self) -> tuple[str, ...]:
-        """Return the names of the image's channels."""
-
-    def save(self, fp: Any) -> None:
-        """Write the image to a file."""
 
 
 Payload = float | str | Image | Histogram | Table
