@@ -3,7 +3,6 @@
 import copy
 import enum
 import functools
-import gc
 import types
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,8 +63,7 @@ def trace_backbone(
 ) -> tuple[MaskedBackbone, UnitGraph]:
     """Return a backbone with tested masks on every weighted layer, and its unit graph; arguments as in MaskedModel."""
     check_backbone(backbone)
-    with _uncollected():
-        found, findings = examine(backbone, input_shape, **options)
+    found, findings = examine(backbone, input_shape, **options)
     if found is None:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
         raise ModelError(f"{findings[0]}{more}")
@@ -79,18 +77,6 @@ def trace_backbone(
             try_out(masked, found.graph)
         found.tried = masked.tried = True
     return masked, found.graph
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause garbage collection in the block, because each collection would visit the millions of objects of a trace."""
-    running = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def examine(

@@ -154,7 +154,7 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return the unit sets of a function with ``f(0) = 0``, after which masked entries stay zero."""
-    if not isinstance(x, Value) or _meets_others(x, rest, options):
+    if not isinstance(x, Value) or _meets_others(rest, options):
         return walk.conservative(node)
     return x.like(dtype=walk.result(node).dtype)
 
@@ -163,7 +163,7 @@ def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) ->
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return the unit sets of a function with ``f(0) ≠ 0``, after which masked entries are a constant."""
     result = walk.result(node)
-    if not isinstance(x, Value) or _meets_others(x, rest, options) or result.shape != x.shape:
+    if not isinstance(x, Value) or _meets_others(rest, options) or result.shape != x.shape:
         return walk.conservative(node)
     return x.like(masked=max(x.masked, Masked.CONSTANT), dtype=result.dtype)
 
@@ -187,7 +187,6 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
     return x.like(masked=max(x.masked, Masked.CONSTANT))
 
 
-def _meets_others(value: Value, *arguments: Any) -> bool:
+def _meets_others(*arguments: Any) -> bool:
     """Return True if another argument (a bound, a mask) is a parameter or computed from the input."""
-    others = [leaf for leaf in leaves(arguments) if isinstance(leaf, (Value, ParameterValue, Constant))]
-    return any(not isinstance(leaf, Constant) for leaf in others)
+    return any(isinstance(leaf, (Value, ParameterValue)) for leaf in leaves(arguments))
