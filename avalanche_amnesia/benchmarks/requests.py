@@ -47,7 +47,7 @@ class UnlearningRequest:
         for name, number in (("at", checks.integer(self.at)), ("iteration", checks.integer(self.iteration))):
             if number is not None:
                 object.__setattr__(self, name, number)
-        if self.at is not None and not _is_position(self.at):
+        if self.at is not None and not (type(self.at) is int and self.at >= 0):
             raise RequestError(f"at={self.at!r} is no position in the train stream; give an int of at least 0")
         if self.when not in get_args(When):
             raise RequestError(
@@ -59,7 +59,7 @@ class UnlearningRequest:
                 f"request at position {self.at}: iteration={self.iteration!r} needs when='iteration', "
                 f"but when={self.when!r}; set that or leave iteration out"
             )
-        if self.when == "iteration" and not _is_position(self.iteration):
+        if self.when == "iteration" and not (type(self.iteration) is int and self.iteration >= 0):
             raise RequestError(
                 f"request at position {self.at}: when='iteration' needs iteration, an int of at least 0, "
                 f"but got {self.iteration!r}"
@@ -73,7 +73,13 @@ class UnlearningRequest:
             ) from None
         object.__setattr__(self, "tasks", tasks)
         for name in ("samples", "classes"):
-            object.__setattr__(self, name, _sorted_numbers(name, getattr(self, name)))
+            try:
+                numbers = checks.integers(name, getattr(self, name), name)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
+            if min(numbers, default=0) < 0:
+                raise RequestError(f"{name}={list(numbers)}: {name} are counted from 0")
+            object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if self.is_partial and (len(tasks) != 1 or self.when != "after"):
             raise RequestError(
                 f"request for samples or classes of tasks {list(tasks)}, when={self.when!r}: name one task, "
@@ -398,18 +404,3 @@ def rehearse(
         if request.when == "after":
             enter = ledger.check if request.is_partial else ledger.forget
             enter(request.tasks, request.event(task), known)
-
-
-def _sorted_numbers(name: str, values: Iterable[object]) -> tuple[int, ...]:
-    try:
-        numbers = checks.integers(name, values, name)
-    except ValueError as error:
-        raise RequestError(str(error)) from None
-    if min(numbers, default=0) < 0:
-        raise RequestError(f"{name}={list(numbers)}: {name} are counted from 0")
-    return tuple(sorted(set(numbers)))
-
-
-def _is_position(value: object) -> bool:
-    number = checks.integer(value)
-    return number is not None and number >= 0
