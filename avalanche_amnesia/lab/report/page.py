@@ -88,14 +88,12 @@ def _cost(entry: Entry) -> Sequence[str]:
 def _forgotten(entry: Entry) -> str:
     if not entry.requests:
         return "nothing"
-    moments, unlearned = entry.requests.values(), entry.first.last.unlearned
-    requests = "; ".join(f"{_gone(each.unlearned_now, each.parts_now)} after task {each.task}" for each in moments)
+    told, unlearned = list[str](), entry.first.last.unlearned
+    for moment in entry.requests.values():
+        whole = [tasks(moment.unlearned_now)] if moment.unlearned_now else []
+        told.append(f"{listed([*whole, *moment.parts_now])} after task {moment.task}")
+    requests = "; ".join(told)
     return f"{tasks(unlearned)} of {len(entry.after)} ({requests})" if unlearned else requests
-
-
-def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
-    """Return unlearned tasks and samples as text: ``task 0 and 3 samples of task 1``."""
-    return listed([*([tasks(whole)] if whole else []), *parts])
 
 
 def _outcomes(lines: Sequence[Line]) -> Table | None:

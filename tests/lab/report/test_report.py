@@ -12,7 +12,7 @@ from support.report_results import FOLDER, another_seed, runs_of_demo
 
 from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
 from avalanche_amnesia.evaluation.resolution import distance_in_words
-from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, legend_of, scale_of
+from avalanche_amnesia.lab.report.charts import Axis, LineChart, Series, legend_of, scale_of
 from avalanche_amnesia.lab.report.page import _environment, report_page
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds, percent
@@ -253,5 +253,3 @@ def test_every_role_has_its_own_mark_besides_its_colour() -> None:
     shapes = {re.sub(r' (fill|stroke)="var\(.*?\)"', "", shape) for shape in marks.values()}
     assert marks.keys() == ROLES.keys()
     assert len(shapes) == len(marks)
-    with pytest.raises(ValueError, match="names do not fit"):
-        Matrix("x", "y", [0], [0, 1], [[None]], "")
