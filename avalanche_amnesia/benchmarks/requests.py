@@ -1,7 +1,6 @@
 """Unlearning requests as attributes of experiences, checked when a benchmark is built; streams without some samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -145,11 +144,12 @@ def with_unlearning(
     carried = [request for due in _carried(benchmark) for request in due]
     given = _listed(requests, len(tasks))
     declared = _declared(permanent, tasks) | _permanent(benchmark)
-    ledger = TaskLedger(_deadline(benchmark, deadline))
+    ledger = TaskLedger(deadline := _deadline(benchmark, deadline))
     ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
-    try:
-        _rehearse(tasks, schedule, declared, copy(ledger))
+    try:  # before the training
+        for task, due in zip(tasks, schedule, strict=True):
+            rehearse(ledger, task, due, tasks, permanent=task in declared)
         _check_parts(benchmark, schedule)
     except RequestError as error:
         if not carried:
@@ -159,7 +159,7 @@ def with_unlearning(
             f"{error}. The benchmark carries requests already, {there}, and these come in addition: to begin "
             "again, give with_unlearning the benchmark without requests"
         ) from error
-    return _scheduled(benchmark, schedule, declared, ledger.deadline)
+    return _scheduled(benchmark, schedule, declared, deadline)
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
@@ -186,11 +186,11 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
     """Return a copy of a benchmark without requests and repeated tasks; permanent tasks and the deadline stay."""
     benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
-    declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
-    _rehearse(tasks, _carried(benchmark), declared, TaskLedger(deadline))
+    declared, ledger = _permanent(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
+    for task, due in zip(tasks, _carried(benchmark), strict=True):
+        rehearse(ledger, task, due, tasks, permanent=task in declared)
     first = [position for position, task in enumerate(tasks) if task not in tasks[:position]]
-    alone = benchmark if len(first) == len(tasks) else rearranged(benchmark, first)
-    return _scheduled(alone, [() for _ in first], declared, deadline)
+    return _scheduled(rearranged(benchmark, first), [() for _ in first], declared, deadline)
 
 
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
@@ -371,17 +371,6 @@ def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
                 f"{', '.join(map(str, sorted(set(tasks))))}"
             )
     return frozenset(label for label in labels if label is not None)
-
-
-def _rehearse(
-    tasks: Sequence[int],
-    schedule: Sequence[tuple[UnlearningRequest, ...]],
-    declared: frozenset[int],
-    ledger: TaskLedger,
-) -> None:
-    """Check all requests of a stream with a ledger, so that an error is raised before the training."""
-    for task, due in zip(tasks, schedule, strict=True):
-        rehearse(ledger, task, due, tasks, permanent=task in declared)
 
 
 def rehearse(
