@@ -21,15 +21,6 @@ def report_page(runs: Sequence[Run]) -> str:
     """Return the HTML report page: unlearned tasks, tests for traces of these tasks, and costs for the remaining tasks.
 
     Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
-
-    Args:
-        runs: runs from :func:`read_runs`, of one or more folders.
-
-    Returns:
-        HTML with embedded style, script and charts.
-
-    Raises:
-        ValueError: there are no runs, or two runs have the same name, settings and seed.
     """
     found = entries(runs)
     lines = [_line(entry) for entry in found]

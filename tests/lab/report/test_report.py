@@ -94,7 +94,7 @@ def test_several_seeds_are_one_row_with_a_range(runs):
     (accuracy,) = (run.last.accuracy for run in runs if run.name == "EWC")
     first = mean(accuracy.values())
     assert float(summary[2]["accuracy on remaining tasks"]) == pytest.approx(first - 0.01)
-    assert over_seeds(Spread(first - 0.01, first - 0.02, first, 3), percent) in page.text
+    assert over_seeds(Spread(first - 0.01, first - 0.02, first), percent) in page.text
     assert {row["seed"] for row in page.rows("accuracy-table-1")} == {"0", "1", "2"}
 
 
@@ -195,7 +195,7 @@ BITS = Axis("JSD (bit)", distance_in_words, "{:g}".format, is_logarithmic=True)
 
 
 def spread(value: float, apart: float = 0.0) -> Spread:
-    return Spread(value, value - apart, value + apart, 1 + bool(apart))
+    return Spread(value, value - apart, value + apart)
 
 
 def lines(apart: float = 0.0) -> LineChart:
