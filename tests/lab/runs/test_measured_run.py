@@ -26,6 +26,7 @@ def test_every_number_is_logged_exactly_where_it_exists(kind, tmp_path):
     first, _, _, third, last = run.moments
     beside = ("UnlearnedAccuracy_chance", *COMPARED, *(f"{name}_reference" for name in COMPARED))
     assert not {*beside, *DISTANCES} & first.numbers.keys()
+    assert not [name for name in first.numbers if name.endswith("_tasks")]  # counts of unlearned tasks
     for moment in (third, last):
         assert moment.unlearned == (0, 2, 1)
         assert all(set(moment.by_task(name)) == {0, 1, 2} for name in beside)
