@@ -2,14 +2,13 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from avalanche.evaluation.metric_results import AlternativeValues, TensorImage
 from matplotlib.figure import Figure
-from PIL.Image import Image
-from PIL.Image import open as open_image
+from matplotlib.image import imread
 from torch import Tensor
 from torchvision.transforms.functional import to_pil_image
 
@@ -22,6 +21,17 @@ class Histogram(NamedTuple):
 
     counts: np.ndarray
     edges: np.ndarray
+
+
+@runtime_checkable
+class Image(Protocol):
+    """Protocol of a PIL image with the two methods that loggers need, because this package does not import PIL."""
+
+    def getbands(self) -> tuple[str, ...]:
+        """Return the names of the image's channels."""
+
+    def save(self, fp: Any) -> None:
+        """Write the image to a file."""
 
 
 Payload = float | str | Image | Histogram | Table
@@ -55,7 +65,8 @@ def payload_of(value: Any) -> Payload | None:
         return float(value)
     if isinstance(value, Figure):
         value.savefig(buffer := io.BytesIO(), format="png")  # the figure stays open and unchanged
-        return open_image(buffer)
+        buffer.seek(0)
+        return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
     if isinstance(value, TensorImage):
         return _image_of(value.image)
     if isinstance(value, Tensor | np.ndarray):

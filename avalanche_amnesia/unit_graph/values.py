@@ -14,7 +14,6 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx
 
@@ -218,17 +217,25 @@ class Dependence:
 
     def mixed(self, result: Tensor) -> Dependence:
         """Return the dependence of a tensor whose entry ``i`` combines all entries with ``result`` equal to ``i``."""
-        from scipy.sparse import coo_matrix  # here, because few networks compute a weight
-        from scipy.sparse.csgraph import connected_components
-
         count = int(result.max()) + 1
         small, into = torch.broadcast_tensors(self.place, result)
         groups = int(self.size.numel() if self.group is None else self.group.max() + 1)
-        edges = small.reshape(-1), into.reshape(-1) + groups
-        links = coo_matrix((np.ones(small.numel()), edges), shape=(groups + count,) * 2)
-        labels = torch.from_numpy(connected_components(links, directed=False)[1]).long()
+        labels = _components(groups + count, small.reshape(-1), into.reshape(-1) + groups)
         own = torch.arange(groups) if self.group is None else self.group
         return replace(self, moved_to=labels[groups:], group=labels[:groups][own])
+
+
+def _components(n: int, first: Tensor, second: Tensor) -> Tensor:
+    """Return the connected component's number for each of ``n`` nodes, for edges from ``first`` to ``second``."""
+    least = torch.arange(n)
+    while True:
+        before = least
+        ends = least[torch.cat([first, second])]
+        lower = least[first].minimum(least[second]).repeat(2)
+        least = least.scatter_reduce(0, ends, lower, "amin")
+        least = least[least]  # each round merges whole components, so a long chain needs few rounds
+        if torch.equal(least, before):
+            return ((least == torch.arange(n)).cumsum(0) - 1)[least]
 
 
 @dataclass(frozen=True)
