@@ -11,6 +11,7 @@ from torch.nn.functional import interpolate
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks import SplitDigits
+from avalanche_amnesia.benchmarks.data import Chain, LazyTask, TensorTask
 from avalanche_amnesia.benchmarks.tasks import TaskExperience, scenario_of
 from avalanche_amnesia.contrib.streams import SplitCIFAR10, SplitFashionMNIST, SplitMNIST
 from experiments.omniglot import SplitOmniglot
@@ -65,9 +66,23 @@ def combined_benchmark(
                     f"{name} task {position} is a {type(experience).__name__}: build each benchmark with task_benchmark"
                 )
         n_classes = [len(experience.original_classes) for experience in experiences]
-        placed = [experience.placed(task, n_classes, change) for task, experience in enumerate(experiences)]
+        placed = [placed_as(task, one, n_classes, change) for task, one in enumerate(experiences)]
         streams.append(EagerCLStream(name, placed))
     return scenario_of(streams, n_classes)
+
+
+def placed_as(task: int, given: TaskExperience, n_classes: Sequence[int], change: Fit | None) -> TaskExperience:
+    """Return the data of an experience as a task of another stream, with a further transform."""
+    samples = given._samples
+    if change is not None:
+        if isinstance(samples, LazyTask):
+            raise ValueError(
+                "a lazy data set's samples can't be changed here: transform them in the data set, and ask for no "
+                "change (size=None, channels=None)"
+            )
+        steps = (change,) if samples.transform is None else (samples.transform, change)
+        samples = TensorTask(samples.base, samples.index, samples.targets, Chain(steps))
+    return TaskExperience(samples, task, n_classes, given.original_classes)
 
 
 def Combined(

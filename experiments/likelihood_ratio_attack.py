@@ -18,7 +18,6 @@ from avalanche_amnesia.contrib.metrics.membership import membership_auc
 from avalanche_amnesia.evaluation.bases import by_task_label
 from avalanche_amnesia.evaluation.probes import Probe, features_of, take_probe
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.evaluation.retraining import Store
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -189,7 +188,7 @@ def likelihood_ratio_audit(
     *,
     samples: Sequence[int] | None = None,
     most: int = 500,
-    store: Store | None = None,
+    store: Any = None,
 ) -> LikelihoodRatioAudit:
     """Learn a stream under several seeds, unlearn a task or samples of it, and attack what is left.
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.families import Images, stratified
 from avalanche_amnesia.benchmarks.tasks import task_benchmark
-from avalanche_amnesia.contrib.streams.image_sets import Scale, data_root, missing
+from avalanche_amnesia.contrib.streams.image_sets import Standardise, data_root, missing
 
 Alphabets = Literal["small", "background"]
 SMALL = tuple(Path("omniglot-small") / f"images_background_small{number}.zip" for number in (1, 2))
@@ -70,7 +70,7 @@ def omniglot(root: Path, alphabets: Alphabets = "small") -> Images:
     x, y = _drawings(root, alphabets)
     learned = torch.zeros(len(y), dtype=torch.bool)
     learned[stratified(y, 14 * len(y) // 20, 0, "train")] = True  # the same for all seeds
-    return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Scale(255),))
+    return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Standardise(0, 255),))
 
 
 def _drawings(root: Path, alphabets: Alphabets) -> tuple[Tensor, Tensor]:

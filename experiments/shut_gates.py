@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
-from avalanche_amnesia.contrib.streams.image_sets import Scale, Standardise, load_idx, rotated
+from avalanche_amnesia.contrib.streams.image_sets import Standardise, load_idx, rotated
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
@@ -43,7 +43,7 @@ def make_benchmark(stream, seed, root):
     chosen = stratified(y, n_train + 2000, seed, "shut gates")
     validating = chosen[stratified(y[chosen], 2000, seed, "validation")]
     training = chosen[~torch.isin(chosen, validating)]
-    images = Images((x[training], y[training]), (x[validating], y[validating]), before=(Scale(255),))
+    images = Images((x[training], y[training]), (x[validating], y[validating]), before=(Standardise(0, 255),))
     return tasks(replace(images, after=(Standardise(0.2, 0.33),)), seed)
 
 

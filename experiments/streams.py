@@ -23,7 +23,6 @@ from avalanche_amnesia.benchmarks.families import Images, permuted, split, strat
 from avalanche_amnesia.contrib.streams import CharacterNet, SmallConvNet
 from avalanche_amnesia.contrib.streams.image_sets import (
     JPEG,
-    Scale,
     Standardise,
     cifar,
     cifar10_jpeg,
@@ -107,7 +106,7 @@ def _idx(name: str) -> Callable[[Path], Images]:
 
     @cache
     def load(root: Path) -> Images:
-        return Images(*load_idx(name, root, False), before=(Scale(255),), after=(standard,))
+        return Images(*load_idx(name, root, False), before=(Standardise(0, 255),), after=(standard,))
 
     return load
 
@@ -116,7 +115,7 @@ def _idx(name: str) -> Callable[[Path], Images]:
 def _cifar10(root: Path) -> Images:
     """CIFAR-10 by torchvision; where it is not, ``cifar10-jpeg/cifar10_jpeg.npz``, compressed to JPEG of quality 75."""
     parts = cifar10_jpeg(root) if (root / JPEG).exists() else cifar("CIFAR10", root, True)
-    return Images(*parts, before=(Scale(255),), after=(Standardise(0.473, 0.251),))
+    return Images(*parts, before=(Standardise(0, 255),), after=(Standardise(0.473, 0.251),))
 
 
 def _drawings(root: Path) -> tuple[Tensor, Tensor]:
@@ -139,7 +138,7 @@ def _omniglot(root: Path) -> Images:
     x, y = _drawings(root)
     learned = torch.zeros(len(y), dtype=torch.bool)
     learned[stratified(y, 14 * len(y) // 20, 0, "train")] = True  # the same for all seeds
-    return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Scale(255),))
+    return Images((x[learned], y[learned]), (x[~learned], y[~learned]), before=(Standardise(0, 255),))
 
 
 def _alphabets(images: Images, n_tasks: int, seed: int) -> CLScenario:

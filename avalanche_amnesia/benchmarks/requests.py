@@ -1,7 +1,6 @@
 """Unlearning requests as attributes of experiences, checked when a benchmark is built; streams without some samples."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from copy import copy
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -47,7 +46,7 @@ class UnlearningRequest:
         for name, number in (("at", checks.integer(self.at)), ("iteration", checks.integer(self.iteration))):
             if number is not None:
                 object.__setattr__(self, name, number)
-        if self.at is not None and not _is_position(self.at):
+        if self.at is not None and not (type(self.at) is int and self.at >= 0):
             raise RequestError(f"at={self.at!r} is no position in the train stream; give an int of at least 0")
         if self.when not in get_args(When):
             raise RequestError(
@@ -59,7 +58,7 @@ class UnlearningRequest:
                 f"request at position {self.at}: iteration={self.iteration!r} needs when='iteration', "
                 f"but when={self.when!r}; set that or leave iteration out"
             )
-        if self.when == "iteration" and not _is_position(self.iteration):
+        if self.when == "iteration" and not (type(self.iteration) is int and self.iteration >= 0):
             raise RequestError(
                 f"request at position {self.at}: when='iteration' needs iteration, an int of at least 0, "
                 f"but got {self.iteration!r}"
@@ -73,7 +72,13 @@ class UnlearningRequest:
             ) from None
         object.__setattr__(self, "tasks", tasks)
         for name in ("samples", "classes"):
-            object.__setattr__(self, name, _sorted_numbers(name, getattr(self, name)))
+            try:
+                numbers = checks.integers(name, getattr(self, name), name)
+            except ValueError as error:
+                raise RequestError(str(error)) from None
+            if min(numbers, default=0) < 0:
+                raise RequestError(f"{name}={list(numbers)}: {name} are counted from 0")
+            object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if self.is_partial and (len(tasks) != 1 or self.when != "after"):
             raise RequestError(
                 f"request for samples or classes of tasks {list(tasks)}, when={self.when!r}: name one task, "
@@ -139,11 +144,12 @@ def with_unlearning(
     carried = [request for due in _carried(benchmark) for request in due]
     given = _listed(requests, len(tasks))
     declared = _declared(permanent, tasks) | _permanent(benchmark)
-    ledger = TaskLedger(_deadline(benchmark, deadline))
+    ledger = TaskLedger(deadline := _deadline(benchmark, deadline))
     ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
-    try:
-        _rehearse(tasks, schedule, declared, copy(ledger))
+    try:  # before the training
+        for task, due in zip(tasks, schedule, strict=True):
+            rehearse(ledger, task, due, tasks, permanent=task in declared)
         _check_parts(benchmark, schedule)
     except RequestError as error:
         if not carried:
@@ -153,7 +159,7 @@ def with_unlearning(
             f"{error}. The benchmark carries requests already, {there}, and these come in addition: to begin "
             "again, give with_unlearning the benchmark without requests"
         ) from error
-    return _scheduled(benchmark, schedule, declared, ledger.deadline)
+    return _scheduled(benchmark, schedule, declared, deadline)
 
 
 def check_part(request: UnlearningRequest, task: int, n: int, classes: Iterable[int], event: str) -> None:
@@ -180,11 +186,11 @@ def without_requests(benchmark: CLScenario) -> CLScenario:
     """Return a copy of a benchmark without requests and repeated tasks; permanent tasks and the deadline stay."""
     benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
-    declared, deadline = _permanent(benchmark), _deadline(benchmark, None)
-    _rehearse(tasks, _carried(benchmark), declared, TaskLedger(deadline))
+    declared, ledger = _permanent(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
+    for task, due in zip(tasks, _carried(benchmark), strict=True):
+        rehearse(ledger, task, due, tasks, permanent=task in declared)
     first = [position for position, task in enumerate(tasks) if task not in tasks[:position]]
-    alone = benchmark if len(first) == len(tasks) else rearranged(benchmark, first)
-    return _scheduled(alone, [() for _ in first], declared, deadline)
+    return _scheduled(rearranged(benchmark, first), [() for _ in first], declared, deadline)
 
 
 def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
@@ -367,17 +373,6 @@ def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
     return frozenset(label for label in labels if label is not None)
 
 
-def _rehearse(
-    tasks: Sequence[int],
-    schedule: Sequence[tuple[UnlearningRequest, ...]],
-    declared: frozenset[int],
-    ledger: TaskLedger,
-) -> None:
-    """Check all requests of a stream with a ledger, so that an error is raised before the training."""
-    for task, due in zip(tasks, schedule, strict=True):
-        rehearse(ledger, task, due, tasks, permanent=task in declared)
-
-
 def rehearse(
     ledger: TaskLedger, task: int, due: Iterable[UnlearningRequest], known: Sequence[int], *, permanent: bool
 ) -> None:
@@ -398,18 +393,3 @@ def rehearse(
         if request.when == "after":
             enter = ledger.check if request.is_partial else ledger.forget
             enter(request.tasks, request.event(task), known)
-
-
-def _sorted_numbers(name: str, values: Iterable[object]) -> tuple[int, ...]:
-    try:
-        numbers = checks.integers(name, values, name)
-    except ValueError as error:
-        raise RequestError(str(error)) from None
-    if min(numbers, default=0) < 0:
-        raise RequestError(f"{name}={list(numbers)}: {name} are counted from 0")
-    return tuple(sorted(set(numbers)))
-
-
-def _is_position(value: object) -> bool:
-    number = checks.integer(value)
-    return number is not None and number >= 0

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import BatchTransform, Chain, LazyTask, TensorTask, parted
+from avalanche_amnesia.benchmarks.data import BatchTransform, LazyTask, TensorTask, parted
 
 Data = tuple[Tensor, Tensor] | Dataset[Any]
 
@@ -85,19 +85,6 @@ class TaskExperience(DatasetExperience):
     def samples(self) -> TensorTask | LazyTask | None:
         """Return the samples; None if the experience's data set was replaced after it was built."""
         return self._samples if self._dataset is self._built_with else None
-
-    def placed(self, task: int, n_classes: Sequence[int], change: BatchTransform | None = None) -> TaskExperience:
-        """Return the same data as a task of another stream, with a further transform (not for a lazy data set)."""
-        samples = self._samples
-        if change is not None:
-            if isinstance(samples, LazyTask):
-                raise ValueError(
-                    "a lazy data set's samples can't be changed here: transform them in the data set, and ask for no "
-                    "change (size=None, channels=None)"
-                )
-            steps = (change,) if samples.transform is None else (samples.transform, change)
-            samples = TensorTask(samples.base, samples.index, samples.targets, Chain(steps))
-        return TaskExperience(samples, task, n_classes, self.original_classes)
 
     def not_finite(self) -> Tensor | None:
         """Return the positions of samples with NaN or infinity before transforms, int64 (n,); None if not in memory."""

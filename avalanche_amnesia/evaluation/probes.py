@@ -74,7 +74,6 @@ def features_of(
     model: nn.Module,
     x: Tensor,
     mask: Tensor | None = None,
-    batch_size: int = _BATCH,
     parts: nn.Module | None = None,
     task: int | None = None,
 ) -> Tensor:
@@ -84,7 +83,6 @@ def features_of(
         model: a MultiHeadModel, or any model whose classifier is an Avalanche ``MultiHeadClassifier`` (the classifier's
             input counts as the features); ModelError for another model.
         mask: over the units or weights of a model with masks, ``(n,)``; None: no mask.
-        batch_size: samples at a time.
         parts: further modules of the task (``model.task_parts(task)``), for a model with masks or a TaskNormModel.
         task: task whose network to use, if the model has one per task; None: as for a task that the model lacks.
     """
@@ -92,8 +90,7 @@ def features_of(
     with evaluating(model):
         if parts is not None:
             parts = deepcopy(parts).to(device).eval()
-        batches = x.split(batch_size)
-        return torch.cat([_batch_features(model, part.to(device), mask, parts, task).cpu() for part in batches])
+        return torch.cat([_batch_features(model, part.to(device), mask, parts, task).cpu() for part in x.split(_BATCH)])
 
 
 def _batch_features(

@@ -22,7 +22,7 @@ from avalanche_amnesia.benchmarks.requests import experience_without, tasks_afte
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
-from avalanche_amnesia.evaluation.retraining import Retraining, Store, Workers
+from avalanche_amnesia.evaluation.retraining import Retraining
 from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.processes import n_processes, rank
 from avalanche_amnesia.saving.strategy_settings import learning_settings
@@ -82,8 +82,8 @@ class References:
         benchmark: Any,
         *,
         train_options: Mapping[str, Any] | None = None,
-        store: Store | None = None,
-        workers: Workers | None = None,
+        store: Any = None,
+        workers: Any = None,
     ) -> None:
         _check_maker(make_strategy)
         if workers is not None and store is None:
@@ -169,7 +169,7 @@ class References:
             if here != there:
                 self._refuse(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
         if self.workers is not None and self._expected:
-            self._train_ahead(self.workers)
+            self._train_ahead()
 
     def check_labels(self, trained: Mapping[int, str]) -> None:
         """Raise ReferencesError unless ``trained``, task → fingerprint of its labels, is as in this benchmark."""
@@ -363,10 +363,10 @@ class References:
                 paths += [(variant, remaining) for variant in _OF_REMAINING if variant in self._expected]
         return list(dict.fromkeys(paths))
 
-    def _train_ahead(self, workers: Workers) -> None:
+    def _train_ahead(self) -> None:
         """Start the workers at the first call; at later calls, warn if a worker failed."""
         if self._ahead:
-            error = workers.failure()
+            error = self.workers.failure()
             if error is not None:
                 warnings.warn(f"a worker that trains references failed, the run trains them: {error!r}", stacklevel=4)
             return
@@ -376,7 +376,7 @@ class References:
             if not run.stored:
                 self.workers = None  # without stored states no result of another process can be loaded
                 return
-        workers.begin(self, self.expected())
+        self.workers.begin(self, self.expected())
         self._ahead = True
 
     def train_along(self, path: tuple[int, ...], variant: Expected) -> Any:

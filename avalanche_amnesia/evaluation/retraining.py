@@ -2,33 +2,15 @@
 
 import tempfile
 import warnings
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
-
-
-class Store(Protocol):
-    """Protocol of a store of training states, shared by runs: :class:`avalanche_amnesia.lab.runs.RunStore`."""
-
-    def run(self, strategy: Strategy) -> Any:
-        """Return a run of a new strategy with the methods of :class:`Retraining`."""
-
-
-class Workers(Protocol):
-    """Protocol of processes that train references in advance: :class:`avalanche_amnesia.lab.runs.ReferenceWorkers`."""
-
-    def begin(self, references: Any, paths: Iterable[tuple[Any, tuple[int, ...]]]) -> None:
-        """Start training the models of ``paths``, pairs of (variant, tasks), into the store of the references."""
-
-    def failure(self) -> BaseException | None:
-        """Return the first error of a worker, or None."""
 
 
 class Retraining:

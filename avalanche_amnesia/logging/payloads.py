@@ -64,18 +64,22 @@ def payload_of(value: Any) -> Payload | None:
     if isinstance(value, bool | int | float | np.bool_ | np.integer | np.floating):
         return float(value)
     if isinstance(value, Figure):
-        buffer = io.BytesIO()
-        value.savefig(buffer, format="png")  # the figure stays open and unchanged
+        value.savefig(buffer := io.BytesIO(), format="png")  # the figure stays open and unchanged
         buffer.seek(0)
         return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
     if isinstance(value, TensorImage):
         return _image_of(value.image)
     if isinstance(value, Tensor | np.ndarray):
-        return _payload_of_array(_as_array(value))
+        return _payload_of_array(value)
     return value if isinstance(value, Image) else None
 
 
-def _payload_of_array(array: np.ndarray) -> Payload | None:
+def _payload_of_array(value: Tensor | np.ndarray) -> Payload | None:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu().contiguous()
+        # numpy knows no bfloat16 and no float8.
+        value = value.double().numpy() if value.dtype.is_floating_point else value.resolve_conj().numpy()
+    array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         return None
     if array.shape in ((), (1,)):  # (1,) is the shape of Avalanche's losses
@@ -83,14 +87,6 @@ def _payload_of_array(array: np.ndarray) -> Payload | None:
     entries = array.astype(np.float64).ravel()
     entries = entries[np.isfinite(entries)]  # numpy refuses to bin NaN and infinity
     return Histogram(*np.histogram(entries, bins=64)) if entries.size else None
-
-
-def _as_array(value: Tensor | np.ndarray) -> np.ndarray:
-    if not isinstance(value, Tensor):
-        return np.asarray(value)
-    value = value.detach().cpu().contiguous()
-    # numpy knows no bfloat16 and no float8.
-    return value.double().numpy() if value.dtype.is_floating_point else value.resolve_conj().numpy()
 
 
 def _image_of(pixels: Tensor) -> Image | None:

@@ -69,16 +69,13 @@ class WandBWriter(RunWriter):
             _wait_until_written(Path(self.run.settings.sync_file))
 
 
-def artefact_name(record: UnlearningRecord) -> str:
-    """Return the name of a record's artefact, which depends only on the record's content."""
-    of = "-".join(map(str, record.tasks)) if record.task is None else f"samples-of-{record.task}"
-    return f"unlearning-of-{of}-{hashlib.sha256(record.to_json().encode()).hexdigest()[:12]}"
-
-
 def _artefact(record: UnlearningRecord) -> Any:
+    """Return a record as an artefact, whose name depends only on the record's content."""
     import wandb
 
-    artefact = wandb.Artifact(artefact_name(record), type=_RECORD_TYPE, description=str(record))
+    of = "-".join(map(str, record.tasks)) if record.task is None else f"samples-of-{record.task}"
+    name = f"unlearning-of-{of}-{hashlib.sha256(record.to_json().encode()).hexdigest()[:12]}"
+    artefact = wandb.Artifact(name, type=_RECORD_TYPE, description=str(record))
     with artefact.new_file("record.json") as file:
         file.write(record.to_json())
     return artefact

@@ -169,11 +169,11 @@ class NamedTensors(Mapping[Any, Any]):
         return [self[start : start + size] for start in range(0, len(self), size)]
 
 
-def _parts(batch: NamedTensors) -> tuple[list[Any], list[str]]:
-    return [batch[name] for name in batch], list(batch)
-
-
-register_pytree_node(NamedTensors, _parts, lambda tensors, names: NamedTensors(dict(zip(names, tensors, strict=True))))
+register_pytree_node(
+    NamedTensors,
+    lambda batch: ([batch[name] for name in batch], list(batch)),
+    lambda tensors, names: NamedTensors(dict(zip(names, tensors, strict=True))),
+)
 
 
 def as_batch(x: Any) -> Any:

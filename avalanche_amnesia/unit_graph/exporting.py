@@ -244,8 +244,9 @@ def _take_sizes(exported: Exported, program: Any) -> None:
     names = program.graph_signature.user_inputs
     values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
     shapes: list[tuple[Any, ...]] = [tuple(value.shape) for value in values if isinstance(value, Tensor)]
-    exported.shapes = [tuple(str(size.node.expr) if _is_free(size) else int(size) for size in one) for one in shapes]
     moving = [size.node for one in shapes for size in one if isinstance(size, torch.SymInt)]
+    free = {str(size.expr) for size in moving if size.expr.is_symbol}
+    exported.shapes = [tuple(str(size) if str(size) in free else int(size) for size in one) for one in shapes]
     if not moving:
         return
     first = [size.node for one in shapes for size in one[:1] if isinstance(size, torch.SymInt)]
@@ -253,13 +254,8 @@ def _take_sizes(exported: Exported, program: Any) -> None:
     environment: Any = moving[-1].shape_env
     known = getattr(environment, "backed_var_to_val", None) or environment.var_to_val  # by torch's version
     exported.sizes = {symbol: int(known[symbol]) for node in moving for symbol in node.expr.free_symbols}
-    free = {size for shape in exported.shapes for size in shape if isinstance(size, str)}
     conditions = {environment.replace(guard.expr) for guard in environment.guards}
     exported.guards = sorted(PythonPrinter().doprint(c) for c in conditions if _compares_sizes(c, free))
-
-
-def _is_free(size: Any) -> bool:
-    return isinstance(size, torch.SymInt) and bool(size.node.expr.is_symbol)
 
 
 def _compares_sizes(condition: Any, free: Collection[str]) -> bool:
@@ -501,11 +497,6 @@ def declaring(name: str, *options: str) -> str:
 # Origin of a node -------------------------------------------------------------------------------------------------
 
 
-def name_of(node: fx.Node) -> str:
-    """Return the name of a node's operation."""
-    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
-
-
 def module_of(node: fx.Node) -> str:
     """Return the path, inside the backbone, of the module whose forward runs a node's operation."""
     paths = [str(path) for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
@@ -514,9 +505,9 @@ def module_of(node: fx.Node) -> str:
 
 def where(node: fx.Node) -> str:
     """Return a description of a node for error messages: its operation, module and line of code."""
-    name = module_of(node)
+    name, operation = module_of(node), str(getattr(node.target, "__name__", node.target)).partition(".")[0]
     inside = f" in module {name!r}" if name else ""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
     own = [i for i, line in enumerate(lines) if line.startswith("File ") and "site-packages" not in line]
     code = lines[own[-1] + 1] if own and own[-1] + 1 < len(lines) else ""
-    return f"operation {name_of(node)!r}{inside}" + (f" ({code})" if code else "")
+    return f"operation {operation!r}{inside}" + (f" ({code})" if code else "")

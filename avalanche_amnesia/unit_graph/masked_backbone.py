@@ -247,9 +247,6 @@ def as_function(node: fx.Node) -> None:
     if node.op != "call_function" or not isinstance(target, OpOverload) or target.namespace != "aten":
         return
     name = target._schema.name.removeprefix("aten::")
-    if name == "slice" and not node.kwargs:
-        _as_index(node)
-        return
     name = {"view": "reshape", "_unsafe_view": "reshape"}.get(name, name) if target._overloadname != "dtype" else name
     for library in (torch, torch._C._nn):
         found = getattr(library, name, None)
@@ -260,17 +257,6 @@ def as_function(node: fx.Node) -> None:
     plain = not node.kwargs and target._overloadname in ("default", "int", "dtype", "other", "")
     if plain and isinstance(getattr(torch._C.TensorBase, method, None), types.MethodDescriptorType):
         node.op, node.target = "call_method", method
-
-
-def _as_index(node: fx.Node) -> None:
-    given: Any = node.args
-    defaults: Any = (0, None, None, 1)
-    filled: Any = tuple(given) + defaults[len(given) - 1 :]
-    x, dim, start, end, step = filled
-    if isinstance(dim, int) and dim >= 0:
-        whole = isinstance(end, int) and end >= 2**62
-        part = slice(start, None if whole else end, step if step != 1 else None)
-        node.target, node.args = operator.getitem, (x, (slice(None),) * dim + (part,))
 
 
 def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:

@@ -3,8 +3,9 @@
 import copy
 import enum
 import functools
-import gc
+import itertools
 import types
+from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -64,8 +65,7 @@ def trace_backbone(
 ) -> tuple[MaskedBackbone, UnitGraph]:
     """Return a backbone with tested masks on every weighted layer, and its unit graph; arguments as in MaskedModel."""
     check_backbone(backbone)
-    with _uncollected():
-        found, findings = examine(backbone, input_shape, **options)
+    found, findings = examine(backbone, input_shape, **options)
     if found is None:
         more = f" (and {len(findings) - 1} more: validate(model) lists them)" if len(findings) > 1 else ""
         raise ModelError(f"{findings[0]}{more}")
@@ -79,18 +79,6 @@ def trace_backbone(
             try_out(masked, found.graph)
         found.tried = masked.tried = True
     return masked, found.graph
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Pause garbage collection in the block, because each collection would visit the millions of objects of a trace."""
-    running = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if running:
-            gc.enable()
 
 
 def examine(
@@ -346,14 +334,14 @@ def _features(model: nn.Module, inputs: Inputs) -> Tensor:
 
 def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) -> Hashable | None:
     """Return a cache key (module types, attributes, tensor shapes and types), or None if an attribute has no key."""
-    numbers: dict[int, int] = {}
     parts: list[Hashable] = [options, torch.get_default_dtype()]
+    numbers = defaultdict[int, int](itertools.count().__next__)  # of modules and parameters, which may be shared
     try:
         parts.append(_attribute(dict(example) if isinstance(example, Mapping) else example))
         for name, module in backbone.named_modules(remove_duplicate=False):
-            parts.append((name, type(module), _number(numbers, module)))
+            parts.append((name, type(module), numbers[id(module)]))
             for key, parameter in module._parameters.items():
-                parts.append((key, None if parameter is None else (_kind(parameter), _number(numbers, parameter))))
+                parts.append((key, None if parameter is None else (_kind(parameter), numbers[id(parameter)])))
             for key, buffer in module._buffers.items():
                 statistic = isinstance(module, _NormBase) and key in _STATISTICS
                 parts.append((key, None if buffer is None else _kind(buffer) if statistic else _content(buffer)))
@@ -367,10 +355,6 @@ def structure_of(backbone: nn.Module, options: Hashable, example: Any = None) ->
 
 class _Hidden(Exception):
     """Error for an attribute that can't be compared, so that the backbone has no cache key."""
-
-
-def _number(numbers: dict[int, int], thing: object) -> int:
-    return numbers.setdefault(id(thing), len(numbers))
 
 
 def _kind(tensor: Tensor) -> Hashable:
@@ -400,11 +384,8 @@ def _attribute(value: Any) -> Hashable:
         return _content(value)
     if type(value) is functools.partial:  # vision transformers store their norm type as a partial
         return type(value), *map(_attribute, (value.func, value.args, value.keywords))
-    if isinstance(value, type) or (isinstance(value, (types.FunctionType, types.BuiltinFunctionType)) and _open(value)):
+    if isinstance(value, (type, types.BuiltinFunctionType)):
+        return value
+    if isinstance(value, types.FunctionType) and value.__closure__ is None:  # reads only arguments and its module
         return value
     raise _Hidden
-
-
-def _open(function: Any) -> bool:
-    """Return True if a function reads only its arguments and names of its module (it has no closure)."""
-    return getattr(function, "__closure__", None) is None

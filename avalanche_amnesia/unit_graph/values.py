@@ -7,7 +7,7 @@ of values takes the union of their sets, entry by entry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
@@ -15,7 +15,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 ALWAYS = 0
 """The set that no mask covers: the network's input, or entries that may be non-zero under every mask."""
@@ -63,23 +63,22 @@ class UnitSets:
 
     def union(self, first: Tensor, second: Tensor) -> Tensor:
         """Return the union of the sets in two tensors of set numbers, entry by entry with broadcasting."""
-        shape = torch.broadcast_shapes(first.shape, second.shape)
         first, second = torch.broadcast_tensors(first, second)
-        a, b = compact_together(first, second)
+        a, b = torch.broadcast_tensors(compact(first), compact(second))
         if torch.equal(a, b):
             return first
         apart = (a == NOTHING) | (b == NOTHING)
         if bool(apart.all()):
-            return torch.where(a == NOTHING, b, a).expand(shape)
+            return torch.where(a == NOTHING, b, a).expand(first.shape)
         pairs, place = torch.stack([a.reshape(-1), b.reshape(-1)]).unique(dim=1, return_inverse=True)
         if pairs.shape[1] > _MOST_PAIRS or len(self._sets) > _MOST_SETS:
-            return torch.full((), ALWAYS).expand(shape)
+            return torch.full((), ALWAYS).expand(first.shape)
         numbers = torch.tensor([self._of(self._sets[i] | self._sets[j]) for i, j in pairs.T.tolist()])
-        return numbers[place].reshape(a.shape).expand(shape)
+        return numbers[place].reshape(a.shape).expand(first.shape)
 
     def merge(self, groups: Tensor, ids: Tensor, n_groups: int) -> Tensor:
         """Return the union of the sets ``ids`` in each group, ``(n_groups,)``; ``NOTHING`` for an empty group."""
-        a, b = compact_together(*torch.broadcast_tensors(groups, ids))
+        a, b = torch.broadcast_tensors(*map(compact, torch.broadcast_tensors(groups, ids)))
         group, number = a.reshape(-1), b.reshape(-1)
         if bool((torch.bincount(group) > 1).any()):  # otherwise sorting, which is slow, is not needed
             group, number = torch.stack([group, number], 1).unique(dim=0).T
@@ -145,13 +144,6 @@ def compact(ids: Tensor) -> Tensor:
     return ids
 
 
-def compact_together(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two tensors of equal shape, cut to size 1 along axes where both are constant."""
-    first, second = compact(first), compact(second)
-    first, second = torch.broadcast_tensors(first, second)
-    return first, second
-
-
 # Knowledge of a value ------------------------------------------------------------------------------------------------
 
 
@@ -174,7 +166,6 @@ class Value:
     """
 
     ids: Tensor
-    dtype: torch.dtype
     masked: Masked = Masked.ZERO
 
     def __post_init__(self) -> None:
@@ -183,35 +174,17 @@ class Value:
 
     @property
     def shape(self) -> torch.Size:
-        """Return the tensor's shape for a batch of two samples."""
+        """Return the tensor's shape for a batch of ``EXPORTED_BATCH`` samples."""
         return self.ids.shape
 
-    def like(self, ids: Tensor | None = None, masked: Masked | None = None, dtype: torch.dtype | None = None) -> Value:
-        """Return a copy with other sets ``ids``, other contents ``masked`` of masked entries, or another type."""
-        changed: dict[str, Any] = {"ids": ids, "masked": masked, "dtype": dtype}
-        return replace(self, **{name: new for name, new in changed.items() if new is not None})
+    def like(self, ids: Tensor | None = None, masked: Masked | None = None) -> Value:
+        """Return a copy with other sets ``ids``, or other contents ``masked`` of masked entries."""
+        return Value(self.ids if ids is None else ids, self.masked if masked is None else masked)
 
     @property
     def always(self) -> bool:
         """Return True if no mask affects any entry."""
         return bool((self.ids == ALWAYS).all())
-
-
-@dataclass(frozen=True)
-class Constant:
-    """A tensor that depends on neither the input nor a parameter, with its content."""
-
-    content: Tensor
-
-    @property
-    def shape(self) -> torch.Size:
-        """Return the shape of the tensor."""
-        return self.content.shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Return the dtype of the tensor."""
-        return self.content.dtype
 
 
 @dataclass(frozen=True)
@@ -271,13 +244,11 @@ class ParameterValue:
 
     Attributes:
         shape: of the tensor.
-        dtype: type of its entries.
         parts: one entry per parameter it depends on, and per way of using it; empty if none of these parameters
             has gradients, because then all tasks read the tensor and no task changes it.
     """
 
     shape: torch.Size
-    dtype: torch.dtype
     parts: tuple[Dependence, ...]
 
     @property
@@ -299,18 +270,18 @@ class ParameterValue:
         """Return the tensor after the operation ``move``, which only moves entries (a view, a slice)."""
         parts = tuple(replace(part, moved_to=move(part.place)) for part in self.parts)
         shape = parts[0].place.shape if parts else move(torch.zeros((), dtype=torch.long).expand(self.shape)).shape
-        return ParameterValue(shape, self.dtype, parts)
+        return ParameterValue(shape, parts)
 
-    def mixed(self, result: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> ParameterValue:
+    def mixed(self, result: Tensor, shape: tuple[int, ...]) -> ParameterValue:
         """Return a tensor in which each entry combines several entries of this tensor (a sum, a norm).
 
         ``result``: number of the new entry to which each entry contributes, from 0; broadcasts.
         """
         parts = tuple(part.mixed(result) for part in self.parts)
-        return ParameterValue(torch.Size(shape), dtype, parts).moved(lambda place: place.reshape(shape))
+        return ParameterValue(torch.Size(shape), parts).moved(lambda place: place.reshape(shape))
 
 
-def together(shape: torch.Size, dtype: torch.dtype, operands: list[ParameterValue]) -> ParameterValue:
+def together(shape: torch.Size, operands: list[ParameterValue]) -> ParameterValue:
     """Return a tensor whose entries depend on the operands' entries at the same position, with broadcasting."""
     parts: list[Dependence] = []
     for operand in operands:
@@ -318,7 +289,7 @@ def together(shape: torch.Size, dtype: torch.dtype, operands: list[ParameterValu
             new = replace(part, moved_to=part.place.expand(shape))
             if not any(_same(new, known) for known in parts):
                 parts.append(new)
-    return ParameterValue(shape, dtype, tuple(parts))
+    return ParameterValue(shape, tuple(parts))
 
 
 def _same(first: Dependence, second: Dependence) -> bool:
@@ -335,9 +306,9 @@ def filled(ids: Tensor) -> Tensor:
     return torch.where(empty, ALWAYS, small).expand(ids.shape) if bool(empty.any()) else ids
 
 
-def always_in_use(shape: Any, dtype: torch.dtype) -> Value:
-    """Return a value of a given shape and type that no mask affects."""
-    return Value(torch.full((), ALWAYS).expand(shape), dtype)
+def always_in_use(like: Tensor) -> Value:
+    """Return a value of a tensor's shape that no mask affects."""
+    return Value(torch.full((), ALWAYS).expand(like.shape))
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -347,16 +318,5 @@ def leaves(tree: Any) -> list[Any]:
     return found
 
 
-def map_leaves(tree: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a copy of nested containers with ``function`` applied to every leaf."""
-    if isinstance(tree, list):
-        return [map_leaves(part, function) for part in tree]
-    if isinstance(tree, tuple):
-        parts = [map_leaves(part, function) for part in tree]
-        # `torch.max(x, 1).values`: keep torch's named tuples
-        return type(tree)(parts) if type(tree).__module__ == "torch.return_types" else tuple(parts)
-    if isinstance(tree, Mapping):
-        return {name: map_leaves(part, function) for name, part in tree.items()}
-    if isinstance(tree, slice):
-        return slice(*(map_leaves(part, function) for part in (tree.start, tree.stop, tree.step)))
-    return function(tree)
+map_leaves: Any = fx.node.map_aggregate
+"""Function ``(tree, function)`` that returns a copy of nested containers with ``function`` applied to every leaf."""

@@ -8,7 +8,7 @@ protects more than necessary and never less. A part that can't be masked is repo
 
 A rule, registered by decorator, is called with the walk, the node, and the knowledge about the node's arguments: a
 :class:`~avalanche_amnesia.unit_graph.values.Value`, a :class:`~avalanche_amnesia.unit_graph.values.ParameterValue`, a
-:class:`~avalanche_amnesia.unit_graph.values.Constant`, or any other graph argument. It returns the knowledge of
+tensor that depends on neither the input nor a parameter, or any other graph argument. It returns the knowledge of
 the result, or raises :class:`~avalanche_amnesia.unit_graph.findings.Unsupported`.
 """
 
@@ -27,7 +27,6 @@ from avalanche_amnesia.unit_graph.graph import Draft
 from avalanche_amnesia.unit_graph.masking import MaskNodes, masked, owned_parameter, tensor_in
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec
 from avalanche_amnesia.unit_graph.values import (
-    Constant,
     Dependence,
     Masked,
     ParameterValue,
@@ -45,7 +44,6 @@ RULES: dict[Any, Rule] = {}
 DERIVATIONS: dict[Any, Rule] = {}
 """Rules for operations on parameters only, by overload or by all overloads."""
 NEEDS_ZEROS: set[Rule] = set()
-BATCH = 2
 NORMS_BY_CHANNEL = (torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default)
 """Norms of single channels, which can absorb the mask of their input."""
 
@@ -108,7 +106,6 @@ class Walk:
         self.training, self.owned, self.frozen, self.norm = training, set(owned), set(frozen), norm
         self.parameters = dict(backbone.named_parameters(remove_duplicate=False))
         self.buffers = dict(backbone.named_buffers(remove_duplicate=False))
-        self.batch = BATCH if exported.batch else EXPORTED_BATCH  # the graph may not run for another size
         self.values: dict[fx.Node, Any] = {}
         self._masked: dict[fx.Node, fx.Node] = {}
 
@@ -116,8 +113,7 @@ class Walk:
         """Apply the rules to all nodes; return the sets of the features, ``(features,)``, or None if a node fails."""
         places = [node for node in self.graph.nodes if node.op == "placeholder"]
         for node in places:
-            given = self.result(node)
-            self.values[node] = always_in_use(given.shape, given.dtype)
+            self.values[node] = always_in_use(self.result(node))
         last = max(places, default=None)
         with self.graph.inserting_after(last):
             # Task-owned modules are one more input after the backbone's, because a graph starts with its inputs.
@@ -202,23 +198,21 @@ class Walk:
         if name in self.parameters:
             return self.whole(name)
         if name in self.draft.indices:
-            return Constant(self.draft.indices[name].detach().cpu())
-        return Constant(self.buffers[name].detach().cpu())
+            return self.draft.indices[name].detach().cpu()
+        return self.buffers[name].detach().cpu()
 
     def _constant(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """Return the value of an operation on constants, computed now unless it differs at every call."""
         target: Any = node.target
         if _draws(node) or "empty" in str(target):
             return _as_always(self.result(node))
-        content = map_leaves((args, kwargs), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
-        kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in content[1].items()}
+        kwargs = {name: torch.device("cpu") if name == "device" else value for name, value in kwargs.items()}
         try:
-            found = target(*content[0], **kwargs)
+            return target(*args, **kwargs)
         except Exception as error:  # the operation may raise any exception
             raise Unsupported(
                 f"it can't be worked out in advance ({error})", "compute it outside of forward"
             ) from error
-        return map_leaves(found, lambda leaf: Constant(leaf) if isinstance(leaf, Tensor) else leaf)
 
     def is_frozen(self, parameter: str) -> bool:
         """Return True if a parameter or module is declared frozen, directly or through its parent."""
@@ -245,7 +239,7 @@ class Walk:
         return _as_always(self.result(node))
 
     def result(self, node: fx.Node) -> Any:
-        """Return a node's results as meta tensors (shape and type only), for ``self.batch`` samples."""
+        """Return a node's results as meta tensors (shape and type only), for ``EXPORTED_BATCH`` samples."""
         try:
             return map_leaves(node.meta["val"], self._concrete)
         except ValueError as error:
@@ -255,14 +249,14 @@ class Walk:
 
     def _concrete(self, leaf: Any) -> Any:
         if isinstance(leaf, Tensor):
-            shape = [self.exported.size(size, self.batch) for size in leaf.shape]
+            shape = [self.exported.size(size, EXPORTED_BATCH) for size in leaf.shape]
             return torch.empty(shape, dtype=leaf.dtype, device="meta")
-        return self.exported.size(leaf, self.batch)
+        return self.exported.size(leaf, EXPORTED_BATCH)
 
     def value(self, x: Any) -> Value:
         """Return the input ``x`` of a layer as a Value; raise Unsupported if ``x`` is a parameter."""
-        if isinstance(x, Constant):
-            return always_in_use(x.shape, x.dtype)
+        if isinstance(x, Tensor):
+            return always_in_use(x)
         if not isinstance(x, Value):
             raise Unsupported(
                 "it is given a parameter, not something computed from the input",
@@ -274,9 +268,9 @@ class Walk:
         """Return the backbone's parameter ``name`` as a ParameterValue."""
         parameter = self.parameters[name]
         if not parameter.requires_grad and not owned:
-            return ParameterValue(parameter.shape, parameter.dtype, ())
+            return ParameterValue(parameter.shape, ())
         part = Dependence(name, parameter.shape, frozen=self.is_frozen(name), owned=owned)
-        return ParameterValue(parameter.shape, parameter.dtype, (part,))
+        return ParameterValue(parameter.shape, (part,))
 
     # Masks ----------------------------------------------------------------------------------------------------
 
@@ -298,10 +292,8 @@ class Walk:
 
     def follows_batch(self, node: fx.Node, dim: int) -> bool:
         """Return True if the size of a node's dimension ``dim`` depends on the number of samples."""
-        size = node.meta["val"].shape[dim]
-        return bool(self.exported.batch) and (
-            self.exported.size(size, self.batch) != self.exported.size(size, self.batch + 1)
-        )
+        size, batches = node.meta["val"].shape[dim], (EXPORTED_BATCH, EXPORTED_BATCH + 1)
+        return bool(self.exported.batch) and len({self.exported.size(size, batch) for batch in batches}) > 1
 
     def _check_axes(self, node: fx.Node) -> None:
         for source in node.all_input_nodes:
@@ -351,7 +343,7 @@ class Walk:
                 f"the backbone returns values of shape (batch, {', '.join(map(str, result.ids.shape[1:]))})",
                 "flatten or average them into (batch, features)",
             )
-        if len(result.ids) != self.batch:
+        if len(result.ids) != EXPORTED_BATCH:
             raise Unsupported(
                 "the backbone's result has another first dimension than its input", "keep the batch there"
             )
@@ -381,9 +373,9 @@ def all_of_all(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> Any:
             return result
         parts: list[Dependence] = []
         for operand in operands:
-            mixed = operand.mixed(torch.zeros((1,) * len(operand.shape), dtype=torch.long), (), result.dtype)
+            mixed = operand.mixed(torch.zeros((1,) * len(operand.shape), dtype=torch.long), ())
             parts += mixed.moved(lambda place: place.expand(result.shape)).parts
-        return ParameterValue(result.shape, result.dtype, tuple(parts))
+        return ParameterValue(result.shape, tuple(parts))
 
     return map_leaves(walk.result(node), one)
 
@@ -394,4 +386,4 @@ def _draws(node: fx.Node) -> bool:
 
 
 def _as_always(result: Any) -> Any:
-    return map_leaves(result, lambda v: always_in_use(v.shape, v.dtype) if isinstance(v, Tensor) else v)
+    return map_leaves(result, lambda leaf: always_in_use(leaf) if isinstance(leaf, Tensor) else leaf)

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark
 from avalanche_amnesia.benchmarks.data import targets_of
 from avalanche_amnesia.benchmarks.families import stratified
-from avalanche_amnesia.contrib.streams.image_sets import Scale
+from avalanche_amnesia.contrib.streams.image_sets import Standardise
 
 
 def data(n: int = 60, n_classes: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
@@ -31,7 +31,7 @@ class WithTargets(Dataset):
 
 def test_labels_follow_the_order_of_each_tasks_classes_in_tensors_and_items():
     x, y = data()
-    benchmark = task_benchmark((x, y), (x, y), [[4, 0], [1, 4, 5]], transforms=[None, Scale(2.0)])
+    benchmark = task_benchmark((x, y), (x, y), [[4, 0], [1, 4, 5]], transforms=[None, Standardise(0, 2)])
     for stream in benchmark.streams.values():
         for task, (experience, classes) in enumerate(zip(stream, [[4, 0], [1, 4, 5]], strict=True)):
             task_x, task_y = experience.tensors
@@ -147,8 +147,8 @@ REFUSED = [  # train data, test data, classes of each task, transforms, words of
     (WithTargets(X, [True] * 60), PAIR, [[0, 1]], None, "True is no class label"),
     (3, PAIR, [[0, 1]], None, "int is neither"),
     (PAIR, PAIR, [[0], [1]], [None], "1 transforms for 2 tasks"),
-    (LAZY, LAZY, [[0]], [Scale(2.0)], "transforms apply to tensor pairs"),
-    (PAIR, PAIR, [[0, 1]], Scale(2.0), r"is one function; give one \(or None\) per task"),
+    (LAZY, LAZY, [[0]], [Standardise(0, 2)], "transforms apply to tensor pairs"),
+    (PAIR, PAIR, [[0, 1]], Standardise(0, 2), r"is one function; give one \(or None\) per task"),
 ]
 
 

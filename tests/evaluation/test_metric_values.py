@@ -191,6 +191,8 @@ def test_accuracy_differences_equal_a_computation_by_hand(finished):
             right = [(model(test_x, task).argmax(1) == test_y).double().mean().item() for model in models]
         assert controls[task] == pytest.approx((refitted == test_y).double().mean().item() - right[0], abs=1e-12)
         assert gained[task] == pytest.approx(right[1] - right[0], abs=1e-12)
+        of_others = [results[f"Accuracy_{who}{END}/Task{task:03d}"] for who in ("full", "reference")]
+        assert of_others == pytest.approx(right[:2])
         assert results[f"AccuracyDifference{END}/Task{task:03d}"] == pytest.approx(right[2] - right[0], abs=1e-6)
     metric = next(m for m in strategy.evaluator.metrics if str(m) == "AccuracyDifference")
     assert set(metric.accuracies) == {"main", "full", "heads", "reference"}
@@ -249,28 +251,6 @@ def test_cost_is_emitted_once_per_unlearning(finished):
     assert unlearn == [record.seconds for record in records]
     assert retrain == [references.seconds((1,)), references.seconds((1, 3))]
     assert faster == [pytest.approx(b / a) for a, b in zip(unlearn, retrain, strict=True)]
-
-
-def test_all_units_are_free_after_all_tasks_are_unlearned():
-    benchmark = with_unlearning(DIGITS, {1: [0, 1]})
-    strategy = make_hat(evaluator=quiet(*all_metrics(evaluation.References(make_hat, benchmark), benchmark)))
-    for experience in benchmark.train_stream[:2]:
-        strategy.train(experience)
-        assert (strategy.eval(TEST) == {}) == (experience.task_label == 1)  # nothing is left to evaluate
-    layers = strategy.model.graph.layers
-    assert owners_by_layer(strategy.model) == {layer: {"free": 1.0, "shared": 0.0} for layer in layers}
-    history = strategy.evaluator.get_all_metrics()
-    assert history["Capacity"][1][-1] == 1
-    assert history["CapacityReturned"][1] == [1 - history["CapacityBefore"][1][0]]
-
-
-def test_before_the_first_unlearning_no_metric_of_unlearned_tasks_is_emitted():
-    references = evaluation.References(make_ewc, BENCHMARK)
-    strategy = learn(make_ewc(evaluator=quiet(*all_metrics(references))), DIGITS.train_stream[:1])
-    names = {name.split("/")[0] for name in strategy.eval(TEST[:1])}
-    expected = {"AccuracyDifference", "AccuracyDifference_control", "AccuracyDifference_reference", "TrajectoryBytes"}
-    expected |= {"Accuracy_full", "Accuracy_reference"}
-    assert {name for name in names if not name.startswith(("Top1", "Loss"))} == expected
 
 
 @pytest.mark.parametrize("kind", ["hat", "ewc"])

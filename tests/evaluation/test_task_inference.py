@@ -8,6 +8,7 @@ import torch
 from avalanche.evaluation.metrics import accuracy_metrics
 from support import strategies
 from support.measured_runs import BENCHMARK, PERMUTED, TEST, make, wide
+from support.small_networks import Net
 from support.strategies import quiet
 from torch import nn
 from torch.optim import Adam
@@ -64,18 +65,8 @@ def test_a_given_task_is_used(trained):
 
 
 def test_batches_with_several_named_inputs_are_predicted():
-    class Scaled(nn.Module):
-        features = 8
-
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 8)
-
-        def forward(self, ids, scale):
-            return self.layer(ids * scale).relu()
-
     torch.manual_seed(0)
-    model = DisjointModel(Scaled())
+    model = DisjointModel(Net(lambda s, ids, scale: s.layer(ids * scale).relu(), layer=nn.Linear(4, 8), features=8))
     for task in (0, 1):
         model.add_head(task, 3)
     strategy = DisjointSubnets(model=model, optimizer=Adam(model.parameters()))

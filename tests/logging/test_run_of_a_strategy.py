@@ -1,6 +1,5 @@
 """Settings, name, summary, records, rows and axes of the W&B run of a strategy, of this package or of Avalanche."""
 
-from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -93,15 +92,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
             strategy.eval(DIGITS.test_stream[:2])
     found = {"all_metrics": evaluator.get_all_metrics(), "iterations": strategy.clock.train_iterations}
     return SimpleNamespace(run=read_offline_run(*run_folders(folder)), **found)
-
-
-def test_every_value_collected_by_avalanche_is_in_a_row(finished: SimpleNamespace) -> None:
-    logged = Counter(name for row in finished.run.rows for name in row)
-    assert len(finished.all_metrics) > 10
-    for name, (_, values) in finished.all_metrics.items():
-        assert logged[name] == len(values)
-        if isinstance(values[0], float):
-            assert [row[name] for row in finished.run.rows_with(name)] == values
 
 
 def test_the_axes_of_the_rows_never_decrease(finished: SimpleNamespace) -> None:

@@ -21,8 +21,8 @@ class Net(nn.Module):
                 setattr(self, name, part)
         self.given = (function,)
 
-    def forward(self, x):
-        return self.given[0](self, x)
+    def forward(self, *inputs, **named):
+        return self.given[0](self, *inputs, **named)
 
 
 class Choosing(nn.Module):

@@ -1,12 +1,16 @@
 """Oracle of any masked backbone: all entries outside a mask are changed, and the features must stay."""
 
 import copy
+import random
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models import MaskedModel
+
+MOVES = (lambda old, noise: noise * 3, lambda old, noise: old + noise * 1e4, lambda old, noise: -old)
 
 
 def random_mask(model: MaskedModel, seed: int) -> torch.Tensor:
@@ -59,38 +63,47 @@ def some_mask(model: MaskedModel, seed: int, share: float = 0.5) -> Tensor:
     return torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < share
 
 
-def features(model: MaskedModel, x: Tensor, mask: Tensor) -> Tensor:
-    """Features with fresh own modules, and the same dropout at every call."""
+def features(model: MaskedModel, x: Tensor, mask: Tensor, parts: nn.Module | None = None) -> Tensor:
+    """Features with these own modules, or with fresh ones, and the same random numbers at every call."""
     torch.manual_seed(1)
+    random.seed(1)
     with torch.no_grad():
-        return model.masked_features(x, mask)
+        own = model.fresh_parts() if parts is None else copy.deepcopy(parts)
+        return model.masked_features(x.clone(), mask, own.train(model.training))
+
+
+def have_equal_bits(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(same_bits(a, b).all())
 
 
 @torch.no_grad()
-def move(model: MaskedModel, use: dict[str, Tensor], *, used: bool) -> None:
-    """Change all used entries, or all unused ones."""
-    generator = torch.Generator().manual_seed(5)
-    for name, parameter in model.backbone.named_parameters():
-        if name in model.graph.owned or not parameter.requires_grad:
-            continue
-        other = torch.randn(parameter.shape, generator=generator).to(parameter.dtype) * 3
-        parameter.copy_(torch.where((use[name] > 0).expand_as(parameter) == used, other, parameter))
+def assert_sound(model: MaskedModel, x: Tensor, mask: Tensor, *, reaches: bool = True) -> int:
+    """Unused entries reach no feature in either mode; used entries reach one, if ``reaches``. Return the unused ones.
 
-
-def assert_sound(model: MaskedModel, x: Tensor, mask: Tensor, *, reaches: bool = True) -> None:
-    """Unused entries reach no feature in either mode; used entries reach one, if ``reaches``."""
+    Modules that each task copies are left out, because no task trains the originals.
+    """
+    parts, was_training, generator = model.fresh_parts(), model.training, torch.Generator().manual_seed(5)
     use = model.graph.parameter_use(model.by_layer(mask))
-    learning = {name for name, parameter in model.backbone.named_parameters() if parameter.requires_grad}
-    assert learning >= set(use)
-    assert set(use) | set(model.graph.owned) >= learning
+    learning = {name: parameter for name, parameter in model.backbone.named_parameters() if parameter.requires_grad}
+    assert set(use) <= learning.keys() <= set(use) | set(model.graph.owned), "nothing is known of a parameter"
+    entries = [(learning[name], (use[name] > 0).expand_as(learning[name])) for name in use]
+    kept = [parameter.clone() for parameter, _ in entries]
     for training in (False, True):
-        moved = copy.deepcopy(model).train(training)
-        before = features(moved, x, mask)
-        move(moved, use, used=False)
-        assert torch.equal(features(moved, x, mask), before), f"a leak, training={training}"
-        if reaches and before.any():
-            move(moved, use, used=True)
-            assert not torch.equal(features(moved, x, mask), before), "nothing reaches the features at all"
+        before = features(model.train(training), x, mask, parts)
+        for number, moved in enumerate((*MOVES, MOVES[0])):
+            last = number == len(MOVES)
+            if last and not (reaches and before.any()):
+                continue
+            for (parameter, used), old in zip(entries, kept, strict=True):
+                other = moved(old, torch.randn(old.shape, generator=generator).to(old.dtype))
+                parameter.copy_(torch.where(used == last, other, old))
+            wrong = "nothing reaches the features" if last else "a leak"
+            same = have_equal_bits(features(model, x, mask, parts), before)
+            assert same != last, f"{wrong}, training={training}, move {number}"
+        for (parameter, _), old in zip(entries, kept, strict=True):
+            parameter.copy_(old)
+    model.train(was_training)
+    return sum(int((~used).sum()) for _, used in entries)
 
 
 def assert_masks_are_sound(model: MaskedModel, original: nn.Module, batch_of: Callable[[int], Tensor], sizes) -> None:

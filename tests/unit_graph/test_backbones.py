@@ -14,38 +14,29 @@ from torch import nn
 from avalanche_amnesia import MaskedModel, ModelError, validate
 
 
-class TwoTensors(nn.Module):
+def two_tensors():
     """The sum of two layers, one for each input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(6, 5), nn.Linear(3, 5), nn.Linear(5, 4)
-
-    def forward(self, left, right):
-        return self.c(torch.tanh(self.a(left) + self.b(right)))
+    layers = {"a": nn.Linear(6, 5), "b": nn.Linear(3, 5), "c": nn.Linear(5, 4)}
+    return Net(lambda s, left, right: s.c(torch.tanh(s.a(left) + s.b(right))), **layers)
 
 
-class Words(nn.Module):
-    """A mapping with the mean of the embeddings of all tokens except padding."""
+def pooled(s, input_ids, attention_mask):
+    """Return a mapping with the mean of the embeddings of all tokens except padding."""
+    share = attention_mask.unsqueeze(-1).to(s.e.weight.dtype)
+    states = torch.tanh(s.e(input_ids))
+    return {"states": states, "pooled": s.c((states * share).sum(1) / share.sum(1))}
 
-    features = 4
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.e, self.c = nn.Embedding(9, 6), nn.Linear(6, 4)
-
-    def forward(self, input_ids, attention_mask=None):
-        share = attention_mask.unsqueeze(-1).to(self.e.weight.dtype)
-        states = torch.tanh(self.e(input_ids))
-        return {"states": states, "pooled": self.c((states * share).sum(1) / share.sum(1))}
+def words():
+    return Net(pooled, e=nn.Embedding(9, 6), c=nn.Linear(6, 4), features=4)
 
 
 LEFT, RIGHT = torch.randn(2, 6), torch.randn(2, 3)
 TOKENS = {"input_ids": torch.randint(9, (3, 7)), "attention_mask": torch.ones(3, 7, dtype=torch.long)}
 CASES = {
-    "tuple": (TwoTensors, (LEFT, RIGHT)),
-    "names": (TwoTensors, {"right": RIGHT, "left": LEFT}),
-    "a mapping of tokens": (Words, TOKENS),
+    "tuple": (two_tensors, (LEFT, RIGHT)),
+    "names": (two_tensors, {"right": RIGHT, "left": LEFT}),
+    "a mapping of tokens": (words, TOKENS),
     "one tensor": (lambda: nn.Linear(6, 4), LEFT),
 }
 
@@ -92,17 +83,17 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "error", "message"), REFUSED)
 def test_wrong_options_are_refused(options, error, message):
     with pytest.raises(error, match=message):
-        MaskedModel(TwoTensors(), **options)
+        MaskedModel(two_tensors(), **options)
 
 
 def test_an_example_of_one_sample_does_not_fix_the_batch_size():
-    model = MaskedModel(TwoTensors(), example=(LEFT[:1], RIGHT[:1])).eval()
+    model = MaskedModel(two_tensors(), example=(LEFT[:1], RIGHT[:1])).eval()
     assert model.masked_features((LEFT, RIGHT), torch.ones(model.n_units)).shape == (2, 4)
 
 
 @pytest.mark.parametrize("length", [3, 9])
 def test_sequences_may_be_shorter_or_longer_than_the_example(length):
-    net = Words().eval()
+    net = words().eval()
     model = MaskedModel(net, example=TOKENS)
     ids, known = torch.zeros(2, length, dtype=torch.long), torch.zeros(2, length, dtype=torch.long)
     ids[:, :2], known[:, :2] = TOKENS["input_ids"][:2, :2], 1
@@ -157,28 +148,6 @@ def test_a_size_may_be_copied(shape):
 # Modules declared frozen or task-owned --------------------------------------------------------------------------------
 
 
-class Sized(nn.Module):
-    """Reads a number of samples and a tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(8, 8)
-
-    def forward(self, x, n):
-        return self.layer(x).reshape(n, -1)
-
-
-class Source(nn.Module):
-    """Has no input."""
-
-    def __init__(self):
-        super().__init__()
-        self.bias = nn.Parameter(torch.randn(8))
-
-    def forward(self):
-        return torch.tanh(self.bias)
-
-
 def branching(s, x):
     """Decide on values, and return a mapping."""
     y = s.layer(x)
@@ -194,7 +163,9 @@ def declared(s, x):
 
 @pytest.mark.parametrize("option", ["frozen", "task_owned"])
 def test_declared_modules_may_read_sizes_or_nothing_and_contain_each_other(option):
-    parts = {"sized": Sized(), "source": Source(), "branching": Net(branching, layer=nn.Linear(8, 8))}
+    parts = {"sized": Net(lambda s, x, n: s.layer(x).reshape(n, -1), layer=nn.Linear(8, 8))}
+    parts |= {"source": Net(lambda s: torch.tanh(s.bias), bias=nn.Parameter(torch.randn(8)))}
+    parts |= {"branching": Net(branching, layer=nn.Linear(8, 8))}
     parts["inner"] = Net(lambda s, x: s.branching(x)["large"], branching=parts["branching"])
     net = Net(declared, first=nn.Linear(6, 8), last=nn.Linear(8, 5), **parts).eval()
     model = MaskedModel(net, input_shape=(6,), **{option: list(parts)})
@@ -236,25 +207,17 @@ def test_a_trace_and_the_trial_change_no_buffer_no_mode_and_no_random_numbers():
 # Several heads --------------------------------------------------------------------------------------------------------
 
 
-class ManyHeads(nn.Module):
-    """A head for each task label; the forward runs all of them, or the one that is asked for."""
-
-    features = 6
-
-    def __init__(self, all_run):
-        super().__init__()
-        self.layer, self.all_run = nn.Linear(8, 6), all_run
-        self.heads = nn.ModuleDict({"0": nn.Linear(6, 2), "1": nn.Linear(6, 3)})
-
-    def forward(self, x, head="1"):
-        features = torch.relu(self.layer(x))
-        return {name: one(features) for name, one in self.heads.items()} if self.all_run else self.heads[head](features)
+def many_heads(s, x, head="1"):
+    """Run all heads, or the one that is asked for."""
+    features = torch.relu(s.layer(x))
+    return {name: one(features) for name, one in s.heads.items()} if s.all_run else s.heads[head](features)
 
 
 @pytest.mark.parametrize("all_run", [True, False])
 @pytest.mark.parametrize("classifier", ["heads", ("heads.1", "heads.0")])
 def test_several_heads_are_left_out(classifier, all_run):
-    net, x = ManyHeads(all_run), torch.randn(3, 8)
+    heads, x = nn.ModuleDict({"0": nn.Linear(6, 2), "1": nn.Linear(6, 3)}), torch.randn(3, 8)
+    net = Net(many_heads, layer=nn.Linear(8, 6), heads=heads, all_run=all_run, features=6)
     model = MaskedModel(net, classifier=classifier).eval()
     assert torch.allclose(model.features(x, 0), torch.relu(net.layer(x)))
     assert [name for name, _ in model.backbone.named_parameters()] == ["layer.weight", "layer.bias"]

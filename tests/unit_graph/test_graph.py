@@ -110,18 +110,6 @@ def test_tracing_keeps_names_and_parameter_objects():
     assert list(graph.layers) == ["layers.0", "layers.1"]
 
 
-def test_functional_dropout_follows_the_mode():
-    for trained in (True, False):
-        make, shape, _ = NETWORKS["dropout"]
-        torch.manual_seed(0)
-        model = MaskedModel(make().train(trained))
-        x, mask = torch.randn(64, *shape), torch.ones(model.n_units)
-        model.eval()
-        assert torch.equal(model.masked_features(x, mask), model.masked_features(x, mask))
-        model.train()
-        assert not torch.equal(model.masked_features(x, mask), model.masked_features(x, mask))
-
-
 @pytest.mark.parametrize("name", ["residual 1x1", "layer norm", "product of branches", "class token and positions"])
 def test_mask_gradients_equal_a_finite_difference(name):
     model, x = network(name)

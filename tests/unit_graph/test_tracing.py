@@ -6,18 +6,14 @@ import threading
 
 import pytest
 import torch
-from scipy.sparse import coo_matrix
-from scipy.sparse.csgraph import connected_components
 from support.leaking_networks.kit import part
 from support.small_networks import Net, parts
 from torch import nn
 
 from avalanche_amnesia import MaskedModel, ModelError, rule
 from avalanche_amnesia.unit_graph import tracing
-from avalanche_amnesia.unit_graph.backbones import inputs_of
-from avalanche_amnesia.unit_graph.exporting import export
 from avalanche_amnesia.unit_graph.tracing import Known
-from avalanche_amnesia.unit_graph.values import Dependence, _components
+from avalanche_amnesia.unit_graph.values import Dependence
 from avalanche_amnesia.unit_graph.walk import RULES
 
 
@@ -116,9 +112,11 @@ def attribute_that_is_set(s, x):
 
 
 @torch.no_grad()
-def test_each_mode_computes_what_a_backbone_that_sets_an_attribute_does():
+def test_each_mode_computes_what_a_backbone_that_sets_an_attribute_does_and_changes_nothing_in_it():
     backbone, x = with_modes(attribute_that_is_set), torch.randn(5, 6)
     model = MaskedModel(backbone, input_shape=(6,))
+    assert not hasattr(backbone, "path")
+    assert int(backbone.n.num_batches_tracked) == 0
     for training in (True, False):
         torch.manual_seed(1)
         found = model.train(training).masked_features(x, torch.ones(model.n_units))
@@ -149,17 +147,6 @@ def test_a_network_with_its_own_train_method_is_evaluated_by_it():
     model, x = MaskedModel(backbone, input_shape=(6,)).eval(), torch.randn(5, 6)
     found = model.masked_features(x, torch.ones(model.n_units), model.fresh_parts())
     assert torch.allclose(found, backbone.eval()(x), atol=1e-6)
-
-
-def test_a_trace_changes_no_mode_and_no_attribute():
-    backbone = with_modes(attribute_that_is_set)
-    backbone.n.eval()
-    inputs = inputs_of(backbone, (6,))
-    for training in (True, False):
-        export(backbone, inputs, training=training, frozen=(), task_owned=())
-    assert [module.training for module in backbone.modules()] == [True, True, False, True, True]
-    assert not hasattr(backbone, "path")
-    assert int(backbone.n.num_batches_tracked) == 0
 
 
 def test_threads_can_make_models_at_the_same_time():
@@ -266,16 +253,6 @@ def test_entries_that_a_sum_mixes_depend_on_their_whole_group():
     # an entry in both groups joins them
     twice = Dependence("w", size, torch.tensor([0, 1, 1, 2])).mixed(torch.tensor([0, 0, 1, 1]))
     assert twice.place[0] == twice.place[1]
-
-
-def test_connected_components_equal_scipy_s():
-    generator = torch.Generator().manual_seed(0)
-    for n, edges in ((10, 5), (50, 40), (1000, 700), (1000, 1500)):
-        for _ in range(10):
-            first, second = torch.randint(n, (2, edges), generator=generator)
-            links = coo_matrix((torch.ones(edges), (first, second)), shape=(n, n))
-            expected = torch.from_numpy(connected_components(links, directed=False)[1]).long()
-            assert torch.equal(_components(n, first, second), expected)
 
 
 # Number types and gradients -------------------------------------------------------------------------------------------

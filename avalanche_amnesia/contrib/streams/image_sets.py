@@ -54,18 +54,8 @@ def missing(name: str, what: str, root: Path, downloads: bool = True, instead: s
 
 
 @dataclass(frozen=True)
-class Scale:
-    """Transform that divides a batch by a constant, e.g. by 255 to scale bytes to [0, 1]."""
-
-    by: float
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.div(self.by)
-
-
-@dataclass(frozen=True)
 class Standardise:
-    """Transform that subtracts a mean and divides by a standard deviation, the same for all pixels."""
+    """Transform that subtracts ``mean`` and divides by ``std``, the same for all pixels."""
 
     mean: float
     std: float
@@ -105,7 +95,7 @@ def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLS
 
 def prepared(name: str, parts: Parts, standardise: bool, n_train: int | None, n_test: int | None, seed: int) -> Images:
     """Return stratified subsets of images as bytes; tasks read them scaled to [0, 1], or standardised."""
-    images = Images(*parts, before=(Scale(255),), after=(_STANDARD[name],) if standardise else ())
+    images = Images(*parts, before=(Standardise(0, 255),), after=(_STANDARD[name],) if standardise else ())
     return images.subset(n_train, n_test, seed)
 
 

@@ -104,11 +104,6 @@ class Matrix:
     cells: Sequence[Sequence[Cell | None]]
     corner: str
 
-    def __post_init__(self) -> None:
-        """Raise ValueError if the cells do not have exactly one name per row and one per column."""
-        if len(self.cells) != len(self.rows) or any(len(row) != len(self.columns) for row in self.cells):
-            raise ValueError(f"{len(self.rows)} × {len(self.columns)} names do not fit the cells of {self.title}")
-
     @property
     def has_numbers(self) -> bool:
         """True if the cells are large enough for printed numbers."""

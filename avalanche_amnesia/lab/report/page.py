@@ -21,15 +21,6 @@ def report_page(runs: Sequence[Run]) -> str:
     """Return the HTML report page: unlearned tasks, tests for traces of these tasks, and costs for the remaining tasks.
 
     Runs that differ only in the seed are shown as one strategy, with the range over seeds. Equal runs give equal bytes.
-
-    Args:
-        runs: runs from :func:`read_runs`, of one or more folders.
-
-    Returns:
-        HTML with embedded style, script and charts.
-
-    Raises:
-        ValueError: there are no runs, or two runs have the same name, settings and seed.
     """
     found = entries(runs)
     lines = [_line(entry) for entry in found]
@@ -88,14 +79,12 @@ def _cost(entry: Entry) -> Sequence[str]:
 def _forgotten(entry: Entry) -> str:
     if not entry.requests:
         return "nothing"
-    moments, unlearned = entry.requests.values(), entry.first.last.unlearned
-    requests = "; ".join(f"{_gone(each.unlearned_now, each.parts_now)} after task {each.task}" for each in moments)
+    told, unlearned = list[str](), entry.first.last.unlearned
+    for moment in entry.requests.values():
+        whole = [tasks(moment.unlearned_now)] if moment.unlearned_now else []
+        told.append(f"{listed([*whole, *moment.parts_now])} after task {moment.task}")
+    requests = "; ".join(told)
     return f"{tasks(unlearned)} of {len(entry.after)} ({requests})" if unlearned else requests
-
-
-def _gone(whole: Sequence[int], parts: Sequence[str]) -> str:
-    """Return unlearned tasks and samples as text: ``task 0 and 3 samples of task 1``."""
-    return listed([*([tasks(whole)] if whole else []), *parts])
 
 
 def _outcomes(lines: Sequence[Line]) -> Table | None:

@@ -141,7 +141,6 @@ class Spread:
     mean: float
     low: float
     high: float
-    n: int
 
 
 Get = Callable[[Moment], float | None]
@@ -185,7 +184,7 @@ def spread(values: Iterable[float | None]) -> Spread | None:
     if not there:
         return None
     low, high = min(there), max(there)
-    return Spread(min(max(sum(there) / len(there), low), high), low, high, len(there))  # limits rounding errors
+    return Spread(min(max(sum(there) / len(there), low), high), low, high)  # limits rounding errors
 
 
 def planned(runs: Sequence[Run], name: str) -> list[str]:

@@ -81,13 +81,6 @@ def _after(moment: Moment) -> dict[str, Any]:
     }
 
 
-def as_csv(rows: Sequence[Row]) -> str:
-    """Return the rows as CSV with one line per run: names, claim, and unrounded measures."""
-    head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
-    lines = ([row.experiment, row.method, row.scenario, row.seed, row.claim, *row.values.values()] for row in rows)
-    return csv_text([head, *lines])
-
-
 def as_markdown(rows: Sequence[Row]) -> str:
     """Return Markdown tables of means ± standard deviations over the seeds, one per experiment and scenario.
 
@@ -216,7 +209,9 @@ def write_tables(rows: Sequence[Row], out: Path) -> list[Path]:
     """Write ``results.csv``, ``results.md`` and, for each experiment, a figure and a JSON file per seed."""
     _check_rows(rows)
     out.mkdir(parents=True, exist_ok=True)
-    contents = {"results.csv": as_csv(rows).encode(), "results.md": as_markdown(rows).encode()}
+    head = ["experiment", "method", "scenario", "seed", "claim", *MEASURES]
+    cells = ([row.experiment, row.method, row.scenario, row.seed, row.claim, *row.values.values()] for row in rows)
+    contents = {"results.csv": csv_text([head, *cells]).encode(), "results.md": as_markdown(rows).encode()}
     for experiment, mine in grouped(rows, lambda row: row.experiment).items():
         contents[f"{slug(experiment)}.png"] = as_png(figure(mine))
         for seed, of_seed in sorted(grouped(mine, lambda row: row.seed).items()):

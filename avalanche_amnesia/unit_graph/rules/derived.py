@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, fx
 
 from avalanche_amnesia.unit_graph.rules import elementwise
-from avalanche_amnesia.unit_graph.values import Constant, ParameterValue, leaves, together
+from avalanche_amnesia.unit_graph.values import ParameterValue, leaves, together
 from avalanche_amnesia.unit_graph.walk import Walk, all_of_all, derives
 
 A: Any = torch.ops.aten
@@ -17,19 +17,17 @@ A: Any = torch.ops.aten
 def entry_by_entry(walk: Walk, node: fx.Node, *args: Any, **kwargs: Any) -> ParameterValue:
     """Return a result whose entries each depend on the operands' entries at the same position."""
     operands = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, ParameterValue)]
-    result = walk.result(node)
-    return together(result.shape, result.dtype, operands)
+    return together(walk.result(node).shape, operands)
 
 
 @derives(A.matmul, A.mm, A.bmm)
 def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """Return the matrix product ``AB`` of parameters: an entry depends on a row of ``A`` and a column of ``B``."""
     operands = [(a, -1), (b, -2)]
-    if any(isinstance(x, (ParameterValue, Constant)) and len(x.shape) < 2 for x, _ in operands):
+    if any(isinstance(x, (ParameterValue, Tensor)) and len(x.shape) < 2 for x, _ in operands):
         return all_of_all(walk, node, a, b)
-    result = walk.result(node)
     parts = [over(x, [dim], keepdim=True) for x, dim in operands if isinstance(x, ParameterValue)]
-    return together(result.shape, result.dtype, parts)
+    return together(walk.result(node).shape, parts)
 
 
 def over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
@@ -38,7 +36,7 @@ def over(x: ParameterValue, dims: list[int], keepdim: bool) -> ParameterValue:
     kept = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
     numbers = torch.arange(torch.Size(kept).numel()).reshape(kept)
     shape = kept if keepdim else [size for dim, size in enumerate(x.shape) if dim not in dims]
-    return x.mixed(numbers, tuple(shape), x.dtype)
+    return x.mixed(numbers, tuple(shape))
 
 
 @derives(A.mean, A.sum, A.amax, A.amin, A.var, A.std, A.norm, A.linalg_vector_norm)
@@ -67,10 +65,9 @@ def standardised(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) 
     if not isinstance(x, ParameterValue):
         return all_of_all(walk, node, x, *rest, **options)
     by_channel = over(x, [dim for dim in range(len(x.shape)) if dim != 1], keepdim=True)
-    result = walk.result(node)
     shape = (1, -1, *(1,) * (len(x.shape) - 2))
     affine = [p.moved(lambda place: place.reshape(shape)) for p in rest[:2] if isinstance(p, ParameterValue)]
-    return together(result.shape, result.dtype, [by_channel, *affine])
+    return together(walk.result(node).shape, [by_channel, *affine])
 
 
 @derives(A._weight_norm)
@@ -78,12 +75,11 @@ def weight_norm(walk: Walk, node: fx.Node, v: Any, g: Any, dim: int = 0) -> Any:
     """Return the weight ``g · v / ‖v‖``: an entry depends on its whole norm, over all dimensions but ``dim``."""
     if not isinstance(v, ParameterValue):
         return all_of_all(walk, node, v, g, dim)
-    result = walk.result(node)
     norms = over(v, [d for d in range(len(v.shape)) if d != dim % len(v.shape)], keepdim=True)
-    return together(result.shape, result.dtype, [x for x in (v, norms, g) if isinstance(x, ParameterValue)])
+    return together(walk.result(node).shape, [x for x in (v, norms, g) if isinstance(x, ParameterValue)])
 
 
 @derives(A.softmax, A.log_softmax)
 def normalised(walk: Walk, node: fx.Node, x: Any, dim: int, *rest: Any) -> Any:
     """Return the softmax of a parameter: an entry depends on all entries along ``dim``."""
-    return together(x.shape, walk.result(node).dtype, [over(x, [dim], keepdim=True)])
+    return together(x.shape, [over(x, [dim], keepdim=True)])

@@ -1,12 +1,13 @@
 """Rules for elementwise operations: sums, products, and functions of single entries."""
 
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import fx
 
 from avalanche_amnesia.unit_graph.findings import Unsupported
-from avalanche_amnesia.unit_graph.values import ALWAYS, Constant, Masked, ParameterValue, Value, filled, leaves
+from avalanche_amnesia.unit_graph.values import ALWAYS, Masked, ParameterValue, Value, filled, leaves
 from avalanche_amnesia.unit_graph.walk import Walk, rule
 
 A: Any = torch.ops.aten
@@ -31,35 +32,25 @@ POLES = (A.log, A.log2, A.log10, A.reciprocal, A.rsqrt, A.sqrt)
 
 
 @rule(A.add, A.sub, A.rsub, A.subtract)
-def added(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
+def add(walk: Walk, node: fx.Node, a: Any, b: Any, *rest: Any, **options: Any) -> Value:
     """Return the unit sets of a sum or difference: an entry depends on the units of both operands' entries."""
-    return add(walk, a, b).like(dtype=walk.result(node).dtype)
-
-
-def add(walk: Walk, a: Any, b: Any) -> Value:
-    """Return the unit sets of ``a + b``; at least one operand is computed from the input (a Value)."""
     if isinstance(a, Value) and isinstance(b, Value):
-        return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
+        return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
     return _beside(walk, x, other, Masked.CONSTANT)
 
 
 @rule(A.mul, A.multiply)
-def multiplied(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
+def multiply(walk: Walk, node: fx.Node, a: Any, b: Any) -> Value:
     """Return the unit sets of a product, which is zero where either factor is."""
-    return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
-
-
-def multiply(walk: Walk, a: Any, b: Any) -> Value:
-    """Return the unit sets of ``a · b``; at least one factor is computed from the input (a Value)."""
     if isinstance(a, Value) and isinstance(b, Value):
         shape = torch.broadcast_shapes(a.shape, b.shape)
         # Zero if one factor is. Prefer the factor that is zero under more masks, then the larger one.
         zero = [v for v in (a, b) if v.masked is Masked.ZERO]
         if not zero:
-            return Value(walk.draft.sets.union(a.ids, b.ids), a.dtype, max(a.masked, b.masked))
+            return Value(walk.draft.sets.union(a.ids, b.ids), max(a.masked, b.masked))
         best = min(zero, key=lambda v: (float((v.ids == ALWAYS).float().mean()), -v.ids.numel()))
-        return Value(best.ids.expand(shape), a.dtype)
+        return Value(best.ids.expand(shape))
     x, other = (a, b) if isinstance(a, Value) else (b, a)
     return _beside(walk, x, other, None)
 
@@ -72,9 +63,9 @@ def _beside(walk: Walk, x: Any, other: Any, with_constant: Masked | None) -> Val
         met = max(x.masked, adopt(walk, other, x.ids.expand(shape)))
         # Zero times another task's parameter is zero with that parameter's sign: mask it again.
         zero = x.masked is Masked.ZERO and with_constant is Masked.ZERO and met is Masked.CONSTANT
-        return Value(x.ids.expand(shape), x.dtype, Masked.ZERO if zero else met)
-    shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, Constant) else x.shape
-    return Value(x.ids.expand(shape), x.dtype, max(x.masked, with_constant))
+        return Value(x.ids.expand(shape), Masked.ZERO if zero else met)
+    shape = torch.broadcast_shapes(x.shape, other.shape) if isinstance(other, torch.Tensor) else x.shape
+    return Value(x.ids.expand(shape), max(x.masked, with_constant))
 
 
 def adopt(walk: Walk, parameter: ParameterValue, ids: torch.Tensor) -> Masked:
@@ -95,24 +86,23 @@ def divided(walk: Walk, node: fx.Node, a: Any, b: Any, **options: Any) -> Value:
                 "masked units are zero, and are divided by", "add a small number to the denominator first"
             )
         if not isinstance(a, Value):  # masked entries are a number divided by a constant, as after a sum
-            return add(walk, a, b).like(dtype=walk.result(node).dtype)
-    return multiply(walk, a, b).like(dtype=walk.result(node).dtype)
+            return add(walk, node, a, b)
+    return multiply(walk, node, a, b)
 
 
 @rule(A.pow)
 def power(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """Return the unit sets of ``a ** b``, which is zero where ``a`` is, for a number ``b ≥ 1``."""
-    dtype = walk.result(node).dtype
     if isinstance(a, Value) and isinstance(b, (int, float)):
         if b >= 1:
-            return a.like(dtype=dtype)
+            return a
         if b != 0 and a.masked is Masked.ZERO and not a.always:
             raise Unsupported(
                 "masked units are zero, where this power or its slope is infinite", "add a small number first"
             )
-        return a.like(masked=max(a.masked, Masked.CONSTANT), dtype=dtype)
+        return a.like(masked=max(a.masked, Masked.CONSTANT))
     if isinstance(b, Value) and isinstance(a, (int, float)):
-        return b.like(masked=max(b.masked, Masked.CONSTANT), dtype=dtype)
+        return b.like(masked=max(b.masked, Masked.CONSTANT))
     return walk.conservative(node)
 
 
@@ -121,7 +111,7 @@ def addcmul(walk: Walk, node: fx.Node, a: Any, b: Any, c: Any, **options: Any) -
     """Return the unit sets of ``a + value · b · c``."""
     if not isinstance(b, Value) and not isinstance(c, Value):
         return walk.conservative(node)
-    return add(walk, a, multiply(walk, b, c))
+    return add(walk, node, a, multiply(walk, node, b, c))
 
 
 @rule(A.maximum, A.minimum)
@@ -129,7 +119,7 @@ def larger(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     """Return the unit sets of the elementwise maximum or minimum of two values, which is zero where both are."""
     if not isinstance(a, Value) or not isinstance(b, Value):
         return walk.conservative(node)
-    return Value(walk.draft.sets.union(a.ids, b.ids), walk.result(node).dtype, max(a.masked, b.masked))
+    return add(walk, node, a, b)
 
 
 @rule(A.where)
@@ -138,14 +128,12 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
     values = [x for x in (condition, a, b) if isinstance(x, Value)]
     if any(isinstance(x, ParameterValue) for x in (condition, a, b)):
         return walk.conservative(node)
-    shape, ids = walk.result(node).shape, values[0].ids
-    for value in values[1:]:
-        ids = walk.draft.sets.union(ids, value.ids)
+    ids = reduce(walk.draft.sets.union, (value.ids for value in values))
     kept = all(isinstance(x, Value) and x.masked is Masked.ZERO for x in (a, b))
     masked = max([v.masked for v in values] + ([] if kept else [Masked.CONSTANT]))
     if kept and isinstance(condition, Value):  # zero for either choice
         masked = max(x.masked for x in (a, b))
-    return Value(ids.expand(shape), walk.result(node).dtype, masked)
+    return Value(ids.expand(walk.result(node).shape), masked)
 
 
 # Functions of single entries --------------------------------------------------------------------------------------
@@ -154,18 +142,17 @@ def chosen(walk: Walk, node: fx.Node, condition: Any, a: Any, b: Any) -> Any:
 @rule(*SAME_VALUES, *KEEP_ZERO)
 def keeps_zero(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return the unit sets of a function with ``f(0) = 0``, after which masked entries stay zero."""
-    if not isinstance(x, Value) or _meets_others(x, rest, options):
+    if not isinstance(x, Value) or _meets_others(rest, options):
         return walk.conservative(node)
-    return x.like(dtype=walk.result(node).dtype)
+    return x
 
 
 @rule(*LIFT)
 def lifts(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -> Any:
     """Return the unit sets of a function with ``f(0) ≠ 0``, after which masked entries are a constant."""
-    result = walk.result(node)
-    if not isinstance(x, Value) or _meets_others(x, rest, options) or result.shape != x.shape:
+    if not isinstance(x, Value) or _meets_others(rest, options) or walk.result(node).shape != x.shape:
         return walk.conservative(node)
-    return x.like(masked=max(x.masked, Masked.CONSTANT), dtype=result.dtype)
+    return x.like(masked=max(x.masked, Masked.CONSTANT))
 
 
 @rule(A.prelu)
@@ -174,7 +161,7 @@ def prelu(walk: Walk, node: fx.Node, x: Any, slopes: Any) -> Any:
     if not isinstance(x, Value) or not isinstance(slopes, ParameterValue):
         return walk.conservative(node)
     shape = (-1, *(1,) * (x.ids.dim() - 2))
-    return multiply(walk, x, slopes.moved(lambda place: place.reshape(shape)))
+    return multiply(walk, node, x, slopes.moved(lambda place: place.reshape(shape)))
 
 
 @rule(*POLES)
@@ -187,7 +174,6 @@ def has_pole(walk: Walk, node: fx.Node, x: Value) -> Value:
     return x.like(masked=max(x.masked, Masked.CONSTANT))
 
 
-def _meets_others(value: Value, *arguments: Any) -> bool:
+def _meets_others(*arguments: Any) -> bool:
     """Return True if another argument (a bound, a mask) is a parameter or computed from the input."""
-    others = [leaf for leaf in leaves(arguments) if isinstance(leaf, (Value, ParameterValue, Constant))]
-    return any(not isinstance(leaf, Constant) for leaf in others)
+    return any(isinstance(leaf, (Value, ParameterValue)) for leaf in leaves(arguments))

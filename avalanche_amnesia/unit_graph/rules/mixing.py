@@ -35,7 +35,7 @@ def reduced(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> An
     if 0 in dims and len(x.shape) == 2:
         raise Unsupported("it mixes the samples of a batch", "leave the first dimension alone")
     ids = walk.draft.sets.over(x.ids, dims, keepdim=len(result.shape) == len(x.shape))
-    return Value(ids, result.dtype, x.masked)
+    return x.like(ids)
 
 
 @rule(A.cumsum)
@@ -43,7 +43,7 @@ def summed_up(walk: Walk, node: fx.Node, x: Any, dim: int, **options: Any) -> An
     """Return the unit sets of cumulative sums: an entry depends on the units of all entries along ``dim``."""
     if not isinstance(x, Value):
         return walk.conservative(node)
-    return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape), dtype=walk.result(node).dtype)
+    return x.like(walk.draft.sets.over(x.ids, [dim], keepdim=True).expand(x.shape))
 
 
 @rule(*POOLS)
@@ -56,9 +56,9 @@ def pooled(walk: Walk, node: fx.Node, x: Any, *args: Any, **options: Any) -> Any
     result = walk.result(node)
     if isinstance(result, Tensor):
         return x.like(of_channels.expand(result.shape))
-    values, places = result  # positions of the largest entries: constant in a constant channel
-    ids = of_channels.expand(values.shape)
-    return x.like(ids), Value(ids, places.dtype, max(x.masked, Masked.CONSTANT))
+    ids = of_channels.expand(result[0].shape)
+    # Positions of the largest entries are constant in a constant channel.
+    return x.like(ids), Value(ids, max(x.masked, Masked.CONSTANT))
 
 
 @rule(A.matmul, A.bmm, A.mm)
@@ -80,7 +80,7 @@ def product(walk: Walk, node: fx.Node, a: Any, b: Any) -> Any:
     ]
     if not options:
         return walk.conservative(node)
-    return Value(min(options, key=lambda ids: float((ids == ALWAYS).float().mean())), result.dtype)
+    return Value(min(options, key=lambda ids: float((ids == ALWAYS).float().mean())))
 
 
 @rule(A.scaled_dot_product_attention)
@@ -100,4 +100,4 @@ def attended(
     heads = (*result.shape[:-2], 1, ids.shape[-1])
     if ids.dim() == 4 and ids.shape[1] != result.shape[1]:  # several query heads share one key and value head
         ids = ids.repeat_interleave(result.shape[1] // ids.shape[1], 1)
-    return Value(ids.expand(heads).expand(result.shape), value.dtype)
+    return Value(ids.expand(heads).expand(result.shape))

@@ -68,7 +68,7 @@ def over_units(walk: Walk, node: fx.Node, x: Any, over: Any, weight: Any = None,
         return walk.conservative(node)
     eps = left[0] if left else None
     if eps is None:
-        eps = torch.finfo(x.dtype).eps if kind == "rms" else 1e-5
+        eps = torch.finfo(node.all_input_nodes[0].meta["val"].dtype).eps if kind == "rms" else 1e-5
     names = _names(walk, node, weight, bias)
     axes: dict[str, Any] = {"groups": over} if kind == "group" else {"shape": tuple(over)}
     return _own(walk, node, x, OwnedSpec(_named(walk, node, names), names, kind, eps=eps, **axes))
@@ -161,5 +161,5 @@ def declared(walk: Walk, node: fx.Node, tensors: Any, sizes: Any, like: Any, num
         if user is not made:
             user.args = (made, user.args[1])
             user.target = tensor_in
-    walk.values[made] = [always_in_use(result.shape, result.dtype) for result in walk.result(node)]
+    walk.values[made] = [always_in_use(result) for result in walk.result(node)]
     return walk.values[made]

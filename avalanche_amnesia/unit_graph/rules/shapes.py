@@ -13,7 +13,6 @@ from avalanche_amnesia.unit_graph.rules.elementwise import adopt
 from avalanche_amnesia.unit_graph.values import (
     ALWAYS,
     NOTHING,
-    Constant,
     Masked,
     ParameterValue,
     Value,
@@ -53,8 +52,8 @@ def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
 @derives(*_LIKE_ANOTHER)
 def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
     """Return ``x`` in the shape of ``other``, whose values are not read."""
-    if isinstance(x, Constant):
-        return always_in_use(other.shape, x.dtype)
+    if isinstance(x, Tensor):
+        return always_in_use(walk.result(node))
     method = str(node.target).split(".")[1]
     return _again(x, lambda places: getattr(places, method.replace("view_as", "reshape_as"))(torch.empty(other.shape)))
 
@@ -63,10 +62,10 @@ def moved_like_another(walk: Walk, node: fx.Node, x: Any, other: Any) -> Any:
 @derives(A.index)
 def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
     """Return the unit sets of ``x[indices]`` for constant indices; other indices count as an unknown operation."""
-    fixed = all(index is None or isinstance(index, Constant) for index in indices)
-    if isinstance(x, Constant) or not fixed:
+    fixed = all(index is None or isinstance(index, Tensor) for index in indices)
+    if isinstance(x, Tensor) or not fixed:
         return _otherwise(walk, node, (x, indices), {})
-    places = tuple(slice(None) if index is None else index.content for index in indices)
+    places = tuple(slice(None) if index is None else index for index in indices)
     return _again(x, lambda held: held[places])
 
 
@@ -77,7 +76,6 @@ def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
 
 def _applied(node: fx.Node, args: Any, options: Any) -> Any:
     """Apply a node's operation to numbers of sets or entries; ``view`` as ``reshape``: memory layout may differ."""
-    args, options = map_leaves((args, options), lambda leaf: leaf.content if isinstance(leaf, Constant) else leaf)
     target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
     return target(*args, **options)
 
@@ -102,10 +100,8 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
     masked = max(value.masked for value in values)
     by_stack = str(node.target).split(".")[1]
     for part in tensors:
-        if isinstance(part, Value):
-            parts.append(part.ids)
-        elif isinstance(part, Constant):  # in use under every mask
-            parts.append(torch.full(part.shape, ALWAYS))
+        if isinstance(part, (Value, Tensor)):
+            parts.append(walk.value(part).ids)
         elif part.fixed:
             walk.draft.use(part, torch.full((1,) * len(part.shape), ALWAYS))
             parts.append(torch.full(part.shape, ALWAYS))
@@ -121,7 +117,7 @@ def joined(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: int = 0) -> V
             parts.append(ids)
     made: Any = {"stack": torch.stack, "hstack": torch.hstack, "vstack": torch.vstack}.get(by_stack, torch.cat)
     ids = made(parts) if by_stack in ("hstack", "vstack") else made(parts, along)
-    return Value(ids, result.dtype, masked)
+    return Value(ids, masked)
 
 
 @derives(A.cat, A.concat, A.concatenate, A.stack)
@@ -141,7 +137,7 @@ def joined_parameters(walk: Walk, node: fx.Node, tensors: Sequence[Any], dim: in
             operands.append(part.moved(partial(torch.index_select, dim=along, index=at)))
         start += size
     parts = tuple(part for operand in operands for part in operand.parts)
-    return ParameterValue(result.shape, result.dtype, parts)
+    return ParameterValue(result.shape, parts)
 
 
 @rule(A.pad, A.constant_pad_nd, zeros=True)
@@ -160,26 +156,21 @@ def padded(
 @rule(A.slice_scatter, A.select_scatter)
 def written_into(walk: Walk, node: fx.Node, x: Any, source: Any, *where: Any, **options: Any) -> Any:
     """Return the unit sets of ``x`` after ``source``, with its sets, is written into a part of ``x``."""
-    parts = [_written(part) for part in (x, source)]
-    if any(part is None for part in parts) or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
+    by_parameter = isinstance(x, ParameterValue) or isinstance(source, ParameterValue)
+    if by_parameter or any(isinstance(leaf, Value) for leaf in leaves((where, options))):
         return walk.conservative(node)
-    ids = node.target(parts[0].ids, parts[1].ids, *where, **options)  # type: ignore[operator, union-attr]
-    return Value(ids, walk.result(node).dtype, max(part.masked for part in parts if part is not None))
-
-
-def _written(part: Any) -> Value | None:
-    if isinstance(part, Constant):
-        return always_in_use(part.shape, part.dtype)
-    return part if isinstance(part, Value) else None
+    x, source = walk.value(x), walk.value(source)
+    ids = node.target(x.ids, source.ids, *where, **options)  # type: ignore[operator]
+    return Value(ids, max(x.masked, source.masked))
 
 
 @rule(A.copy)
 def copied(walk: Walk, node: fx.Node, x: Any, source: Any, *rest: Any) -> Any:
     """Return the unit sets after a slice assignment: those of ``source``, expanded to the result's shape."""
-    result = walk.result(node)
-    if not isinstance(source, Value):
-        return always_in_use(result.shape, result.dtype) if isinstance(source, Constant) else walk.conservative(node)
-    return source.like(source.ids.expand(result.shape), dtype=result.dtype)
+    if isinstance(source, ParameterValue):
+        return walk.conservative(node)
+    source = walk.value(source)
+    return source.like(source.ids.expand(walk.result(node).shape))
 
 
 @rule(A.fill, A.zero, A.zeros_like, A.ones_like, A.full_like, A.new_zeros, A.new_ones, A.new_full)
@@ -187,5 +178,4 @@ def overwritten(walk: Walk, node: fx.Node, x: Any, *rest: Any, **options: Any) -
     """Return the unit sets of a tensor filled with one number: each entry is in use under every mask."""
     if any(isinstance(leaf, ParameterValue) for leaf in leaves((rest, options))):
         return walk.conservative(node)
-    result = walk.result(node)
-    return always_in_use(result.shape, result.dtype)
+    return always_in_use(walk.result(node))

@@ -40,8 +40,7 @@ def _without_units(walk: Walk, node: fx.Node, weight: Any, bias: Any) -> Any:
     """Return the result of a layer with an untrained weight: its outputs have no gate. Its bias may be trained."""
     if isinstance(weight, ParameterValue) and not weight.parts and (name := _plain(bias)) is not None:
         walk.draft.loose.add(name)  # the network is traced again, with the bias owned by each task
-        result = walk.result(node)
-        return always_in_use(result.shape, result.dtype)
+        return always_in_use(walk.result(node))
     return walk.conservative(node)
 
 
@@ -130,7 +129,7 @@ def _outputs(walk: Walk, node: fx.Node, sets: Tensor, bias: Any, axis: int) -> V
     shape = [1] * result.dim()
     shape[axis] = len(sets)
     masked = Masked.ZERO if bool((sets == ALWAYS).all()) else Masked.DIRTY  # without gates nothing needs a mask
-    return Value(compact(sets.reshape(shape)).expand(result.shape), result.dtype, masked)
+    return Value(compact(sets.reshape(shape)).expand(result.shape), masked)
 
 
 def _layer(walk: Walk, node: fx.Node, weight: ParameterValue, kind: str, units: int, rows: bool = True) -> Tensor:

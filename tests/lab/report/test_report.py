@@ -12,7 +12,7 @@ from support.report_results import FOLDER, another_seed, runs_of_demo
 
 from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
 from avalanche_amnesia.evaluation.resolution import distance_in_words
-from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, legend_of, scale_of
+from avalanche_amnesia.lab.report.charts import Axis, LineChart, Series, legend_of, scale_of
 from avalanche_amnesia.lab.report.page import _environment, report_page
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds, percent
@@ -94,7 +94,7 @@ def test_several_seeds_are_one_row_with_a_range(runs):
     (accuracy,) = (run.last.accuracy for run in runs if run.name == "EWC")
     first = mean(accuracy.values())
     assert float(summary[2]["accuracy on remaining tasks"]) == pytest.approx(first - 0.01)
-    assert over_seeds(Spread(first - 0.01, first - 0.02, first, 3), percent) in page.text
+    assert over_seeds(Spread(first - 0.01, first - 0.02, first), percent) in page.text
     assert {row["seed"] for row in page.rows("accuracy-table-1")} == {"0", "1", "2"}
 
 
@@ -195,7 +195,7 @@ BITS = Axis("JSD (bit)", distance_in_words, "{:g}".format, is_logarithmic=True)
 
 
 def spread(value: float, apart: float = 0.0) -> Spread:
-    return Spread(value, value - apart, value + apart, 1 + bool(apart))
+    return Spread(value, value - apart, value + apart)
 
 
 def lines(apart: float = 0.0) -> LineChart:
@@ -253,5 +253,3 @@ def test_every_role_has_its_own_mark_besides_its_colour() -> None:
     shapes = {re.sub(r' (fill|stroke)="var\(.*?\)"', "", shape) for shape in marks.values()}
     assert marks.keys() == ROLES.keys()
     assert len(shapes) == len(marks)
-    with pytest.raises(ValueError, match="names do not fit"):
-        Matrix("x", "y", [0], [0, 1], [[None]], "")
