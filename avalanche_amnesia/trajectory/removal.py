@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import as_integers, map_two_threads, same_bits
+from avalanche_amnesia.bits import map_two_threads, same_bits
 from avalanche_amnesia.trajectory.sparse import (
     SparseEntries,
     SparseValues,
@@ -163,37 +163,34 @@ def moved_along(current: Tensor, before: Tensor, new_before: Tensor) -> Tensor:
 # All tensors of a removal --------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
 class Moved:
-    """Entries of a tensor (``where``) that a removal changes, with their values ``now`` and ``without`` the tasks."""
+    """Entries of a tensor that a removal changes: flat ``index``, with values ``now`` and ``without`` the tasks."""
 
-    def __init__(self, where: Tensor, now: Tensor, without: Tensor, index: Tensor | None = None) -> None:
-        self.where, self.now, self.without = where, now, without
-        self._index = positions(where) if index is None else index
+    shape: torch.Size
+    index: Tensor
+    now: Tensor
+    without: Tensor
 
-    @classmethod
-    def among(cls, where: Tensor, index: Tensor, now: Tensor, without: Tensor) -> Moved | None:
-        """Return the entries at flat ``index`` whose bits in ``now`` and ``without`` differ; None if there are none."""
-        differ = as_integers(now).numpy() != as_integers(without).numpy()
-        if not differ.all():
-            where.numpy().reshape(-1)[index.numpy()[~differ]] = False  # index has all True entries of where
-            some = torch.from_numpy(differ)
-            index, now, without = index[some], now[some], without[some]
-        return cls(where, now, without, index) if len(now) else None
+    @cached_property
+    def where(self) -> Tensor:
+        """Return a bool tensor of the tensor's shape, True at the entries."""
+        where = torch.zeros(self.shape, dtype=torch.bool, device=self.index.device)
+        where.view(-1)[self.index] = True
+        return where
 
-    def to(self, device: torch.device) -> Moved:
-        """Return a copy on ``device``."""
-        return Moved(*(part.to(device) for part in (self.where, self.now, self.without, self._index)))
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return index, values now, and values without the tasks."""
+        return self.index, self.now, self.without
 
     def take_out(self, tensor: Tensor) -> None:
         """Write the values after the removal into a tensor, in place."""
-        put(tensor, self._index, self.without)
+        put(tensor, self.index, self.without)
 
     def put_back(self, tensor: Tensor) -> None:
         """Write the values before the removal into a tensor, in place."""
-        put(tensor, self._index, self.now)
-
-    def __len__(self) -> int:
-        return len(self.now)
+        put(tensor, self.index, self.now)
 
 
 @dataclass(frozen=True)
@@ -260,7 +257,7 @@ def work_out(
     # Logs start at the state after the last finished task, so during a task use the values before it.
     base = {name: current[name] if before is None or name not in before else before[name] for name in names}
 
-    def without(name: str) -> tuple[Moved | None, Tensor | None, Tensor | None]:
+    def without(name: str) -> tuple[Moved, Tensor | None, Tensor | None]:
         """Return a tensor's changed entries, entries that keep removed writers' values, and new values if computed."""
         committed = base[name]
         reading = {task: reads[name].cpu().reshape(-1) for task, reads in (readers or {}).items() if name in reads}
@@ -275,19 +272,17 @@ def work_out(
             or (entry is not None and (writer in gone or going is None or (chosen_by([entry]) & going).any()))
         ]
         here = committed.detach().cpu()
-        if going is None:
-            where = torch.ones(committed.shape, dtype=torch.bool)
-        else:  # only entries written by a removed writer can change: do not compare the rest of the tensor
-            where = torch.from_numpy(np.unpackbits(going, count=here.numel()).view(bool)).reshape(here.shape)
-        index = positions(where)
+        # Only entries written by a removed writer can change: do not compare the rest of the tensor.
+        chosen = np.ones(here.numel()) if going is None else np.unpackbits(going, count=here.numel()).view(bool)
+        index = torch.from_numpy(chosen.nonzero()[0])
         if len(taking_part) == 1 and not reading and not revised:  # the usual case: a single writer
             ((writer, entry),) = taking_part
             assert entry is not None
             written = take(here, index)
             updates[writer].add(name, entry, written)
-            return Moved.among(where, index, written, entry.before(written)), None, None
+            return Moved(here.shape, index, written, entry.before(written)), None, None
         replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
-        return Moved.among(where, index, take(here, index), take(replayed, index)), stays, replayed
+        return Moved(here.shape, index, take(here, index), take(replayed, index)), stays, replayed
 
     # Readers and revisions add tensors to logs, and their order matters, so use one thread (size 0).
     size = 0 if revisions or readers else sum(current[name].nbytes for name in names)
@@ -295,9 +290,11 @@ def work_out(
         committed = base[name]
         if stays is not None and bool(stays.any()):
             shared[name] = stays
-        if change is None:
+        differ = ~same_bits(change.now, change.without)
+        if not bool(differ.any()):
             continue
-        moved[name] = change.to(committed.device)
+        kept_parts = change.parts if bool(differ.all()) else [part[differ] for part in change.parts]
+        moved[name] = Moved(change.shape, *(part.to(committed.device) for part in kept_parts))
         if before is not None and name in before:
             if replayed is None:
                 replayed = committed.detach().clone()
@@ -306,8 +303,8 @@ def work_out(
             # Apply the current task's update so far to its new start values.
             now = current[name].detach()
             value = moved_along(now, before[name], new_before[name])
-            where = ~same_bits(value, now)
-            moved[name] = Moved(where, take(now, positions(where)), take(value, positions(where)))
+            index = positions(~same_bits(value, now))
+            moved[name] = Moved(now.shape, index, take(now, index), take(value, index))
     # Merged logs have entries to undo removed writers, which are not needed any more. Unchanged logs keep their file.
     kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
     return Removal(tuple(tasks), moved, new_before, kept, shared, updates, current)

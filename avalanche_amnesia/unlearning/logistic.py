@@ -54,6 +54,10 @@ def fit_head(
     drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:few].to(labels.device) if few < n else None
     mean = rows.mean(0) * has_bias  # without a bias nothing could undo the centring
     some = (rows if drawn is None else rows.index_select(0, drawn)) - mean
+    basis = None
+    if n < len(mean):  # the best weights are sums of samples: one coordinate per sample gives the same logits
+        basis, coordinates = torch.linalg.qr(some.T)
+        some = coordinates.T.contiguous()
     covariance = some.T.contiguous() @ some / few
     one = torch.eye(len(covariance)).to(covariance)
     # Contiguous matrices, so that every device adds in the same order.
@@ -66,8 +70,8 @@ def fit_head(
     factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)
     if bool(failed_at):
         raise FitError("the features' covariance has no Cholesky factor, rounded as it is")
-    whitening = torch.linalg.solve_triangular(factor.contiguous(), one, upper=False)
-    penalties = torch.cat([mean.new_full((len(mean),), penalty / n), mean.new_zeros(int(has_bias))])
+    whitening = torch.linalg.solve_triangular(factor.contiguous(), one if basis is None else basis.T, upper=False)
+    penalties = torch.cat([mean.new_full((len(whitening),), penalty / n), mean.new_zeros(int(has_bias))])
     problem = _Problem(n_classes, whitening, mean, penalties, has_bias)
     search = _Search(n_classes / (1 + n_classes * penalty / n), tolerance)  # the first step is Newton's
     head = rows.new_zeros(n_classes, len(penalties))

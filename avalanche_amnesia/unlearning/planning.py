@@ -21,8 +21,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Compute the removal and the plan of an unlearning, and store both in ``context``; change nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
-    state = model.state_dict(keep_vars=True)
-    context.hashes = state_hashes(state)
+    context.hashes = state_hashes(model.state_dict(keep_vars=True))
     tampered = claims.tampered(context.hashes, in_training=context.before is not None)
     if strict and tampered:
         raise TamperedError(
@@ -30,7 +29,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
             "unlearnings here; put them back, or leave strict out: the record then says approximate, and why"
         )
     context.own_parameters = own_parameters(model, *tasks)
-    repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in state}
+    repaired = {name for repair in trajectory.repairs for name in trajectory.logs[repair] if name in context.hashes}
     context.parameters = _parameters(model, context.own_parameters | repaired)
     readers = _readers(context)
     # Compensations come before the removal: later updates are then replayed, and logged, after the revised ones.
@@ -48,7 +47,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
     context.plan = UnlearningPlan(
         tasks=tasks,
         event=context.event,
-        entries={name: len(removal.moved[name]) for name in sorted(removal.moved)},
+        entries={name: len(removal.moved[name].index) for name in sorted(removal.moved)},
         removed=tuple(sorted(context.own_parameters.union(buffers))),
         affected=affected,
         compensated=tuple(compensated),

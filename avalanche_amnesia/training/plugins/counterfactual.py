@@ -26,7 +26,9 @@ from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import samples_at, training_samples
 from avalanche_amnesia.trajectory.removal import Moved, Removal
+from avalanche_amnesia.trajectory.sparse import positions, take
 from avalanche_amnesia.trajectory.store import Trajectory
+from avalanche_amnesia.trajectory.undo_log import Log
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
@@ -40,22 +42,18 @@ MOST_APART = 3
 
 
 class _WithoutTasks:
-    """Helper that removes updates of tasks from a model's backbone for the length of a ``with`` block.
-
-    If no two of them wrote the same entry, the removal of a set is the union of single removals, each computed once.
-    """
+    """Helper that removes updates of tasks from a model's backbone for the length of a ``with`` block."""
 
     def __init__(self, model: TaskMaskedModel, trajectory: Trajectory, tasks: Collection[int]) -> None:
-        self.model, self._trajectory = model, trajectory
+        self._trajectory = trajectory
         self._parameters = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         few = sum(p.numel() for p in self._parameters.values()) <= MOST_HELD
-        self._apart = few and not trajectory.repairs and _disjoint(map(trajectory.moved, tasks))
-        self._of_one: dict[int, Mapping[str, Moved]] = {}
+        self._of_one = _apart(trajectory.logs, tasks, self._parameters) if few and not trajectory.repairs else None
 
     @contextmanager
     def taken_out(self, gone: Collection[int]) -> Iterator[None]:
         """Remove updates of the tasks in ``gone`` from the backbone for a block; restore it bit for bit afterwards."""
-        moved = [(self._parameters[name], of) for removal in self._removals(gone) for name, of in removal.items()]
+        moved = [(self._parameters[name], of) for name, of in self._removal(gone).items()]
         try:
             for parameter, of in moved:
                 of.take_out(parameter)
@@ -64,25 +62,31 @@ class _WithoutTasks:
             for parameter, of in moved:
                 of.put_back(parameter)
 
-    def _removals(self, gone: Collection[int]) -> list[Mapping[str, Moved]]:
-        # Computed and not applied: the logs do not change, so only the backbone's values must be restored.
-        if not self._apart:
-            return [self._trajectory.remove(tuple(gone), self._parameters).moved]
-        for task in gone:
-            if task not in self._of_one:
-                self._of_one[task] = self._trajectory.remove((task,), self._parameters).moved
-        return [self._of_one[task] for task in gone]
+    def _removal(self, gone: Collection[int]) -> Mapping[str, Moved]:
+        if self._of_one is None:  # computed and not applied: the logs do not change
+            return self._trajectory.remove(tuple(gone), self._parameters).moved
+        several = {name: [of[task].parts for task in gone if task in of] for name, of in self._of_one.items()}
+        joined = {name: map(torch.cat, zip(*parts, strict=True)) for name, parts in several.items() if parts}
+        return {name: Moved(self._parameters[name].shape, *parts) for name, parts in joined.items()}
 
 
-def _disjoint(choices: Iterable[Mapping[str, Tensor]]) -> bool:
-    """Return True if no two of ``choices``, tensor name → bool mask of entries, overlap."""
-    taken: dict[str, Tensor] = {}
-    for chosen in choices:
-        for name, where in chosen.items():
-            if name in taken and bool((taken[name] & where).any()):
-                return False
-            taken[name] = taken[name] | where if name in taken else where
-    return True
+def _apart(
+    logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
+) -> dict[str, dict[int, Moved]] | None:
+    """Return tensor name → task → the entries that its removal changes; None if several writers wrote the same one."""
+    apart: dict[str, dict[int, Moved]] = {}
+    for name, value in current.items():
+        apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
+        for writer, entry in ((writer, log[name]) for writer, log in logs.items() if name in log):
+            where = entry.where
+            if bool((where & written).any()):
+                return None
+            written |= where
+            if writer in tasks:
+                index = positions(where.to(value.device))
+                now = take(value, index)
+                apart[name][writer] = Moved(value.shape, index, now, entry.before(now.cpu()).to(value.device))
+    return apart
 
 
 class CounterfactualPlugin(Plugin):
@@ -208,20 +212,15 @@ class CounterfactualPlugin(Plugin):
         self, without: _WithoutTasks, features_now: CounterfactualFeatures, labels: Tensor, gone: frozenset[int]
     ) -> FittedHead:
         """Return the head of ``features_now.task`` for the model without the tasks in ``gone``."""
-        model, task = without.model, features_now.task
-        if gone != SEVERAL:
-            with without.taken_out(gone):
-                statistics = features_now()
-                head = fitted_head(model, task, features_now.features, labels)
-        else:
-            sources = self.sources[task]
-            sets = _some_sets(sources, derive_seed(self.seed, "several", task))[: len(labels)]
-            for number, lost in enumerate(sets):
-                with without.taken_out(lost):
-                    statistics = features_now(slice(number, None, len(sets)))
-            with without.taken_out(sources):
-                head = fitted_head(model, task, features_now.features, labels)
-        return replace(head, statistics=statistics)
+        task = features_now.task
+        passes = [(head_fit.ALL, gone)]
+        if gone == SEVERAL:
+            sets = _some_sets(self.sources[task], derive_seed(self.seed, "several", task))[: len(labels)]
+            passes = [(slice(number, None, len(sets)), lost) for number, lost in enumerate(sets)]
+        for part, lost in passes:
+            with without.taken_out(lost):
+                statistics = features_now(part)
+        return replace(fitted_head(features_now.model, task, features_now.features, labels), statistics=statistics)
 
     def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
         possible = frozenset(unlearnable)
