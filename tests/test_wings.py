@@ -20,7 +20,7 @@ DOOR = f"{PACKAGE}.__main__"
 """The command ``amnesia``: it opens the lab, or names the packages to install."""
 
 FLOORS = (
-    ["checks", "strategy", "bits", "text_table", "seeding", "optimizers", "transaction"],
+    ["checks", "strategy", "bits", "text_table", "seeding", "processes", "optimizers", "transaction"],
     *(["saving", "unit_graph"], ["ledger"], ["models", "benchmarks", "trajectory", "audit"]),
     *(["isolation", "unlearning"], ["training"], ["evaluation"], ["logging"], ["contrib"], ["lab"]),
 )

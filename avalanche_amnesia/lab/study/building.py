@@ -19,7 +19,7 @@ from avalanche_amnesia import benchmarks, checks
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.contrib import streams
-from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent
+from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, RanPAC
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
@@ -65,6 +65,7 @@ OWN: dict[str, type] = {
     "PALL": PALL,
     "CLPU-DER++": CLPUDERpp,
     "Independent": Independent,
+    "RanPAC": RanPAC,
 }
 """Kind of method → strategy class of this package."""
 STOCK: dict[str, type] = {"Naive": Naive, "EWC": EWC, "LwF": LwF, "Replay": Replay, "DER++": Naive}
@@ -214,7 +215,8 @@ def make_strategy(
     options = {name: _object(name, value, kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # record requests without unlearning
         options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
-    return _made(kind, settings, model, options | {"seed": seed} | kwargs)
+    fixed = {"seed": seed} | ({"train_epochs": 1} if kind is RanPAC else {})  # a second pass would add samples again
+    return _made(kind, settings, model, options | kwargs | fixed)
 
 
 def check_options(settings: MethodSettings) -> None:
@@ -309,6 +311,8 @@ def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mappi
     check_optimizer(optimizer, model.parameters())
     quiet = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
     given = {"model": model, "optimizer": optimizer} | quiet | dict(options)
+    if "optimizer" in getattr(kind, "composed", ()):  # it has none
+        del given["optimizer"]
     takes = inspect.signature(kind).parameters.values()
     must = [p.name for p in takes if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     lacks = [name for name in must if name not in given]
@@ -356,7 +360,8 @@ def build(cell: Cell, root: str | Path | None = None, download: bool = False) ->
     requests = [request for each in benchmark.train_stream for request in each.requests]
     if any(request.is_partial for request in requests):
         strategy = make()
-        if not any(getattr(part, "trains_again", False) for part in (strategy.model, *strategy.plugins)):
+        parts, able = (strategy.model, *strategy.plugins), ("trains_again", "subtracts")
+        if not any(getattr(part, name, False) for part in parts for name in able):
             raise ValueError(
                 f"{cell.method} under {cell.scenario}: {method.kind} can't train a task again without some samples, "
                 "for which no other task may depend on it; take weight pools or another scenario"

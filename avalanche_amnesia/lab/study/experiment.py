@@ -13,9 +13,9 @@ from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.reading import flat
 from avalanche_amnesia.lab.study.settings import (
+    FORGET_SAMPLES,
     METHODS,
     OBEY_NOTHING,
-    TRAIN_AGAIN,
     Cell,
     Experiment,
     MethodSettings,
@@ -165,9 +165,9 @@ def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None
     """Return the reason why a built-in method cannot run under a scenario, or None; ``build`` checks other methods."""
     if method.kind in OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
-    if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in TRAIN_AGAIN:
-        able = ", ".join(TRAIN_AGAIN)
-        return f"samples and classes of a task are forgotten by training it again, which only these can: {able}"
+    if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in FORGET_SAMPLES:
+        able = ", ".join(FORGET_SAMPLES)
+        return f"samples and classes of a task can only be unlearned by {able}"
     return None
 
 

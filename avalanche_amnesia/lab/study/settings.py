@@ -22,6 +22,7 @@ METHODS = {
     "PALL": "WSN with a few steps of repair on kept samples after a request",
     "CLPU-DER++": "a side network for every task that may be requested; unlearns exactly",
     "Independent": "a network for every task; unlearns exactly",
+    "RanPAC": "a regression on features of a network that stays as it is; unlearns exactly, by subtraction",
     "Naive": "Avalanche's fine-tuning, task after task",
     "EWC": "Avalanche's elastic weight consolidation",
     "LwF": "Avalanche's learning without forgetting, by distillation",
@@ -69,7 +70,7 @@ SCENARIOS = {
 Floor = Literal["order", "seed"]
 OBEY_NOTHING = ("HAT", "AdaHAT")
 """Methods that record requests but do not unlearn: controls for the protection of tasks without unlearning."""
-TRAIN_AGAIN = ("DisjointSubnets", "Independent")
+FORGET_SAMPLES = ("DisjointSubnets", "Independent", "RanPAC")
 """Methods that can unlearn single samples of a task."""
 
 

@@ -138,7 +138,7 @@ def test_every_experiment_file_can_be_read_and_has_valid_requests():
         small, full = (read_experiment(file, profile) for profile in ("small", "full"))
         assert small.name == full.name == file.stem
         found = {method.kind for method in full.methods.values()}
-        assert file.stem in OWN_QUESTION or found == {*OWN, *STOCK}
+        assert file.stem in OWN_QUESTION or found == {*OWN, *STOCK} - {"RanPAC"}  # whose network learns nothing
         for settings in (small, full):
             assert cells_of(settings)
             data = PermutedDigits(settings.stream.n_tasks, n_train=20, n_test=20)
