@@ -462,25 +462,24 @@ def data(*, data_root: Path | None = None, download: list[str] | None = None) ->
     Args:
         download: names of data sets to download with torchvision
     """
-    from torchvision import datasets
-
-    from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT, JPEG, absent_files
-    from avalanche_amnesia.contrib.streams.image_sets import data_root as found_root
-
     typed(list[Literal[tuple(settings.DATA_SETS)]], download or [], "--download")  # type: ignore[misc]
-    given = data_root or os.environ.get(ENVIRONMENT)
-    root = Path(given) if given else None
+    given = data_root or os.environ.get("AMNESIA_DATA")
+    root, of_torchvision = Path(given) if given else None, settings.DATA_SETS.keys() - {"digits", "CIFAR10-JPEG"}
+    if root or download:  # else no torch is needed, whose import takes seconds
+        from torchvision import datasets
+
+        from avalanche_amnesia.contrib.streams import image_sets
     for name in download or ():
-        folder = found_root("amnesia data --download", root, "data sets")
-        if not hasattr(datasets, name):
-            way_out = f"put {JPEG} into {folder}" if name == "CIFAR10-JPEG" else "scikit-learn holds them"
+        folder = image_sets.data_root("amnesia data --download", root, "data sets")
+        if name not in of_torchvision:
+            way_out = f"put {image_sets.JPEG} into {folder}" if name == "CIFAR10-JPEG" else "scikit-learn holds them"
             raise ValueError(f"{name} can't be downloaded by torchvision: {way_out}")
         folder.mkdir(parents=True, exist_ok=True)
         getattr(datasets, name)(str(folder), download=True)
     _print("no data root: give --data-root, or set AMNESIA_DATA" if root is None else str(root))
     for name, content in settings.DATA_SETS.items():
-        is_there = name == "digits" or (root is not None and not absent_files(name, root))
-        state = "there" if is_there else "--download" if hasattr(datasets, name) else "missing"
+        is_there = name == "digits" or (root is not None and not image_sets.absent_files(name, root))
+        state = "there" if is_there else "--download" if name in of_torchvision else "missing"
         _print(f"{name:15}{state:11}{content}")
 
 
