@@ -21,6 +21,7 @@ from avalanche.training.plugins import EvaluationPlugin
 
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import FewShot, Relapse
+from avalanche_amnesia.contrib.metrics.statistics import paired_test
 from avalanche_amnesia.evaluation import References
 from avalanche_amnesia.evaluation.accuracy_difference import AccuracyDifference
 from avalanche_amnesia.evaluation.jsd import JSDivergence
@@ -129,6 +130,10 @@ neither variants nor own heads were run, and EWC and Replay on split CIFAR-10 ha
 SHOWN = ("DisjointSubnets", "Independent", "Independent, narrow", "CLPU-DER++", "WSN", "AmnesiacHAT", "EWC", "Replay")
 IN_SHORT = """Accuracy of the tasks that remain, at the end, with the heads, fitted or own, that were better on held out
 images."""
+FIRST = "DisjointSubnets"
+PAIRED = """Mean difference in accuracy over the same seeds, in points, with its 95 % interval (Student's, of three
+seeds); bold where the interval does not contain 0. An asterisk at *Settings* marks a learning rate at an end of those
+tried."""
 COLUMNS = """*Own heads*: accuracy with the heads that the method has by itself. A fitted head is a sharp one: where
 the features move on, as under stock strategies, it is outdated sooner. *AD*: accuracy minus that of a model that
 obeyed no request, in points; beside it the same of that model with heads fitted again (the control). *JSD*: to the
@@ -166,8 +171,24 @@ def table(rows):
     def accuracy(mine):
         return spread([100 * row["accuracy"] for row in mine]) if mine else "–"
 
+    def beyond(mine):
+        """Points above DisjointSubnets, over the same seeds, and their interval."""
+        by_seed = {row["seed"]: row["accuracy"] for row in rows_tested(fitted, method=FIRST, stream=mine[0]["stream"])}
+        pairs = [(100 * row["accuracy"], 100 * by_seed[row["seed"]]) for row in mine if row["seed"] in by_seed]
+        if not pairs:
+            return "–"
+        test = paired_test(*zip(*pairs, strict=True))
+        if test.interval is None:
+            return f"{test.mean_difference:+.1f}"
+        told = f"{test.mean_difference:+.1f} ({test.interval[0]:+.1f} to {test.interval[1]:+.1f})".replace("-", "−")
+        return f"**{told}**" if test.interval[0] * test.interval[1] > 0 else told
+
     def settings(mine):
-        return str(Settings(**mine[0]["settings"])) if mine else "–"
+        if not mine:
+            return "–"
+        chosen, what = Settings(**mine[0]["settings"]), {name: mine[0][name] for name in ("stream", "method", "fitted")}
+        tried = [row["settings"]["lr"] for row in rows if row["validation"] and what.items() <= row.items()]
+        return f"{chosen}{' *' if chosen.lr in (min(tried, default=0), max(tried, default=0)) else ''}"
 
     lines = ["# Methods by one protocol", "", NOTES, "", "## In short", "", IN_SHORT, ""]
     lines += [f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|"]
@@ -175,6 +196,8 @@ def table(rows):
         cells = [accuracy(with_better_heads(rows, stream=stream, method=method)) for stream in streams]
         lines.append(f"| {named(method)} | {' | '.join(cells)} |")
     lines += across("Tasks that remain, at the end", fitted, accuracy)
+    lines += across(f"Points above {FIRST}", fitted, lambda mine: beyond(mine) if mine else "–")
+    lines += ["", PAIRED]
     lines += across("The same with own heads", own, accuracy)
     lines += across("Variants of them, with fitted heads", fitted, accuracy, variant=True)
     lines += across("Settings", fitted, settings)
