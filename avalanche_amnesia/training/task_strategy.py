@@ -81,7 +81,8 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             tasks add (heads, norms) join the first, and copies of a DisjointModel's backbone join its groups.
         method: the plugins that make the strategy, in order: those that learn, then those that record and unlearn.
         seed: every random draw derives from it and the task.
-        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it).
+        reset_optimizer: a new optimizer state for every task (``train(…, reset_optimizer_state=…)`` overrides it). A
+            saved state then holds none of it.
         criterion: loss of logits and labels; cross-entropy by default.
         train_mb_size: samples of a mini-batch, at least 1.
         train_epochs: passes over a task's samples, at least 1.

@@ -312,3 +312,12 @@ def test_the_state_of_the_criterion_is_saved(tmp_path):
     load_state(loaded, strategy.save(tmp_path / "state"))
     assert loaded._criterion.calls == strategy._criterion.calls > 0
     assert torch.equal(loaded._criterion.mean, strategy._criterion.mean)
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_a_state_has_no_moments_that_the_next_training_drops(reset, tmp_path):
+    strategy, twin = (make(AmnesiacHAT, reset_optimizer=reset) for _ in range(2))
+    save_state(learn(strategy, DIGITS, 1), tmp_path)
+    load_state(twin, tmp_path)
+    assert strategy.optimizer.state
+    assert bool(twin.optimizer.state) is not reset

@@ -229,7 +229,9 @@ def _optimizer_state(strategy: Strategy) -> dict[str, Any]:
     state, of_groups = strategy.optimizer.state_dict(), []
     for group, saved in zip(strategy.optimizer.param_groups, state["param_groups"], strict=True):
         name_of = {number: names.get(id(p)) for number, p in zip(saved["params"], group["params"], strict=True)}
-        state["state"] = {at: held for at, held in state["state"].items() if name_of.get(at, "another's") is not None}
+        kept = {at: held for at, held in state["state"].items() if name_of.get(at, "another's") is not None}
+        # The next training would drop it first; until then it would be a trace of the last task.
+        state["state"] = {} if getattr(strategy, "reset_optimizer", False) else kept
         saved["params"] = [number for number, name in name_of.items() if name is not None]
         of_groups.append([name for name in name_of.values() if name is not None])
     followed = getattr(strategy, "optimized_param_id", None)
