@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -69,9 +70,12 @@ def shown(kind: Any) -> str:
     return "null" if kind is NoneType else getattr(kind, "__name__", str(kind))
 
 
+_hints = lru_cache(None)(get_type_hints)  # asked for every record of every run
+
+
 def _made(kind: type, values: Mapping[str, Any], place: str) -> Any:
     """Return an instance of a data class from a mapping of field names to values; raise ValueError for wrong names."""
-    hints, owner = get_type_hints(kind, include_extras=True), place or kind.__name__
+    hints, owner = _hints(kind, include_extras=True), place or kind.__name__
     for name in values:
         if name not in hints:
             near = did_you_mean(name, hints) or f"; it has {', '.join(hints)}"
