@@ -2,6 +2,7 @@
 
     make bench ARGS="--network mlp wide --only HAT AdaHAT --rounds 3"
     make bench ARGS="--whole --root DATA --optimizer adam"
+    make bench ARGS="--processes --network mlp resnet18 --steps 12"
     make bench ARGS="--device cuda --bfloat16 --channels-last --network resnet18 vit --batch 256 --steps 20"
 
 What is measured, and how: :mod:`benchmarks.measuring`, and of whole runs :mod:`benchmarks.whole`. ``--flush`` lets the
@@ -27,7 +28,7 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 
-from benchmarks import whole
+from benchmarks import processes_cost, whole
 from benchmarks.contestants import CONTESTANTS
 from benchmarks.measuring import Figure, measure
 from benchmarks.networks import NETWORKS
@@ -123,6 +124,7 @@ def main() -> None:
     parser.add_argument("--optimizer", choices=["sgd", "adam"], default="sgd")
     parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), help="by default all")
     parser.add_argument("--whole", action="store_true", help="whole runs, on the CPU, in place of steps")
+    parser.add_argument("--processes", action="store_true", help="one training on 1 and 2 processes, in place of steps")
     parser.add_argument("--tasks", nargs="+", type=int, default=[5, 20], help="of whole runs")
     parser.add_argument("--root", type=Path, help="folder that holds MNIST/raw, for whole runs; without it digits")
     parser.add_argument("--peer", choices=["clarena"], help="time it too, in an environment of its own, SGD alone")
@@ -141,6 +143,12 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.whole:
         whole_runs(options)
+        return
+    if options.processes:
+        methods, steps = options.only or processes_cost.METHODS, options.steps or 12
+        text = processes_cost.table(options.network, methods, steps, options.rounds)
+        (options.out / "processes.md").write_text(text)
+        print(text)
         return
     rows: list[dict[str, Any]] = []
     imports = import_times(options.rounds)

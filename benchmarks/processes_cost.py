@@ -1,6 +1,6 @@
 """One training on 1 and 2 processes (gloo), one thread each: speed-up, cost of the reduction, numbers sent.
 
-    python -m benchmarks.processes_cost [--network mlp resnet18] [--steps N] [--rounds N] [--only HAT …]
+    make bench ARGS="--processes --network mlp resnet18 --steps 12"
 
 Both sizes of the group train the same two tasks in turn, a process for each core. Times are wall-clock times of the
 second task's steps, medians over rounds: with another job on the machine they mean nothing. The time of the reduction
@@ -9,12 +9,14 @@ is that in `summed`, in which the faster process also waits for the slower one.
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import multiprocessing
 import os
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,28 +98,17 @@ def in_group(n: int, *arguments: Any) -> dict[str, float]:
     return found[0]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--network", nargs="+", default=["mlp", "resnet18"], choices=LARGE_BATCH)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", nargs="+", default=METHODS, choices=CONTESTANTS)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n")
-    print("| network, mini-batch | method | ms a step: alone | 2 processes | speed-up | reduction, ms | numbers sent |")
-    print("|---|---|---|---|---|---|---|")
-    for name in options.network:
-        for method in options.only:
-            rounds = [[in_group(n, name, method, options.steps) for n in (1, 2)] for _ in range(options.rounds)]
-            alone, together = (median(each[n]["step"] for each in rounds) for n in (0, 1))
-            reduction = median(each[1]["reduction"] for each in rounds)
-            print(
-                f"| {name}, {LARGE_BATCH[name]} | {method} | {alone:.1f} | {together:.1f} | {alone / together:.2f} | "
-                f"{reduction:.1f} | {rounds[0][1]['sent']:,.0f} |",
-                flush=True,
-            )
-
-
-if __name__ == "__main__":
-    main()
+def table(networks: Sequence[str], methods: Sequence[str], steps: int, rounds: int) -> str:
+    """Measure all, and return a table of it as Markdown."""
+    lines = [f"# One training on two processes\n\n{inspect.cleandoc(__doc__ or '')}\n"]
+    lines += [f"{platform.machine()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n"]
+    lines += ["| network, mini-batch | method | ms a step: alone | 2 processes | speed-up | reduction | numbers sent |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for name, method in product(networks, methods):
+        found = [[in_group(n, name, method, steps) for n in (1, 2)] for _ in range(rounds)]
+        alone, together = (median(each[n]["step"] for each in found) for n in (0, 1))
+        reduction = f"{median(each[1]['reduction'] for each in found):.1f}"
+        cells = [f"{name}, {LARGE_BATCH[name]}", method, f"{alone:.1f}", f"{together:.1f}", f"{alone / together:.2f}"]
+        cells += [reduction, f"{found[0][1]['sent']:,.0f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
