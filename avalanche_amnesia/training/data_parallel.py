@@ -174,15 +174,15 @@ class _NormTogether(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int) -> Any:
-        axes, per_sample = [0, *range(2, x.dim())], x[0, 0].numel()
+        axes, values = [0, *range(2, x.dim())], x[:, 0].numel() if n else 0
         of_part = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
         if n:
-            variance, mean = torch.var_mean(x[:n], axes, correction=0)
-            values, mean = n * per_sample, mean.double()
+            variance, mean = torch.var_mean(x, axes, correction=0)
+            mean = mean.double()
             of_part = torch.cat([values * mean, values * (variance + mean.square()), mean.new_tensor([values])])
         sums = summed(of_part)
         m = sums[-1]
-        if n * per_sample < 2 and m < 2:  # in this order: m would be waited for on a GPU
+        if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         mean, square = (sums[:-1] / m).chunk(2)
         variance = (square - mean.square()).clamp_min(0)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from avalanche.benchmarks.utils.data_loader import TaskBalancedDataLoader
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.training import Naive
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import FACTOR, examples
@@ -14,6 +15,7 @@ from support.process_group import in_group, is_last
 from support.stock_hosts import host
 from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, mlp, quiet, ranpac
 from torch import nn
+from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from avalanche_amnesia import (
@@ -24,6 +26,7 @@ from avalanche_amnesia import (
     DisjointModel,
     DisjointSubnets,
     RequestError,
+    SeedingPlugin,
     TrajectoryPlugin,
 )
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
@@ -156,6 +159,34 @@ def test_gradients_and_statistics_are_those_of_the_whole_mini_batch(n, size):
     for name, value in alone.items():
         torch.testing.assert_close(first[0][name], value, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(first[1], statistics, rtol=1e-4, atol=1e-6)
+
+
+class Patched(nn.Module):
+    """With BatchNorm over four patches of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x.reshape(-1, 16)))).reshape(len(x), -1))
+
+
+def final(net, size):
+    """Weights of a network in double precision after a training with momentum."""
+    torch.manual_seed(0)
+    model = net().double()
+    plugins = [SeedingPlugin(), Hears(before_forward=lambda s: s.mbatch.__setitem__(0, s.mb_x.double()))]
+    options = {"optimizer": SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1), "criterion": nn.CrossEntropyLoss()}
+    learn(Naive(model=model, train_mb_size=size, plugins=plugins, evaluator=quiet(), **options), STREAM, 1)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("size", [37, 1])
+@pytest.mark.parametrize("net", [Patched])
+def test_weights_are_those_of_one_process(net, size):
+    (alone,), (together, _) = (in_group(n, final, net, size) for n in (1, 2))
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-9)
 
 
 def wide():
