@@ -300,12 +300,16 @@ class StepsTogether:
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
         parts = [g if of is None else g.take(of) for g, of in zip(gradients, places, strict=True)]
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-        buffer = torch.cat([*(part.flatten().to(kind) for part in (*parts, loss)), loss.new_ones(1, dtype=kind)])
+        here = [bool(n) and t.grad is not None for t in tensors]
+        weights = torch.tensor([*here, True]).to(loss.device, kind)
+        buffer = torch.cat([*(part.flatten().to(kind) for part in (*parts, loss)), weights])
         buffer = summed(buffer.mul_(n) if n else buffer.zero_())
         buffer.div_(buffer[-1].clone())
-        *means, mean_loss, _ = buffer.split([*(part.numel() for part in parts), 1, 1])
-        for tensor, gradient, of, mean in zip(tensors, gradients, places, means, strict=True):
-            if of is None:
+        *means, mean_loss, weights = buffer.split([*(part.numel() for part in parts), 1, len(weights)])
+        for i, (tensor, gradient, of, mean) in enumerate(zip(tensors, gradients, places, means, strict=True)):
+            if not here[i] and weights[i] == 0:  # an optimizer steps for a gradient of 0, but not for none
+                gradient = None
+            elif of is None:
                 gradient.copy_(mean.view_as(gradient))
             else:  # a plugin of the method sets the others to 0
                 gradient.put_(of, mean.to(gradient.dtype))

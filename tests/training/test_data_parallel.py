@@ -172,6 +172,19 @@ class Patched(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x.reshape(-1, 16)))).reshape(len(x), -1))
 
 
+class Seldom(Patched):
+    """With a layer that few mini-batches use."""
+
+    def __init__(self):
+        super().__init__()
+        self.seldom = nn.Linear(64, 10)
+
+    def forward(self, x):
+        bright = x.mean((1, 2, 3)) > 0.31
+        of_bright = self.seldom(x.flatten(1)) * bright[:, None] if bright.any() else 0
+        return super().forward(x) + of_bright
+
+
 def final(net, size):
     """Weights of a network in double precision after a training with momentum."""
     torch.manual_seed(0)
@@ -182,8 +195,7 @@ def final(net, size):
     return model.state_dict()
 
 
-@pytest.mark.parametrize("size", [37, 1])
-@pytest.mark.parametrize("net", [Patched])
+@pytest.mark.parametrize(("net", "size"), [(Patched, 37), (Patched, 1), (Seldom, 4)])
 def test_weights_are_those_of_one_process(net, size):
     (alone,), (together, _) = (in_group(n, final, net, size) for n in (1, 2))
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-9)
