@@ -161,6 +161,9 @@ def test_gradients_and_statistics_are_those_of_the_whole_mini_batch(n, size):
     torch.testing.assert_close(first[1], statistics, rtol=1e-4, atol=1e-6)
 
 
+CLASS_WEIGHTS = nn.CrossEntropyLoss(torch.linspace(1, 10, 10).double())
+
+
 class Patched(nn.Module):
     """With BatchNorm over four patches of each sample."""
 
@@ -185,12 +188,12 @@ class Seldom(Patched):
         return super().forward(x) + of_bright
 
 
-def final(net, size):
+def final(net, size, loss=None):
     """Weights of a network in double precision after a training with momentum."""
     torch.manual_seed(0)
     model = net().double()
     plugins = [SeedingPlugin(), Hears(before_forward=lambda s: s.mbatch.__setitem__(0, s.mb_x.double()))]
-    options = {"optimizer": SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1), "criterion": nn.CrossEntropyLoss()}
+    options = {"optimizer": SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1), "criterion": loss or CLASS_WEIGHTS}
     learn(Naive(model=model, train_mb_size=size, plugins=plugins, evaluator=quiet(), **options), STREAM, 1)
     return model.state_dict()
 
@@ -199,6 +202,12 @@ def final(net, size):
 def test_weights_are_those_of_one_process(net, size):
     (alone,), (together, _) = (in_group(n, final, net, size) for n in (1, 2))
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"reduction": "sum"}, {"ignore_index": 1}, {"weight": torch.eye(10)[0]}])
+def test_a_loss_that_is_no_mean_over_all_samples_is_refused(options):
+    for found in in_group(2, final, Patched, 37, nn.CrossEntropyLoss(**options), fails=True):
+        assert "on several processes it must be the mean over all samples" in found
 
 
 def wide():
