@@ -25,6 +25,7 @@ from avalanche_amnesia import (
     AmnesiacHAT,
     DisjointModel,
     DisjointSubnets,
+    MaskedModel,
     RequestError,
     SeedingPlugin,
     TrajectoryPlugin,
@@ -202,6 +203,29 @@ def final(net, size, loss=None):
 def test_weights_are_those_of_one_process(net, size):
     (alone,), (together, _) = (in_group(n, final, net, size) for n in (1, 2))
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-9)
+
+
+class Named(BatchNormedConvNet):
+    def forward(self, image):
+        return super().forward(image)
+
+
+def statistics(named):
+    """Statistics after a task whose last mini-batch is one sample; samples may be mappings."""
+    x, y = data = tuple(part[:10] for part in STREAM.train_stream[0].tensors)
+    if named:
+        data = [{"image": image, "label": int(label)} for image, label in zip(x, y, strict=True)]
+    wrap = (lambda net: MaskedModel(net, example={"image": x})) if named else None
+    net = Named if named else BatchNormedConvNet
+    options = {"optimizer": "momentum", "train_mb_size": 3, "train_epochs": 1}
+    strategy = learn(make(AmnesiacHAT, net=net, wrap=wrap, **options), task_benchmark(data, data, [[0, 1]]))
+    return {name: value for name, value in strategy.model.state_dict().items() if name.startswith("heads.0.own.norm")}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_statistics_of_a_task_are_those_of_its_samples(named):
+    (alone,), (together, *_) = (in_group(n, statistics, named) for n in (1, 3))
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"reduction": "sum"}, {"ignore_index": 1}, {"weight": torch.eye(10)[0]}])

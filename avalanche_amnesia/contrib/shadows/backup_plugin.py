@@ -136,7 +136,7 @@ class BackupPlugin(Plugin):
         if now is None or not now.shadows:
             return
         task, x, y = now.statistics.task, strategy.mb_x, strategy.mb_y
-        now.statistics.see(x, strategy.mb_task_id)
+        now.statistics.see(strategy)
         if single_task(strategy.mb_task_id) != task:  # replayed samples train only the main network
             rows = strategy.mb_task_id == task
             x, y = x[rows], y[rows]
