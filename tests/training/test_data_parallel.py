@@ -352,6 +352,30 @@ def test_an_end_of_one_process_ends_all_and_the_saved_state_goes_on_with_the_sam
         assert all(found == expected for _, found in again)
 
 
+def after_an_error(fails):
+    """Train again after an error inside a step; a norm of the script's own, in one process, waits for no other."""
+
+    def fail(strategy):
+        if strategy.clock.train_exp_iterations == 2:
+            raise ZeroDivisionError
+
+    strategy = learn(strategy_of("AmnesiacHAT", BatchNormedConvNet), STREAM, 1)
+    if fails:
+        strategy.plugins.append(Hears(after_forward=fail))
+        with pytest.raises(ZeroDivisionError):
+            learn(strategy, STREAM, [1])
+        strategy.plugins.pop()
+        strategy.abort_training()
+    if is_last():
+        nn.BatchNorm1d(3)(torch.randn(4, 3))
+    return hashes(learn(strategy, STREAM, [1]))
+
+
+def test_a_caught_error_leaves_nothing_behind():
+    (undisturbed, _), found = (in_group(2, after_an_error, fails) for fails in (False, True))
+    assert found == [undisturbed] * 2
+
+
 def proved(folder):
     """Save, load, retrain without samples and prove."""
     strategy = learn(strategy_of("DisjointSubnets", BatchNormedConvNet), STREAM, 3)
