@@ -389,6 +389,11 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
 
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:
-    """Return name → hash of every tensor of the model, named so that a message reads well."""
-    hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
-    return {f"tensor {name} of the model": digest for name, digest in hashes.items()}
+    """Return name → hash of every tensor of model and loss, named so that a message reads well."""
+    modules = {"model": strategy.model, "loss": strategy._criterion}
+    return {
+        f"tensor {name} of the {kind}": digest
+        for kind, module in modules.items()
+        if isinstance(module, nn.Module)
+        for name, digest in state_hashes(module.state_dict(keep_vars=True)).items()
+    }

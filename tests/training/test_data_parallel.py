@@ -282,6 +282,8 @@ def differing(what):
         x = x + 1
     if what == "labels" and last:
         x, y = x.flip(0), y.flip(0)
+    if what == "loss":
+        strategy._criterion = nn.CrossEntropyLoss(torch.ones(2) + last)
     if what in ("samples", "labels"):
         stream = task_benchmark((x, y), (x, y), [[0, 1]])
     tasks = [1] if what == "task" and last else [0]
@@ -295,7 +297,7 @@ def differing(what):
     return learn(strategy, stream, tasks)
 
 
-@pytest.mark.parametrize("what", ["seed", "tensor", "samples", "labels", "task", "after the training"])
+@pytest.mark.parametrize("what", ["seed", "tensor", "samples", "labels", "task", "loss", "after the training"])
 def test_a_process_that_differs_is_named_by_all(what):
     for found in in_group(3, differing, what, fails=True):
         assert found.startswith("ProcessError: ")
