@@ -222,9 +222,13 @@ class _BatchNormTogether(TorchFunctionMode):
         self.n, self.of_loss = n, of_loss
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.batch_norm:
-            return func(*args, **(kwargs or {}))
-        return self._normed(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.batch_norm:
+            return self._normed(*args, **kwargs)
+        if func is torch.batch_norm:  # its arguments are in another order
+            x, weight, bias, mean, variance, *options, _ = args
+            return self._normed(x, mean, variance, weight, bias, *options)
+        return func(*args, **kwargs)
 
     def _normed(
         self,

@@ -177,7 +177,7 @@ class Patched(nn.Module):
 
 
 class Seldom(Patched):
-    """With a layer that few mini-batches use."""
+    """With a layer that few mini-batches use, and a norm that is torch's own function."""
 
     def __init__(self):
         super().__init__()
@@ -186,6 +186,7 @@ class Seldom(Patched):
     def forward(self, x):
         bright = x.mean((1, 2, 3)) > 0.31
         of_bright = self.seldom(x.flatten(1)) * bright[:, None] if bright.any() else 0
+        x = torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
         return super().forward(x) + of_bright
 
 
