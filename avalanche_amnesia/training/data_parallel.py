@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -385,7 +386,7 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
     """Return what all processes must agree on before a task's first step."""
     experience, loader = strategy.experience, over_all_samples(strategy.dataloader)
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
-    facts |= {"number of mini-batches": len(loader), "labels": labels_fingerprint(experience)}
+    facts |= {"number of mini-batches": length_hint(loader, -1), "labels": labels_fingerprint(experience)}
     if isinstance(loader, TensorBatches):
         facts["samples"] = tensor_hash(loader.x)
     facts["random stream (order of samples)"] = tensor_hash(torch.get_rng_state())

@@ -16,7 +16,7 @@ from support.stock_hosts import host
 from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, mlp, quiet, ranpac
 from torch import nn
 from torch.optim import SGD
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from avalanche_amnesia import (
     HAT,
@@ -109,6 +109,16 @@ class Generated:
             yield [self.x[places], self.y[places], torch.zeros(11, dtype=torch.int64)]
 
 
+class Stream(IterableDataset):
+    """The samples of a data set, of which torch counts none."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter([self.data[i] for i in range(len(self.data))])
+
+
 def seen(loader):
     """Sums of the pixels of the samples in each mini-batch, of all processes, for a kind of loader."""
     x, y = STREAM.train_stream[0].tensors
@@ -116,6 +126,8 @@ def seen(loader):
     def replace(strategy):
         if loader == "torch":
             strategy.dataloader = DataLoader(TensorDataset(x, y, torch.zeros_like(y)), 37, shuffle=True)
+        if loader == "iterable":
+            strategy.dataloader = DataLoader(Stream(TensorDataset(x, y, torch.zeros_like(y))), 37)
         if loader == "avalanche":
             strategy.dataloader = TaskBalancedDataLoader(strategy.adapted_dataset, batch_size=37, shuffle=True)
         if loader == "generated":
@@ -127,7 +139,7 @@ def seen(loader):
     return found
 
 
-@pytest.mark.parametrize("loader", ["tensors", "torch", "avalanche", "generated"])
+@pytest.mark.parametrize("loader", ["tensors", "torch", "iterable", "avalanche", "generated"])
 def test_a_mini_batch_is_the_same_for_any_number_of_processes(loader):
     (alone,) = in_group(1, seen, loader)
     found = in_group(2, seen, loader)
