@@ -386,6 +386,11 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
     """Return what all processes must agree on before a task's first step."""
     experience, loader = strategy.experience, over_all_samples(strategy.dataloader)
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
+    settings = [
+        {name: value for name, value in group.items() if isinstance(value, bool | float | int | tuple)}
+        for group in strategy.optimizer.param_groups
+    ]
+    facts |= {"number of epochs": strategy.train_epochs, "optimizer": settings}
     facts |= {"number of mini-batches": length_hint(loader, -1), "labels": labels_fingerprint(experience)}
     if isinstance(loader, TensorBatches):
         facts["samples"] = tensor_hash(loader.x)

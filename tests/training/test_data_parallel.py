@@ -295,6 +295,10 @@ def differing(what):
         x = x + 1
     if what == "labels" and last:
         x, y = x.flip(0), y.flip(0)
+    if what == "epochs" and last:
+        strategy = strategy_of("HAT", train_epochs=3)
+    if what == "optimizer" and last:
+        strategy.optimizer.param_groups[0]["lr"] = 0.2
     if what == "loss":
         strategy._criterion = nn.CrossEntropyLoss(torch.ones(2) + last)
     if what in ("samples", "labels"):
@@ -310,7 +314,10 @@ def differing(what):
     return learn(strategy, stream, tasks)
 
 
-@pytest.mark.parametrize("what", ["seed", "tensor", "samples", "labels", "task", "loss", "after the training"])
+WHAT = ["seed", "epochs", "optimizer", "tensor", "samples", "labels", "task", "loss", "after the training"]
+
+
+@pytest.mark.parametrize("what", WHAT)
 def test_a_process_that_differs_is_named_by_all(what):
     for found in in_group(3, differing, what, fails=True):
         assert found.startswith("ProcessError: ")
