@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
+from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
@@ -272,6 +274,7 @@ class StepsTogether:
         if strategy.clock.train_exp_epochs == 0:
             self._learning = []
             _check_loss(strategy._criterion)
+            _check_norms(strategy)
             agree(_facts(strategy, self._seed), f"task {labels_of(experience)[0]}, before its first step:")
         self._common = _CommonDraws()
         strategy.dataloader = PartOfBatches(over_all_samples(strategy.dataloader), self._common)
@@ -369,6 +372,18 @@ def _check_loss(loss: Any) -> None:
         raise ProcessError(
             f"the loss {loss} is a sum, or ignores samples: on several processes it must be the mean over all samples "
             "(reduction='mean', no ignore_index, class weights above 0)"
+        )
+
+
+def _check_norms(strategy: Strategy) -> None:
+    """Raise ProcessError if a BatchNorm would see only one task of a mini-batch: processes have different tasks."""
+    model = strategy.model
+    tasks = {task for data in getattr(strategy.dataloader, "datasets", ()) for task in data.targets_task_labels.uniques}
+    apart = getattr(model, "features_per_task", type(model).forward is MultiTaskModule.forward)
+    if apart and len(tasks) > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ProcessError(
+            f"mini-batches of several tasks ({sorted(tasks)}) can't be normalised task by task on several processes: "
+            "train in one process, or a network without BatchNorm (with GroupNorm)"
         )
 
 

@@ -8,6 +8,7 @@ import torch
 from avalanche.benchmarks.utils.data_loader import TaskBalancedDataLoader
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training import Naive
+from avalanche.training.plugins import ReplayPlugin
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import FACTOR, examples
@@ -245,6 +246,15 @@ def test_statistics_of_a_task_are_those_of_its_samples(named):
 def test_a_loss_that_is_no_mean_over_all_samples_is_refused(options):
     for found in in_group(2, final, Patched, 37, nn.CrossEntropyLoss(**options), fails=True):
         assert "on several processes it must be the mean over all samples" in found
+
+
+def replay():
+    learn(strategy_of("AmnesiacHAT", BatchNormedConvNet, plugins=[ReplayPlugin(mem_size=30)]), STREAM, 2)
+
+
+def test_tasks_that_are_normalised_one_by_one_are_not_mixed():
+    for found in in_group(2, replay, fails=True):
+        assert "mini-batches of several tasks ([0, 1]) can't be normalised task by task" in found
 
 
 def wide():
