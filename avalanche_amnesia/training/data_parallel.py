@@ -304,6 +304,7 @@ class StepsTogether:
         """Replace gradients and loss by their means over the mini-batch of all processes."""
         self.leave_step()
         learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
+        learning += [t for plugin in strategy.plugins for t in getattr(plugin, "learned_by_backward", list)()]
         if list(map(id, learning)) != list(map(id, self._learning)):
             self._learning, self._layout = learning, _layout(strategy, learning)
         tensors, places = [tensor for tensor, _ in self._layout], [of for _, of in self._layout]

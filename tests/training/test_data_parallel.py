@@ -34,6 +34,7 @@ from avalanche_amnesia import (
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.baselines import PALL, Independent, NetworkPerTask
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.processes import rank
 from avalanche_amnesia.training import data_parallel, load_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -41,6 +42,7 @@ from avalanche_amnesia.training.host.lookup import unlearning_of
 STREAM = SplitDigits(n_train=200, n_test=100)
 KINDS = {kind.__name__: kind for kind in (HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, Independent)}
 STOCK = ("ewc", "lwf", "replay")
+SHADOWED = "AmnesiacHAT with shadows"
 
 
 def hashes(strategy):
@@ -53,6 +55,8 @@ def strategy_of(name, net=NormedConvNet, **options):
         return ranpac(**options)
     if name in STOCK:
         return host(name, **options)
+    if name == SHADOWED:
+        name, options = "AmnesiacHAT", {"compensation": BackupPlugin, **options}
     return make(KINDS[name], net=net, optimizer="momentum", **{"train_mb_size": 37, **options})
 
 
@@ -72,7 +76,7 @@ def lives(names):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_all_processes_hold_the_same_bits_records_and_metrics(n):
-    first, *others = in_group(n, lives, [*KINDS, *STOCK, "ranpac"])
+    first, *others = in_group(n, lives, [*KINDS, *STOCK, SHADOWED, "ranpac"])
     for name, found in first.items():
         assert all(other[name] == found for other in others), name
     assert first["DisjointSubnets"][1][0].claim == "exact"

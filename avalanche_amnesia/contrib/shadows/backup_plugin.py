@@ -146,6 +146,10 @@ class BackupPlugin(Plugin):
             losses = [strategy._criterion(shadow.logits(x), y) for shadow in now.shadows.values()]
         strategy.loss = strategy.loss + sum(losses) / len(losses)
 
+    def learned_by_backward(self) -> list[Tensor]:
+        """Return the shadows' parameters, whose gradients several processes sum."""
+        return [] if self._now is None else [p for shadow in self._now.shadows.values() for p in shadow.parameters]
+
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the main optimizer step: take an optimizer step for each shadow."""
         for shadow in () if self._now is None else self._now.shadows.values():
