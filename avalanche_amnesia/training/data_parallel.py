@@ -11,12 +11,15 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from operator import length_hint
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
-from torch import Tensor
+from avalanche.models import MultiTaskModule
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
@@ -173,16 +176,18 @@ class _NormTogether(torch.autograd.Function):
     """BatchNorm over the mini-batch of all processes. torch's SyncBatchNorm does not run on a CPU."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int) -> Any:
-        axes, per_sample = [0, *range(2, x.dim())], x[0, 0].numel()
+    def forward(
+        ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int, of_loss: float
+    ) -> Any:
+        axes, values = [0, *range(2, x.dim())], x[:, 0].numel() if n else 0
         of_part = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
         if n:
-            variance, mean = torch.var_mean(x[:n], axes, correction=0)
-            values, mean = n * per_sample, mean.double()
+            variance, mean = torch.var_mean(x, axes, correction=0)
+            mean = mean.double()
             of_part = torch.cat([values * mean, values * (variance + mean.square()), mean.new_tensor([values])])
         sums = summed(of_part)
         m = sums[-1]
-        if n * per_sample < 2 and m < 2:  # in this order: m would be waited for on a GPU
+        if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
         mean, square = (sums[:-1] / m).chunk(2)
         variance = (square - mean.square()).clamp_min(0)
@@ -192,7 +197,7 @@ class _NormTogether(torch.autograd.Function):
         kind = x.dtype if weight is None else weight.dtype
         mean, variance = mean.to(kind), variance.to(kind)
         ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt(), m)
-        ctx.n, ctx.axes = n, axes
+        ctx.of_loss, ctx.axes = of_loss, axes
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
@@ -201,25 +206,32 @@ class _NormTogether(torch.autograd.Function):
         shape = [1, -1, *[1] * (x.dim() - 2)]
         normed = (x - mean.view(shape)) * scale.view(shape)
         by_bias, by_weight = of_y.sum(ctx.axes), (of_y * normed).sum(ctx.axes)
-        # Gradients are of the mean loss of a part; later each is weighted by the part's number of samples n.
-        shared = summed(torch.cat([by_bias, by_weight]) * ctx.n) / m.to(by_bias.dtype)
-        of_mean, of_scale = (part.view(shape) / max(ctx.n, 1) for part in shared.chunk(2))
+        # Gradients are of the mean loss of a part; later each is weighted as the part's loss.
+        shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
+        of_mean, of_scale = (part.view(shape) / (ctx.of_loss or 1) for part in shared.chunk(2))
         factor = (scale if weight is None else scale * weight).view(shape)
         of_x = factor * (of_y - of_mean - normed * of_scale)
-        return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None
+        return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None, None
 
 
 class _BatchNormTogether(TorchFunctionMode):
-    """Mode in which every BatchNorm in training uses the statistics of all processes' samples; ``n`` are here."""
+    """Mode in which every BatchNorm in training uses the statistics of all processes' samples.
 
-    def __init__(self, n: int) -> None:
+    ``n`` samples are here, and the gradients of their loss are weighted by ``of_loss``.
+    """
+
+    def __init__(self, n: int, of_loss: float) -> None:
         super().__init__()
-        self.n = n
+        self.n, self.of_loss = n, of_loss
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.batch_norm:
-            return func(*args, **(kwargs or {}))
-        return self._normed(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func is F.batch_norm:
+            return self._normed(*args, **kwargs)
+        if func is torch.batch_norm:  # its arguments are in another order
+            x, weight, bias, mean, variance, *options, _ = args
+            return self._normed(x, mean, variance, weight, bias, *options)
+        return func(*args, **kwargs)
 
     def _normed(
         self,
@@ -234,7 +246,9 @@ class _BatchNormTogether(TorchFunctionMode):
     ) -> Any:
         if not training:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-        return _NormTogether.apply(input, weight, bias, (running_mean, running_var), momentum, eps, self.n)
+        return _NormTogether.apply(
+            input, weight, bias, (running_mean, running_var), momentum, eps, self.n, self.of_loss
+        )
 
 
 # A training -----------------------------------------------------------------------------------------------------------
@@ -259,6 +273,8 @@ class StepsTogether:
         experience = strategy.experience
         if strategy.clock.train_exp_epochs == 0:
             self._learning = []
+            _check_loss(strategy._criterion)
+            _check_norms(strategy)
             agree(_facts(strategy, self._seed), f"task {labels_of(experience)[0]}, before its first step:")
         self._common = _CommonDraws()
         strategy.dataloader = PartOfBatches(over_all_samples(strategy.dataloader), self._common)
@@ -274,7 +290,7 @@ class StepsTogether:
     def begin_step(self, strategy: Strategy) -> None:
         """Before the forward pass: let BatchNorm use the samples of all processes."""
         self.leave_step()
-        self._mode = _BatchNormTogether(_counted(strategy))
+        self._mode = _BatchNormTogether(_counted(strategy), _weight(strategy))
         self._mode.__enter__()
 
     def leave_step(self) -> None:
@@ -288,6 +304,7 @@ class StepsTogether:
         """Replace gradients and loss by their means over the mini-batch of all processes."""
         self.leave_step()
         learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
+        learning += [t for plugin in strategy.plugins for t in getattr(plugin, "learned_by_backward", list)()]
         if list(map(id, learning)) != list(map(id, self._learning)):
             self._learning, self._layout = learning, _layout(strategy, learning)
         tensors, places = [tensor for tensor, _ in self._layout], [of for _, of in self._layout]
@@ -296,20 +313,23 @@ class StepsTogether:
                 "a parameter got its first gradient after the task's first step: on several processes a parameter must "
                 "get one in the first step, or never"
             )
-        n, loss = _counted(strategy), strategy.loss.detach()
+        weight, loss = _weight(strategy), strategy.loss.detach()
+        here = [weight > 0 and t.grad is not None for t in tensors]
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
         parts = [g if of is None else g.take(of) for g, of in zip(gradients, places, strict=True)]
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-        buffer = torch.cat([*(part.flatten().to(kind) for part in (*parts, loss)), loss.new_ones(1, dtype=kind)])
-        buffer = summed(buffer.mul_(n) if n else buffer.zero_())
+        shares = torch.tensor([*here, True]).to(loss.device, kind)
+        buffer = torch.cat([*(part.flatten().to(kind) for part in (*parts, loss)), shares])
+        buffer = summed(buffer.mul_(weight) if weight else buffer.zero_())
         buffer.div_(buffer[-1].clone())
-        *means, mean_loss, _ = buffer.split([*(part.numel() for part in parts), 1, 1])
-        for tensor, gradient, of, mean in zip(tensors, gradients, places, means, strict=True):
+        *means, mean_loss, shares = buffer.split([*(part.numel() for part in parts), 1, len(shares)])
+        for i, (tensor, gradient, of, mean) in enumerate(zip(tensors, gradients, places, means, strict=True)):
             if of is None:
                 gradient.copy_(mean.view_as(gradient))
             else:  # a plugin of the method sets the others to 0
                 gradient.put_(of, mean.to(gradient.dtype))
-            tensor.grad = gradient
+            # An optimizer takes a step for a gradient of 0, but not for none.
+            tensor.grad = gradient if here[i] or shares[i] else None
         strategy.loss = mean_loss.to(loss.dtype)[0]
 
     @torch.no_grad()
@@ -337,6 +357,37 @@ def _counted(strategy: Strategy) -> int:
     return len(strategy.mb_y) if strategy.dataloader.samples else 0
 
 
+def _weight(strategy: Strategy) -> float:
+    """Return the weight of this part's loss: its number of samples, or the sum of their class weights."""
+    n, criterion, y = _counted(strategy), strategy._criterion, strategy.mb_y
+    if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or criterion.weight is None or y.is_floating_point():
+        return n
+    return float(criterion.weight[y[:n]].sum())
+
+
+def _check_loss(loss: Any) -> None:
+    """Raise ProcessError for a loss that is no mean over all samples."""
+    weight = getattr(loss, "weight", None)
+    ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
+    if ignores or getattr(loss, "reduction", None) == "sum":
+        raise ProcessError(
+            f"the loss {loss} is a sum, or ignores samples: on several processes it must be the mean over all samples "
+            "(reduction='mean', no ignore_index, class weights above 0)"
+        )
+
+
+def _check_norms(strategy: Strategy) -> None:
+    """Raise ProcessError if a BatchNorm would see only one task of a mini-batch: processes have different tasks."""
+    model = strategy.model
+    tasks = {task for data in getattr(strategy.dataloader, "datasets", ()) for task in data.targets_task_labels.uniques}
+    apart = getattr(model, "features_per_task", type(model).forward is MultiTaskModule.forward)
+    if apart and len(tasks) > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise ProcessError(
+            f"mini-batches of several tasks ({sorted(tasks)}) can't be normalised task by task on several processes: "
+            "train in one process, or a network without BatchNorm (with GroupNorm)"
+        )
+
+
 def _layout(strategy: Strategy, learning: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
     """Return the tensors with a gradient in any process; with places of the entries to send, None for all of them."""
     places = {i for of_one in of_all([i for i, t in enumerate(learning) if t.grad is not None]) for i in of_one}
@@ -351,7 +402,12 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
     """Return what all processes must agree on before a task's first step."""
     experience, loader = strategy.experience, over_all_samples(strategy.dataloader)
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
-    facts |= {"number of mini-batches": len(loader), "labels": labels_fingerprint(experience)}
+    settings = [
+        {name: value for name, value in group.items() if isinstance(value, bool | float | int | tuple)}
+        for group in strategy.optimizer.param_groups
+    ]
+    facts |= {"number of epochs": strategy.train_epochs, "optimizer": settings}
+    facts |= {"number of mini-batches": length_hint(loader, -1), "labels": labels_fingerprint(experience)}
     if isinstance(loader, TensorBatches):
         facts["samples"] = tensor_hash(loader.x)
     facts["random stream (order of samples)"] = tensor_hash(torch.get_rng_state())
@@ -359,6 +415,11 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
 
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:
-    """Return name → hash of every tensor of the model, named so that a message reads well."""
-    hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
-    return {f"tensor {name} of the model": digest for name, digest in hashes.items()}
+    """Return name → hash of every tensor of model and loss, named so that a message reads well."""
+    modules = {"model": strategy.model, "loss": strategy._criterion}
+    return {
+        f"tensor {name} of the {kind}": digest
+        for kind, module in modules.items()
+        if isinstance(module, nn.Module)
+        for name, digest in state_hashes(module.state_dict(keep_vars=True)).items()
+    }

@@ -6,10 +6,12 @@ from itertools import count
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.processes import gathered
+from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import evaluating
 
 
@@ -23,14 +25,17 @@ class TaskStatistics:
         self.norms = running_norms(model.task_parts(task))
         self._seen: deque[Tensor] = deque(maxlen=n_batches)
 
-    def see(self, x: Tensor, labels: Tensor) -> None:
+    def see(self, strategy: Strategy) -> None:
         """Store the task's samples in a mini-batch; with ``n_batches`` stored ones, drop the oldest."""
-        self._seen.append(x if single_task(labels) == self.task else x[labels == self.task])
+        x, labels = strategy.mb_x, strategy.mb_task_id
+        own = x if single_task(labels) == self.task else x[labels == self.task]
+        self._seen.append(own if getattr(strategy.dataloader, "samples", True) else x[:0])
 
     def retake(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
         """Compute running statistics of ``parts``, the task's modules or a copy, from the stored mini-batches."""
+        seen = [tree_map_only(Tensor, gathered, x) for x in self._seen]
         with evaluating(self.model):  # a mini-batch of one sample has no variance
-            retake(running_norms(parts), [x for x in map(gathered, self._seen) if len(x) > 1], run)
+            retake(running_norms(parts), [x for x in seen if len(x) > 1], run)
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:

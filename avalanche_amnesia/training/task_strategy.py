@@ -202,6 +202,9 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                 raise
             finally:
                 self._trains = False
+                for plugin in self.plugins:
+                    if isinstance(plugin, SeedingPlugin):
+                        plugin.leave_step()
                 self._listeners = {}  # after an error too: Avalanche's evaluator returns objects that can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:

@@ -7,6 +7,8 @@ import pytest
 import torch
 from avalanche.benchmarks.utils.data_loader import TaskBalancedDataLoader
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.training import Naive
+from avalanche.training.plugins import ReplayPlugin
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support import FACTOR, examples
@@ -14,7 +16,8 @@ from support.process_group import in_group, is_last
 from support.stock_hosts import host
 from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, mlp, quiet, ranpac
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.optim import SGD
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from avalanche_amnesia import (
     HAT,
@@ -23,12 +26,15 @@ from avalanche_amnesia import (
     AmnesiacHAT,
     DisjointModel,
     DisjointSubnets,
+    MaskedModel,
     RequestError,
+    SeedingPlugin,
     TrajectoryPlugin,
 )
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.baselines import PALL, Independent, NetworkPerTask
+from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.processes import rank
 from avalanche_amnesia.training import data_parallel, load_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -36,6 +42,7 @@ from avalanche_amnesia.training.host.lookup import unlearning_of
 STREAM = SplitDigits(n_train=200, n_test=100)
 KINDS = {kind.__name__: kind for kind in (HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, Independent)}
 STOCK = ("ewc", "lwf", "replay")
+SHADOWED = "AmnesiacHAT with shadows"
 
 
 def hashes(strategy):
@@ -48,6 +55,8 @@ def strategy_of(name, net=NormedConvNet, **options):
         return ranpac(**options)
     if name in STOCK:
         return host(name, **options)
+    if name == SHADOWED:
+        name, options = "AmnesiacHAT", {"compensation": BackupPlugin, **options}
     return make(KINDS[name], net=net, optimizer="momentum", **{"train_mb_size": 37, **options})
 
 
@@ -67,7 +76,7 @@ def lives(names):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_all_processes_hold_the_same_bits_records_and_metrics(n):
-    first, *others = in_group(n, lives, [*KINDS, *STOCK, "ranpac"])
+    first, *others = in_group(n, lives, [*KINDS, *STOCK, SHADOWED, "ranpac"])
     for name, found in first.items():
         assert all(other[name] == found for other in others), name
     assert first["DisjointSubnets"][1][0].claim == "exact"
@@ -105,6 +114,16 @@ class Generated:
             yield [self.x[places], self.y[places], torch.zeros(11, dtype=torch.int64)]
 
 
+class Stream(IterableDataset):
+    """The samples of a data set, of which torch counts none."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter([self.data[i] for i in range(len(self.data))])
+
+
 def seen(loader):
     """Sums of the pixels of the samples in each mini-batch, of all processes, for a kind of loader."""
     x, y = STREAM.train_stream[0].tensors
@@ -112,6 +131,8 @@ def seen(loader):
     def replace(strategy):
         if loader == "torch":
             strategy.dataloader = DataLoader(TensorDataset(x, y, torch.zeros_like(y)), 37, shuffle=True)
+        if loader == "iterable":
+            strategy.dataloader = DataLoader(Stream(TensorDataset(x, y, torch.zeros_like(y))), 37)
         if loader == "avalanche":
             strategy.dataloader = TaskBalancedDataLoader(strategy.adapted_dataset, batch_size=37, shuffle=True)
         if loader == "generated":
@@ -123,7 +144,7 @@ def seen(loader):
     return found
 
 
-@pytest.mark.parametrize("loader", ["tensors", "torch", "avalanche", "generated"])
+@pytest.mark.parametrize("loader", ["tensors", "torch", "iterable", "avalanche", "generated"])
 def test_a_mini_batch_is_the_same_for_any_number_of_processes(loader):
     (alone,) = in_group(1, seen, loader)
     found = in_group(2, seen, loader)
@@ -156,6 +177,88 @@ def test_gradients_and_statistics_are_those_of_the_whole_mini_batch(n, size):
     for name, value in alone.items():
         torch.testing.assert_close(first[0][name], value, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(first[1], statistics, rtol=1e-4, atol=1e-6)
+
+
+CLASS_WEIGHTS = nn.CrossEntropyLoss(torch.linspace(1, 10, 10).double())
+
+
+class Patched(nn.Module):
+    """With BatchNorm over four patches of each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(32, 10)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.norm(self.first(x.reshape(-1, 16)))).reshape(len(x), -1))
+
+
+class Seldom(Patched):
+    """With a layer that few mini-batches use, and a norm that is torch's own function."""
+
+    def __init__(self):
+        super().__init__()
+        self.seldom = nn.Linear(64, 10)
+
+    def forward(self, x):
+        bright = x.mean((1, 2, 3)) > 0.31
+        of_bright = self.seldom(x.flatten(1)) * bright[:, None] if bright.any() else 0
+        x = torch.batch_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
+        return super().forward(x) + of_bright
+
+
+def final(net, size, loss=None):
+    """Weights of a network in double precision after a training with momentum."""
+    torch.manual_seed(0)
+    model = net().double()
+    plugins = [SeedingPlugin(), Hears(before_forward=lambda s: s.mbatch.__setitem__(0, s.mb_x.double()))]
+    options = {"optimizer": SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1), "criterion": loss or CLASS_WEIGHTS}
+    learn(Naive(model=model, train_mb_size=size, plugins=plugins, evaluator=quiet(), **options), STREAM, 1)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(("net", "size"), [(Patched, 37), (Patched, 1), (Seldom, 4)])
+def test_weights_are_those_of_one_process(net, size):
+    (alone,), (together, _) = (in_group(n, final, net, size) for n in (1, 2))
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-9)
+
+
+class Named(BatchNormedConvNet):
+    def forward(self, image):
+        return super().forward(image)
+
+
+def statistics(named):
+    """Statistics after a task whose last mini-batch is one sample; samples may be mappings."""
+    x, y = data = tuple(part[:10] for part in STREAM.train_stream[0].tensors)
+    if named:
+        data = [{"image": image, "label": int(label)} for image, label in zip(x, y, strict=True)]
+    wrap = (lambda net: MaskedModel(net, example={"image": x})) if named else None
+    net = Named if named else BatchNormedConvNet
+    options = {"optimizer": "momentum", "train_mb_size": 3, "train_epochs": 1}
+    strategy = learn(make(AmnesiacHAT, net=net, wrap=wrap, **options), task_benchmark(data, data, [[0, 1]]))
+    return {name: value for name, value in strategy.model.state_dict().items() if name.startswith("heads.0.own.norm")}
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_statistics_of_a_task_are_those_of_its_samples(named):
+    (alone,), (together, *_) = (in_group(n, statistics, named) for n in (1, 3))
+    torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"reduction": "sum"}, {"ignore_index": 1}, {"weight": torch.eye(10)[0]}])
+def test_a_loss_that_is_no_mean_over_all_samples_is_refused(options):
+    for found in in_group(2, final, Patched, 37, nn.CrossEntropyLoss(**options), fails=True):
+        assert "on several processes it must be the mean over all samples" in found
+
+
+def replay():
+    learn(strategy_of("AmnesiacHAT", BatchNormedConvNet, plugins=[ReplayPlugin(mem_size=30)]), STREAM, 2)
+
+
+def test_tasks_that_are_normalised_one_by_one_are_not_mixed():
+    for found in in_group(2, replay, fails=True):
+        assert "mini-batches of several tasks ([0, 1]) can't be normalised task by task" in found
 
 
 def wide():
@@ -206,6 +309,12 @@ def differing(what):
         x = x + 1
     if what == "labels" and last:
         x, y = x.flip(0), y.flip(0)
+    if what == "epochs" and last:
+        strategy = strategy_of("HAT", train_epochs=3)
+    if what == "optimizer" and last:
+        strategy.optimizer.param_groups[0]["lr"] = 0.2
+    if what == "loss":
+        strategy._criterion = nn.CrossEntropyLoss(torch.ones(2) + last)
     if what in ("samples", "labels"):
         stream = task_benchmark((x, y), (x, y), [[0, 1]])
     tasks = [1] if what == "task" and last else [0]
@@ -219,7 +328,10 @@ def differing(what):
     return learn(strategy, stream, tasks)
 
 
-@pytest.mark.parametrize("what", ["seed", "tensor", "samples", "labels", "task", "after the training"])
+WHAT = ["seed", "epochs", "optimizer", "tensor", "samples", "labels", "task", "loss", "after the training"]
+
+
+@pytest.mark.parametrize("what", WHAT)
 def test_a_process_that_differs_is_named_by_all(what):
     for found in in_group(3, differing, what, fails=True):
         assert found.startswith("ProcessError: ")
@@ -274,6 +386,30 @@ def test_an_end_of_one_process_ends_all_and_the_saved_state_goes_on_with_the_sam
         assert ended is None if how == "kill" else "here" in ended
         again = in_group(2, saved_life, tmp_path / f"{trial}")
         assert all(found == expected for _, found in again)
+
+
+def after_an_error(fails):
+    """Train again after an error inside a step; a norm of the script's own, in one process, waits for no other."""
+
+    def fail(strategy):
+        if strategy.clock.train_exp_iterations == 2:
+            raise ZeroDivisionError
+
+    strategy = learn(strategy_of("AmnesiacHAT", BatchNormedConvNet), STREAM, 1)
+    if fails:
+        strategy.plugins.append(Hears(after_forward=fail))
+        with pytest.raises(ZeroDivisionError):
+            learn(strategy, STREAM, [1])
+        strategy.plugins.pop()
+        strategy.abort_training()
+    if is_last():
+        nn.BatchNorm1d(3)(torch.randn(4, 3))
+    return hashes(learn(strategy, STREAM, [1]))
+
+
+def test_a_caught_error_leaves_nothing_behind():
+    (undisturbed, _), found = (in_group(2, after_an_error, fails) for fails in (False, True))
+    assert found == [undisturbed] * 2
 
 
 def proved(folder):

@@ -136,7 +136,7 @@ class BackupPlugin(Plugin):
         if now is None or not now.shadows:
             return
         task, x, y = now.statistics.task, strategy.mb_x, strategy.mb_y
-        now.statistics.see(x, strategy.mb_task_id)
+        now.statistics.see(strategy)
         if single_task(strategy.mb_task_id) != task:  # replayed samples train only the main network
             rows = strategy.mb_task_id == task
             x, y = x[rows], y[rows]
@@ -145,6 +145,10 @@ class BackupPlugin(Plugin):
         with torch.random.fork_rng([x.device] if x.is_cuda else []):
             losses = [strategy._criterion(shadow.logits(x), y) for shadow in now.shadows.values()]
         strategy.loss = strategy.loss + sum(losses) / len(losses)
+
+    def learned_by_backward(self) -> list[Tensor]:
+        """Return the shadows' parameters, whose gradients several processes sum."""
+        return [] if self._now is None else [p for shadow in self._now.shadows.values() for p in shadow.parameters]
 
     def after_update(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the main optimizer step: take an optimizer step for each shadow."""

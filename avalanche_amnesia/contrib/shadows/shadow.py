@@ -48,8 +48,8 @@ class Shadow:
         self._outside = [(~self.region[name]).to(values.dtype) for name, values in self._values.items()]
         self._start = {name: start[name][inside] for name, inside in self.region.items()}
         self.parts = copy.deepcopy(model.task_parts(task)).train()
-        learned = [*self._values.values(), *self.parts.parameters()]
-        self._learned, self._step = learned, BareStep(sibling_optimizer(optimizer, learned))
+        self.parameters = [*self._values.values(), *self.parts.parameters()]
+        self._step = BareStep(sibling_optimizer(optimizer, self.parameters))
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits ``(batch, classes)`` of the task in training, through its gate, in training mode."""
@@ -69,7 +69,7 @@ class Shadow:
     def step(self) -> None:
         """Take an optimizer step for the shadow's values and its copy of the task's norms."""
         self._step()
-        for parameter in self._learned:
+        for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
@@ -89,7 +89,7 @@ class Shadow:
     def settle(self) -> bool:
         """Reset the norms outside the task's final mask; return True if all learned values are finite."""
         self.model.settle_parts(self.parts, self.task)
-        return all(bool(parameter.isfinite().all()) for parameter in self._learned)
+        return all(bool(parameter.isfinite().all()) for parameter in self.parameters)
 
     def masked_features(self, x: Tensor) -> Tensor:
         """Return features ``(batch, features)`` through the task's binary mask."""

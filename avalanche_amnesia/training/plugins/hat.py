@@ -249,7 +249,7 @@ class HATPlugin(TaskMaskPlugin):
         """Before the backward pass: add ``λ·R`` to the loss's value; its constant gradient is added after the pass."""
         now: HATTask = self.in_training
         if now.statistics.norms:
-            now.statistics.see(strategy.mb_x, strategy.mb_task_id)
+            now.statistics.see(strategy)
         if now.regulariser.weight:
             now.losses.add(strategy.loss.detach())
             strategy.loss.detach().add_(now.regulariser(now.gate))

@@ -40,6 +40,7 @@ class SeedingPlugin(Plugin):
 
     def before_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the training: store the state of the caller's random streams."""
+        self.leave_step()
         self._outside, self._evaluations = rng_state(), []
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -71,6 +72,11 @@ class SeedingPlugin(Plugin):
         if self._steps is not None:
             self._steps.reduce(strategy)
 
+    def leave_step(self) -> None:
+        """End a step that an error has interrupted: batch normalisations are again those of one process."""
+        if self._steps is not None:
+            self._steps.leave_step()
+
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a step, on several processes: gather their outputs for metrics."""
         if self._steps is not None:
@@ -92,6 +98,7 @@ class SeedingPlugin(Plugin):
 
     def before_eval(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before an evaluation: store the random streams; evaluations may nest (a metric that evaluates)."""
+        self.leave_step()
         self._evaluations.append(rng_state())
 
     def before_eval_exp(self, strategy: Strategy, **kwargs: Any) -> None:
