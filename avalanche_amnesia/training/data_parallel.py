@@ -8,9 +8,10 @@ gradients, weighted by the number of samples, is summed over the processes. So a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from inspect import signature
 from operator import length_hint
 from typing import Any
 
@@ -62,6 +63,17 @@ class _CommonDraws:
             self.state = rng_state()
             set_rng_state(own)
 
+    def each(self, things: Iterable[Any]) -> Iterator[Any]:
+        """Yield ``things`` one by one; what they draw comes from this state."""
+        with self():
+            rest = iter(things)
+        while True:
+            with self():
+                thing = next(rest, None)
+            if thing is None:
+                return
+            yield thing
+
 
 class _PartSampler:
     """Batch sampler with this process's part of another one's mini-batches."""
@@ -73,14 +85,7 @@ class _PartSampler:
         return len(self._whole)
 
     def __iter__(self) -> Iterator[list[int]]:
-        with self._common():
-            batches = iter(self._whole)
-        while True:
-            with self._common():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            whole = list(batch)
+        for whole in map(list, self._common.each(self._whole)):
             self._counts.append(len(whole[_part(len(whole))]))
             yield whole[_part_or_one(len(whole))]
 
@@ -132,13 +137,7 @@ class PartOfBatches:
 
     def _cut(self, loader: Any, counts: deque[int]) -> Iterator[Any]:
         """Yield the part of each mini-batch that ``loader`` has loaded as a whole."""
-        with self._common():
-            batches = iter(loader)
-        while True:
-            with self._common():
-                batch = next(batches, None)
-            if batch is None:
-                return
+        for batch in self._common.each(loader):
             n = len(batch[1])
             counts.append(len(range(n)[_part(n)]))
             place = _part_or_one(n)
@@ -214,6 +213,9 @@ class _NormTogether(torch.autograd.Function):
         return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None, None
 
 
+_BATCH_NORM = signature(F.batch_norm)
+
+
 class _BatchNormTogether(TorchFunctionMode):
     """Mode in which every BatchNorm in training uses the statistics of all processes' samples.
 
@@ -225,30 +227,17 @@ class _BatchNormTogether(TorchFunctionMode):
         self.n, self.of_loss = n, of_loss
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is F.batch_norm:
-            return self._normed(*args, **kwargs)
+        if func not in (F.batch_norm, torch.batch_norm):
+            return func(*args, **(kwargs or {}))
         if func is torch.batch_norm:  # its arguments are in another order
             x, weight, bias, mean, variance, *options, _ = args
-            return self._normed(x, mean, variance, weight, bias, *options)
-        return func(*args, **kwargs)
-
-    def _normed(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Any:
+            args = (x, mean, variance, weight, bias, *options)
+        given = _BATCH_NORM.bind(*args, **(kwargs or {}))
+        given.apply_defaults()
+        x, mean, variance, weight, bias, training, *options = given.args
         if not training:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-        return _NormTogether.apply(
-            input, weight, bias, (running_mean, running_var), momentum, eps, self.n, self.of_loss
-        )
+            return F.batch_norm(*given.args)
+        return _NormTogether.apply(x, weight, bias, (mean, variance), *options, self.n, self.of_loss)
 
 
 # A training -----------------------------------------------------------------------------------------------------------
