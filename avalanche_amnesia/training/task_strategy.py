@@ -23,8 +23,12 @@ from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.host import arguments
-from avalanche_amnesia.training.host.listening import ListenerDispatch
-from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
+from avalanche_amnesia.training.host.lookup import (
+    ListenerDispatch,
+    refuse_unfinished,
+    remaining_experiences,
+    unlearning_of,
+)
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin

@@ -25,7 +25,7 @@ from avalanche_amnesia.processes import of_first
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
+from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction

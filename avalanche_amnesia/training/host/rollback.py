@@ -17,7 +17,7 @@ from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.saving.known_objects import CONTAINERS, entries_of, is_known, is_known_class, known_parts
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import set_attributes
+from avalanche_amnesia.training.host.lookup import set_attributes
 from avalanche_amnesia.training.task_in_training import restore_users, states_of_users
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")

@@ -16,7 +16,7 @@ from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.host.listening import sees_final_gradients
+from avalanche_amnesia.training.host.lookup import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
