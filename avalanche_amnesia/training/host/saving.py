@@ -12,7 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.signing import private, signature_of, signed_by
+from avalanche_amnesia.audit.signing import key_of, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.processes import by_first
 from avalanche_amnesia.saving.encoding import decode, encode
@@ -39,7 +39,9 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
         path: as in :meth:`TaskStrategy.save`, which also lists the result and the errors.
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
-    place, sign = checks.path("path", path), None if key is None else partial(signature_of, private_key=private(key))
+    place, sign = checks.path("path", path), None
+    if key is not None:
+        sign = partial(signature_of, private_key=key_of(key, "private"))
     body, parts = encoded_state(strategy)
     by_first(lambda: write_state(place, body, parts, sign=sign))
     return place
