@@ -207,7 +207,9 @@ def attributes_of(strategy: Strategy) -> Attributes:
         if isinstance(thing, (*_FUNCTIONS, partial)):
             found[path] = _of_function(thing)
         elif not is_of(type(thing), "avalanche_amnesia"):
-            own = _tensors(thing) if path.startswith("criterion") else []  # the model's tensors are what a task trains
+            own: list[tuple[str, Any]] = []
+            if path.startswith("criterion") and isinstance(thing, nn.Module):  # those of the model are what tasks train
+                own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]
             found[path] = {name: _as_text(value) for name, value in (*_attributes(thing), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
                 found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
@@ -237,13 +239,6 @@ def _of_function(thing: Any) -> dict[str, str]:
         given = {str(name): _as_text(value) for name, value in (*enumerate(thing.args), *thing.keywords.items())}
         return _of_function(thing.func) | given
     return {"function": _as_text(thing)}
-
-
-def _tensors(thing: Any) -> list[tuple[str, Tensor]]:
-    """Return names and tensors of a module's direct parameters and buffers, without submodules."""
-    if not isinstance(thing, nn.Module):
-        return []
-    return [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]
 
 
 def _as_text(value: Any) -> str:

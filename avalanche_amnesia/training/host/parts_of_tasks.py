@@ -22,7 +22,6 @@ from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.processes import of_first
-from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
@@ -45,7 +44,7 @@ class ForgottenSamples:
     """
 
     salt: str = ""
-    hashes: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    hashes: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def hashes_of(self, task: int, positions: Collection[int]) -> list[str]:
         """Return the salted hashes of ``positions`` in a task's data."""
@@ -71,15 +70,6 @@ class ForgottenSamples:
     def without(self, tasks: Collection[int]) -> Self:
         """Return a copy without the hashes of ``tasks``."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
-
-    def state(self) -> dict[str, Any]:
-        """Return hashes and salt for a saved state."""
-        return {"salt": self.salt, "hashes": dict(self.hashes)}
-
-    @classmethod
-    def from_state(cls, state: Any) -> Self:
-        """Return an object made from a value that :meth:`state` returned."""
-        return cls(*checked(state, salt=str, hashes=dict[int, frozenset[str]]))
 
 
 class LeftOut:

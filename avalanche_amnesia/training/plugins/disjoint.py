@@ -14,7 +14,7 @@ from avalanche_amnesia.models.disjoint import DisjointModel, Share
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, is_last_to_finish
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, refuse_untrained
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import unmoved
@@ -127,8 +127,7 @@ class DisjointPlugin(TaskEndPlugin):
             raise
         self._share = self._fixed = None
         self.settle_head(strategy, task)
-        if is_last_to_finish(self, strategy):
-            finish(strategy)
+        finish(self, strategy)
 
 
 class _FixedEntries:

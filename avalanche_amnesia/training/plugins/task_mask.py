@@ -17,7 +17,7 @@ from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.lookup import sees_final_gradients
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
@@ -178,8 +178,7 @@ class TaskMaskPlugin(TaskEndPlugin):
         begin_finishing(strategy)
         self.keep_mask(strategy)
         self._end_task(strategy)
-        if is_last_to_finish(self, strategy):  # else a later plugin still has to record it
-            finish(strategy)
+        finish(self, strategy)
 
     def keep_mask(self, strategy: Strategy) -> None:
         """Commit the masked entries of the current task, and store its mask in the model (``finish_task``).

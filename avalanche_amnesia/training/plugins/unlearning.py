@@ -18,7 +18,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
-from avalanche_amnesia.saving.values import checked
+from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Reproduced, StreamInUse, retraining
@@ -118,7 +118,7 @@ class UnlearningPlugin(Plugin):
             "data": self.data,
             "requests": self._requests.state(),
             "claims": self.claims.state(),
-            "forgotten": self.forgotten.state(),
+            "forgotten": dict(vars(self.forgotten)),
         }
 
     def load_state(self, state: Any) -> None:
@@ -126,16 +126,13 @@ class UnlearningPlugin(Plugin):
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
         kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
         ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
-        found: list[UnlearningRecord] = []
+        self.ledger.load_state_dict(ledger)
+        self.claims.load_state(claims)
+        self._requests.load_state(requests)
+        self.counters, self.data, self.forgotten = counters, data, made(ForgottenSamples, forgotten)
+        self.records = []
         for record in records:
-            found.append(UnlearningRecord.from_state(record, found[-1] if found else None))
-        new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
-        new_forgotten = ForgottenSamples.from_state(forgotten)
-        new_ledger.load_state_dict(ledger)
-        new_claims.load_state(claims)
-        new_requests.load_state(requests)
-        self.ledger, self.claims, self._requests, self.records = new_ledger, new_claims, new_requests, found
-        self.counters, self.data, self.forgotten = counters, data, new_forgotten
+            self.records.append(UnlearningRecord.from_state(record, self.records[-1] if self.records else None))
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -161,21 +158,19 @@ class UnlearningPlugin(Plugin):
         strategy: Strategy,
         tasks: Iterable[int] | UnlearningRequest = (),
         *,
-        task: int | None = None,
-        samples: Iterable[int] = (),
-        classes: Iterable[int] = (),
         data: Any = None,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
         reproduce: bool | None = None,
+        **parts: Any,
     ) -> UnlearningRecord:
-        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
+        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`; ``parts``: of one task.
 
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
         event = self._between_tasks(strategy)
-        request = _request(tasks, task, samples, classes)
+        request = _request(tasks, **parts)
         if reproduce is not None:
             checks.one_of("reproduce", reproduce, Literal[True, False])
         return self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
@@ -351,7 +346,7 @@ class UnlearningPlugin(Plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         self.claims.end(task, strategy, self._forgotten_in_task)
         self.current_task = None
-        finish(strategy)
+        finish(self, strategy)
         if again:
             return
         self._obey_overdue(strategy)
