@@ -88,15 +88,15 @@ class Pools:
         found = Share(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
-            gone, now = departures(_stream_of(strategy.experience)), layout.tasks.index(task)
-            planned = [other for other in taken if gone.get(other, now) < now]
+            now = layout.tasks.index(task)
+            planned = [other for other in taken if layout.gone.get(other, now) < now]
             why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""
             raise CapacityError(
                 f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}{why}: "
                 f"{MORE_SLOTS}"
             )
         if not shares:
-            _warn_if_crowded(layout, strategy.experience)
+            _warn_if_crowded(layout)
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
@@ -119,6 +119,7 @@ class StreamLayout:
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
+    gone: Mapping[int, int]  # as :func:`departures` returns it
     deadline: int | None
     given: int | Mapping[int, int] | None = None
     later: frozenset[int] = frozenset()
@@ -126,10 +127,10 @@ class StreamLayout:
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
         """Return the layout of the stream that an experience belongs to, or of the experience if it has no stream."""
-        stream = _stream_of(experience)
+        stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
-        return cls(tasks, permanent, deadline, given)
+        return cls(tasks, permanent, departures(stream), deadline, given)
 
     @property
     def slots(self) -> int:
@@ -159,11 +160,6 @@ class StreamLayout:
         before = self.tasks[: self.tasks.index(to)]
         distance = before[::-1].index(task) + 1 if task in before else 0  # from its last training in the stream
         return self.deadline is not None and distance > self.deadline
-
-
-def _stream_of(experience: Any) -> list[Any]:
-    """Return all experiences of the stream of ``experience``, so that a retrained model has the same slots."""
-    return list(getattr(experience, "origin_stream", None) or [experience])
 
 
 # Slots by the stream's requests ------------------------------------------------------------------------------------
@@ -201,16 +197,11 @@ def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, i
     return slots
 
 
-def _warn_if_crowded(layout: StreamLayout, experience: Any) -> None:
+def _warn_if_crowded(layout: StreamLayout) -> None:
     """Warn, before the first training, of the first task in the stream that will find its slot occupied."""
-    gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
-        others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
-        there = [
-            other
-            for other in others
-            if gone.get(other, position) >= position and layout.slot(other) == layout.slot(task)
-        ]
+        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
+        there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]
         if not there:
             continue
         late = [other for other in there if layout.is_open(other, task)]

@@ -58,6 +58,20 @@ class TaskEndPlugin(Plugin):
             check_model(strategy.model, self.model_class)
         return strategy.model
 
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a task's training: store what the task learned (:meth:`keep_mask`); undoable until :func:`finish`."""
+        begin_finishing(strategy)
+        self.keep_mask(strategy)
+        self._end_task(strategy)
+        finish(self, strategy)
+
+    def keep_mask(self, strategy: Strategy) -> None:
+        """Check the finished task, store its mask or share in the model (``finish_task``), then :meth:`settle_head`."""
+        raise NotImplementedError
+
+    def _end_task(self, strategy: Strategy) -> None:
+        """Drop the training state of a task, because it would outlive the task's unlearning."""
+
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: remove finished tasks' parameters from the optimizer, and emit the collected warnings."""
         parameters = dict(strategy.model.named_parameters())
@@ -173,20 +187,6 @@ class TaskMaskPlugin(TaskEndPlugin):
             model.remove_task(task)  # it may have got no further than its head
         self._end_task(strategy)
 
-    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: store its mask and restore all entries outside it; undoable until :func:`finish`."""
-        begin_finishing(strategy)
-        self.keep_mask(strategy)
-        self._end_task(strategy)
-        finish(self, strategy)
-
-    def keep_mask(self, strategy: Strategy) -> None:
-        """Commit the masked entries of the current task, and store its mask in the model (``finish_task``).
-
-        Then :meth:`settle_head`.
-        """
-        raise NotImplementedError
-
     def take_snapshot(self, strategy: Strategy) -> None:
         """Copy the values before the task, and freeze heads and norms of all earlier tasks without a mask."""
         now: TaskInTraining = self.in_training
@@ -287,7 +287,6 @@ class TaskMaskPlugin(TaskEndPlugin):
         self.refuse_diverged(strategy, training.task)
 
     def _end_task(self, strategy: Strategy) -> None:
-        """Drop the training state of a task, because it would outlive the task's unlearning."""
         if self.training is None:
             return
         model = self.model_of(strategy)

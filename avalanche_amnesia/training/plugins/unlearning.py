@@ -113,7 +113,10 @@ class UnlearningPlugin(Plugin):
         """Return the state between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [_apart(*both) for both in zip(self.records, [None, *self.records], strict=False)],
+            "records": [
+                Apart(partial(record.state, before), (record,) if before is None else (record, before))
+                for record, before in zip(self.records, [None, *self.records], strict=False)
+            ],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -534,10 +537,6 @@ class UnlearningPlugin(Plugin):
                 "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
-
-
-def _apart(record: UnlearningRecord, before: UnlearningRecord | None) -> Apart:
-    return Apart(partial(record.state, before), (record,) if before is None else (record, before))
 
 
 def _request(
