@@ -44,21 +44,17 @@ class OwnArguments:
             if unnamed:
                 raise TypeError(f"{cls.__name__} takes its options by name: {cls.__name__}(model=…, optimizer=…)")
             for name in given:
-                _refuse_unless_known(name, known, cls)
+                for argument, kind in cls.settings.items():
+                    if name not in known and name in inspect.signature(kind).parameters:
+                        raise TypeError(
+                            f"{cls.__name__} has no option {name!r}: write {argument}={kind.__name__}({name}=…). It "
+                            f"has {', '.join(known)}"
+                        )
+                checks.known_options([name], known, cls.__name__)
             init(self, **given)
 
         with_known_names.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
         cls.__init__ = with_known_names  # type: ignore[method-assign]
-
-
-def _refuse_unless_known(name: str, known: Sequence[str], strategy: type[OwnArguments]) -> None:
-    for argument, kind in strategy.settings.items():
-        if name not in known and name in inspect.signature(kind).parameters:
-            raise TypeError(
-                f"{strategy.__name__} has no option {name!r}: write {argument}={kind.__name__}({name}=…). It has "
-                f"{', '.join(known)}"
-            )
-    checks.known_options([name], known, strategy.__name__)
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:

@@ -59,14 +59,6 @@ class ForgottenSamples:
         """Return task → positions of its forgotten samples, given ``sizes``, task → number of its samples."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
-    def salted(self) -> Self:
-        """Return this object if it has a salt, else a copy with a new random salt."""
-        return self if self.salt else type(self)(of_first(secrets.token_hex(16)), self.hashes)
-
-    def having(self, task: int, hashes: Collection[str]) -> Self:
-        """Return a copy with ``hashes`` added to the hashes of ``task``."""
-        return type(self)(self.salt, {**self.hashes, task: self.hashes.get(task, frozenset()) | set(hashes)})
-
     def without(self, tasks: Collection[int]) -> Self:
         """Return a copy without the hashes of ``tasks``."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
@@ -91,9 +83,10 @@ class LeftOut:
             raise RequestError(f"{event}: all of these samples of task {task} are forgotten already")
         if len(gone) + len(before) == n:
             raise RequestError(f"{event}: task {task} would be left without samples: unlearn it as a whole, [{task}]")
-        salted = forgotten.salted()
+        salted = forgotten if forgotten.salt else replace(forgotten, salt=of_first(secrets.token_hex(16)))
         self.hashes = tuple(sorted(salted.hashes_of(task, gone)))
-        self.forgotten = salted.having(task, self.hashes)
+        held = salted.hashes.get(task, frozenset()).union(self.hashes)
+        self.forgotten = replace(salted, hashes={**salted.hashes, task: held})
         self.experience = experience_without(experience, gone | before)
         self.as_trained = experience_without(experience, before) if before else experience
         self.gone, self.before = gone, before

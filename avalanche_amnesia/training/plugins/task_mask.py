@@ -13,13 +13,12 @@ from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import task_faults
-from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.host.lookup import sees_final_gradients
 from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
-from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
+from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
