@@ -60,9 +60,10 @@ class Pools:
     def planned(cls, benchmark: Any) -> Self:
         """Return pools with as few slots as the requests of a stream allow.
 
-        A slot is free again when its task is unlearned. With fewer slots each task has more weights. The slots depend
-        only on the stream's requests, so a model that never saw a task has the same slots. If a request is not carried
-        out, the slot stays occupied.
+        A task gets the first slot that is free when its training begins; a permanent one gets a new slot, which no
+        other task gets. A slot is free again when its task is unlearned. With fewer slots each task has more weights.
+        The slots depend only on the stream's requests, so a model that never saw a task has the same slots. If a
+        request is not carried out, the slot stays occupied. A task keeps its slot when trained again.
 
         Args:
             benchmark: a benchmark with the requests in its train stream
@@ -71,7 +72,15 @@ class Pools:
         if not hasattr(benchmark, "train_stream"):
             raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
-        return cls(planned_slots(stream, departures(stream)))
+        gone, slots = departures(stream), dict[int, int]()
+        until: list[int] = []  # for each slot, index of the last training during which it is occupied
+        for position, experience in enumerate(stream):
+            permanent = getattr(experience, "permanent", False)
+            for task in (task for task in map(int, experience.task_labels) if task not in slots):
+                free = (number for number, taken in enumerate(until) if taken < position and not permanent)
+                slots[task] = next(free, len(until))
+                until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
+        return cls(slots)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
         """Return a new task's share of the weights, by its slot and ``seed``, and the tasks whose weights it may use.
@@ -177,24 +186,6 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
         for request in (r for r in requests if r.when != "before"):
             gone |= dict.fromkeys(request.gone, position)
     return gone
-
-
-def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
-    """Return task → slot for the tasks of a stream: the first slot that is free when the task's training begins.
-
-    A permanent task gets a new slot, which no other task gets. A task keeps its slot when trained again.
-    """
-    slots: dict[int, int] = {}
-    until: list[int] = []  # for each slot, index of the last training during which it is occupied
-    for position, experience in enumerate(stream):
-        for task in map(int, experience.task_labels):
-            if task in slots:
-                continue
-            permanent = getattr(experience, "permanent", False)
-            free = (number for number, taken in enumerate(until) if taken < position and not permanent)
-            slots[task] = next(free, len(until))
-            until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
-    return slots
 
 
 def _warn_if_crowded(layout: StreamLayout) -> None:

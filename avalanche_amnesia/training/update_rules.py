@@ -39,7 +39,6 @@ class TaskUse:
         self.in_use = model.cumulative_mask(self._counted)
         self.shapes = {name: (p.shape, p.dtype) for name, p in model.backbone.named_parameters()}
         self.covered = self._expanded(model.graph.parameter_use(model.by_layer(self.in_use)))
-        self.n_entries = sum(self.shapes[name][0].numel() for name in self.covered)
         self._model = model
 
     def covered_by(self, between: Between) -> Mapping[str, Tensor]:

@@ -109,8 +109,7 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
         near = difflib.get_close_matches(meant, _TRAIN_OPTIONS, 1, 0.8) if name not in _TRAIN_OPTIONS else ()
         if near:  # Avalanche passes unknown options on to plugins
             raise TypeError(f"strategy.train has no option {name!r}; did you mean {near[0]!r}?")
-    workers = options.get("num_workers", 0)
-    checks.whole_number("num_workers", workers, 0)
+    checks.whole_number("num_workers", options.get("num_workers", 0), 0)
     for name in ("drop_last", "shuffle"):
         if not isinstance(options.get(name, False), (bool, type(None))):
             raise TypeError(f"{name} must be True or False, got {options[name]!r}")

@@ -174,8 +174,6 @@ class UnlearningPlugin(Plugin):
         """
         event = self._between_tasks(strategy)
         request = _request(tasks, **parts)
-        if reproduce is not None:
-            checks.one_of("reproduce", reproduce, Literal[True, False])
         return self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
 
     def prove(
@@ -423,6 +421,7 @@ class UnlearningPlugin(Plugin):
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
 
         reproduce = self.reproduce if reproduce is None else reproduce
+        checks.one_of("reproduce", reproduce, Literal[True, False])
 
         def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
             made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
