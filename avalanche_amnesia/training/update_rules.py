@@ -367,7 +367,8 @@ class Adjuster:
         linear: bool = False,
     ) -> None:
         self.rule, self.use = rule, use
-        self.names = [name for name in use.covered if self._may_protect(name)]
+        parts = ((name, part) for name in use.covered for part in (use.covered[name], rule.expected_share(use, name)))
+        self.names = list(dict.fromkeys(name for name, part in parts if bool((stored(part) > 0).any())))
         self.parameters = [parameters[name] for name in self.names]
         self.needs_sparsity = rule.reads_sparsity and bool(self.names)
         self._layer_of = layer_of
@@ -386,11 +387,6 @@ class Adjuster:
         """Return the results of a method of the rule, one tensor for each of :attr:`names`."""
         of_layers = [sparsity[self._layer_of(name)] if sparsity else 0.0 for name in self.names]
         return [method(self.use, name, kappa) for name, kappa in zip(self.names, of_layers, strict=True)]
-
-    def _may_protect(self, name: str) -> bool:
-        """Return True if the rule may protect an entry of the parameter ``name``."""
-        parts = [self.use.covered[name], self.rule.expected_share(self.use, name)]
-        return any(bool((stored(part) > 0).any()) for part in parts)
 
     def frozen_entries(self) -> dict[str, Tensor]:
         """Return parameter → bool tensor, True for frozen entries; an empty dict unless :attr:`frozen`."""

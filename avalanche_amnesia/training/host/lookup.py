@@ -6,6 +6,7 @@ experience each time, even if no metric or logger handles the event. For small n
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -171,19 +172,15 @@ class ListenerDispatch:
         for plugin in sorted(getattr(self, "plugins"), key=lambda plugin: is_known_class(type(plugin))):  # noqa: B009
             if hasattr(plugin, "after_training_exp"):
                 plugin.after_training_exp(self, **kwargs)
+        self._listeners = {}
+
+    def _and_forget(self, method: str, **kwargs: Any) -> None:
+        """Call Avalanche's ``method``, then clear the cached listeners."""
+        getattr(super(), method)(**kwargs)
         self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
-
-
-def _forgetting(method: str) -> Callable[..., None]:
-    def announce(self: Any, **kwargs: Any) -> None:
-        getattr(super(ListenerDispatch, self), method)(**kwargs)
-        self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
-
-    announce.__name__, announce.__doc__ = method, "Call Avalanche's method, then clear the cached listeners."
-    return announce
 
 
 for _event in EVENTS_OF_ITERATIONS:
     setattr(ListenerDispatch, f"_{_event}", _announcer(_event))
 for _method in ("_before_training_exp", "_before_eval_exp", "_after_eval"):
-    setattr(ListenerDispatch, _method, _forgetting(_method))
+    setattr(ListenerDispatch, _method, partialmethod(ListenerDispatch._and_forget, _method))

@@ -155,7 +155,11 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
     if groups != own:
         raise StateError(f"{path}: the saved optimizer has {groups} parameter groups, and this one has {own}")
     for group, loaded in zip(strategy.optimizer.param_groups, state["optimizer"]["state"]["param_groups"], strict=True):
-        _check_options(group, loaded)
+        for name in (group.keys() & loaded.keys()) - {"params"}:  # optimizers and schedulers may add some later
+            mine, value = group[name], loaded[name]
+            numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (mine, value))
+            if not (isfinite(value) if numbers else type(mine) is type(value)):
+                raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {mine!r}")
     plugins = sorted(name for name, _ in state["plugins"])
     mine = sorted(map(_name, _plugins(strategy)))
     if plugins != mine:
@@ -251,12 +255,3 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     optimizer.load_state_dict(held)
     optimizer.defaults = given  # some torch optimizers add a default, which would count as a changed setting
     strategy.optimized_param_id = None if followed is None else {name: parameters[name] for name in followed}
-
-
-def _check_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise StateError unless saved options of a parameter group are finite numbers, or of the types in ``group``."""
-    for name in (group.keys() & saved.keys()) - {"params"}:  # optimizers and schedulers may add some later
-        own, value = group[name], saved[name]
-        numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (own, value))
-        if not (isfinite(value) if numbers else type(own) is type(value)):
-            raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {own!r}")

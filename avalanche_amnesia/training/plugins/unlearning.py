@@ -1,7 +1,6 @@
 """Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -317,7 +316,8 @@ class UnlearningPlugin(Plugin):
             self.claims.first_step(strategy, single_task(strategy.experience), kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
-            with _preserved_minibatch(strategy):
+            with Transaction() as kept:  # an evaluation inside would overwrite these attributes
+                kept.keep(strategy, "mbatch", "mb_output", "loss", "_eval_streams")
                 self._obey(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
@@ -554,14 +554,3 @@ def _request(
 
 def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
     return request.tasks if isinstance(request, UnlearningRequest) else request
-
-
-@contextmanager
-def _preserved_minibatch(strategy: Strategy) -> Iterator[None]:
-    """Restore mini-batch, output and loss after a block, because an evaluation inside would overwrite them."""
-    saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(strategy, name, value)
