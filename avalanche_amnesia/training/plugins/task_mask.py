@@ -53,8 +53,7 @@ class TaskEndPlugin(Plugin):
 
     def model_of(self, strategy: Strategy) -> Any:
         """Return the strategy's model; raise TypeError unless it is of :attr:`model_class`."""
-        if not isinstance(strategy.model, self.model_class):  # asked for several times a step
-            check_model(strategy.model, self.model_class)
+        check_model(strategy.model, self.model_class)
         return strategy.model
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
