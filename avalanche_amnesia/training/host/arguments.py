@@ -126,9 +126,7 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
     """Return ``evaluator``, or its result if it is a factory; None: a silent one; raise an error for anything else."""
     if evaluator is None:
-        return EvaluationPlugin(
-            loggers=[] if rank() else [BaseLogger()]
-        )  # Avalanche refuses loggers in other processes
+        return EvaluationPlugin(loggers=[] if rank() else [BaseLogger()])  # Avalanche refuses them in other processes
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made

@@ -100,7 +100,9 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
         try:
             state = decode(*read(), strategy.device)
             _check_fits(strategy, state, path)
-            plugins = _in_saved_order(strategy, plugins, [name for name, _ in state["plugins"]])
+            mine = _plugins(strategy)  # in their saved order; the evaluator keeps its position
+            ordered = [mine.pop([*map(_name, mine)].index(name)) for name, _ in state["plugins"]]
+            plugins = [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
             strategy.plugins = [mark, *plugins]
             parts = list(_parts(strategy, state))
             snapshot = Snapshot(strategy, complete=True)
@@ -204,13 +206,6 @@ def _plugins(strategy: Strategy) -> list[Any]:
 def _metrics(strategy: Strategy) -> list[Any]:
     """Return the metrics that have a ``state()``; metrics without one start again with every evaluation."""
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
-
-
-def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:
-    """Return ``plugins`` in the order of the saved class names ``names``; the evaluator keeps its position."""
-    mine = _plugins(strategy)
-    ordered = [mine.pop([*map(_name, mine)].index(name)) for name in names]
-    return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
 
 
 _NOT_KEPT = OF_EVERY_STRATEGY | {
