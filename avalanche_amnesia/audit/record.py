@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-from avalanche_amnesia.audit.signing import checked, signed
+from avalanche_amnesia.audit.signing import SigningError, signature_of, signed_by
 from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
 from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import replace_file, writing
@@ -341,7 +341,8 @@ class UnlearningRecord:
         Raises:
             SigningError: if it is none of these, or ``cryptography`` is not installed (extra ``sign``).
         """
-        return signed(asdict(self), private_key)
+        record = asdict(self)
+        return json.dumps({"record": record, **signature_of(record, private_key)}, indent=2) + "\n"
 
 
 def verify(document: str, public_key: Any) -> UnlearningRecord:
@@ -355,4 +356,13 @@ def verify(document: str, public_key: Any) -> UnlearningRecord:
     Raises:
         SigningError: if the document is not signed, or was changed, or was signed with another key.
     """
-    return UnlearningRecord.from_json(json.dumps(checked(document, public_key)))
+    check = signed_by(public_key)
+    try:
+        data = json_of(document)
+        record = dict(data["record"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise SigningError(
+            f"this is no signed record ({type(error).__name__}: {error}); give what UnlearningRecord.sign returned"
+        ) from error
+    check(record, data)
+    return UnlearningRecord.from_json(json.dumps(record))

@@ -3,9 +3,7 @@
 import base64
 import json
 from collections.abc import Callable, Mapping
-from typing import Any
-
-from avalanche_amnesia.checks import json_of
+from typing import Any, Literal
 
 _ALGORITHM = "Ed25519"
 
@@ -14,28 +12,9 @@ class SigningError(ValueError):
     """Error if a record or state can't be signed, or if its signature is not valid."""
 
 
-def signed(record: Mapping[str, Any], private_key: Any) -> str:
-    """Return a record and its signature, as JSON."""
-    return json.dumps({"record": record, **signature_of(record, private_key)}, indent=2) + "\n"
-
-
-def checked(document: str, public_key: Any) -> dict[str, Any]:
-    """Return the record in a signed document as plain values; raise SigningError unless ``public_key`` verifies it."""
-    check = signed_by(public_key)
-    try:
-        data = json_of(document)
-        record: dict[str, Any] = dict(data["record"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise SigningError(
-            f"this is no signed record ({type(error).__name__}: {error}); give what UnlearningRecord.sign returned"
-        ) from error
-    check(record, data)
-    return record
-
-
 def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
     """Return algorithm, public key and signature for plain values: their JSON with sorted keys, no spaces, in UTF-8."""
-    key = private(private_key)
+    key = key_of(private_key, "private")
     _, serialization, _ = _cryptography()
     raw = key.public_key().public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
     signature = base64.b64encode(key.sign(_canonical(values))).decode()
@@ -44,7 +23,7 @@ def signature_of(values: Mapping[str, Any], private_key: Any) -> dict[str, str]:
 
 def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
     """Return a function (values, signature) that raises SigningError unless ``public_key`` verifies the signature."""
-    key = _key(public_key, "public")
+    key = key_of(public_key, "public")
     _, _, invalid_signature = _cryptography()
 
     def check(values: Mapping[str, Any], signature: Any) -> None:
@@ -63,16 +42,12 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
     return check
 
 
-def private(key: Any) -> Any:
-    """Return the private key object for a key object, 32 raw bytes, or PEM bytes; raise SigningError otherwise."""
-    return _key(key, "private")
-
-
 def _canonical(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
 
 
-def _key(given: Any, side: str) -> Any:
+def key_of(given: Any, side: Literal["private", "public"]) -> Any:
+    """Return the key object for a key object, 32 raw bytes, or PEM bytes; raise SigningError otherwise."""
     ed25519, serialization, _ = _cryptography()
     kind = getattr(ed25519, f"Ed25519{side.capitalize()}Key")
     if isinstance(given, kind):

@@ -60,9 +60,10 @@ class Pools:
     def planned(cls, benchmark: Any) -> Self:
         """Return pools with as few slots as the requests of a stream allow.
 
-        A slot is free again when its task is unlearned. With fewer slots each task has more weights. The slots depend
-        only on the stream's requests, so a model that never saw a task has the same slots. If a request is not carried
-        out, the slot stays occupied.
+        A task gets the first slot that is free when its training begins; a permanent one gets a new slot, which no
+        other task gets. A slot is free again when its task is unlearned. With fewer slots each task has more weights.
+        The slots depend only on the stream's requests, so a model that never saw a task has the same slots. If a
+        request is not carried out, the slot stays occupied. A task keeps its slot when trained again.
 
         Args:
             benchmark: a benchmark with the requests in its train stream
@@ -71,7 +72,15 @@ class Pools:
         if not hasattr(benchmark, "train_stream"):
             raise TypeError(f"Pools.planned takes the benchmark that the strategy is trained on, got {benchmark!r}")
         stream = list(benchmark.train_stream)
-        return cls(planned_slots(stream, departures(stream)))
+        gone, slots = departures(stream), dict[int, int]()
+        until: list[int] = []  # for each slot, index of the last training during which it is occupied
+        for position, experience in enumerate(stream):
+            permanent = getattr(experience, "permanent", False)
+            for task in (task for task in map(int, experience.task_labels) if task not in slots):
+                free = (number for number, taken in enumerate(until) if taken < position and not permanent)
+                slots[task] = next(free, len(until))
+                until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
+        return cls(slots)
 
     def share(self, strategy: Strategy, model: DisjointModel, task: int, seed: int) -> Share:
         """Return a new task's share of the weights, by its slot and ``seed``, and the tasks whose weights it may use.
@@ -88,15 +97,15 @@ class Pools:
         found = Share(held, layout.slots, layout.slot(task), reads)
         taken = sorted(other for other, share in shares.items() if share.overlaps(found))
         if taken:
-            gone, now = departures(_stream_of(strategy.experience)), layout.tasks.index(task)
-            planned = [other for other in taken if gone.get(other, now) < now]
+            now = layout.tasks.index(task)
+            planned = [other for other in taken if layout.gone.get(other, now) < now]
             why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""
             raise CapacityError(
                 f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}{why}: "
                 f"{MORE_SLOTS}"
             )
         if not shares:
-            _warn_if_crowded(layout, strategy.experience)
+            _warn_if_crowded(layout)
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
@@ -119,6 +128,7 @@ class StreamLayout:
 
     tasks: tuple[int, ...]
     permanent: frozenset[int]
+    gone: Mapping[int, int]  # as :func:`departures` returns it
     deadline: int | None
     given: int | Mapping[int, int] | None = None
     later: frozenset[int] = frozenset()
@@ -126,10 +136,10 @@ class StreamLayout:
     @classmethod
     def of(cls, experience: Any, given: int | Mapping[int, int] | None, deadline: int | None) -> StreamLayout:
         """Return the layout of the stream that an experience belongs to, or of the experience if it has no stream."""
-        stream = _stream_of(experience)
+        stream = list(getattr(experience, "origin_stream", None) or [experience])  # also what a retrained model skips
         tasks = tuple(int(label) for e in stream for label in e.task_labels)
         permanent = frozenset(int(e.task_labels[0]) for e in stream if getattr(e, "permanent", False))
-        return cls(tasks, permanent, deadline, given)
+        return cls(tasks, permanent, departures(stream), deadline, given)
 
     @property
     def slots(self) -> int:
@@ -161,11 +171,6 @@ class StreamLayout:
         return self.deadline is not None and distance > self.deadline
 
 
-def _stream_of(experience: Any) -> list[Any]:
-    """Return all experiences of the stream of ``experience``, so that a retrained model has the same slots."""
-    return list(getattr(experience, "origin_stream", None) or [experience])
-
-
 # Slots by the stream's requests ------------------------------------------------------------------------------------
 
 
@@ -183,34 +188,11 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
     return gone
 
 
-def planned_slots(stream: Sequence[Any], gone: Mapping[int, int]) -> dict[int, int]:
-    """Return task → slot for the tasks of a stream: the first slot that is free when the task's training begins.
-
-    A permanent task gets a new slot, which no other task gets. A task keeps its slot when trained again.
-    """
-    slots: dict[int, int] = {}
-    until: list[int] = []  # for each slot, index of the last training during which it is occupied
-    for position, experience in enumerate(stream):
-        for task in map(int, experience.task_labels):
-            if task in slots:
-                continue
-            permanent = getattr(experience, "permanent", False)
-            free = (number for number, taken in enumerate(until) if taken < position and not permanent)
-            slots[task] = next(free, len(until))
-            until[slots[task] : slots[task] + 1] = [gone.get(task, len(stream))]
-    return slots
-
-
-def _warn_if_crowded(layout: StreamLayout, experience: Any) -> None:
+def _warn_if_crowded(layout: StreamLayout) -> None:
     """Warn, before the first training, of the first task in the stream that will find its slot occupied."""
-    gone = departures(_stream_of(experience))
     for position, task in enumerate(layout.tasks):
-        others = (other for other in dict.fromkeys(layout.tasks[:position]) if other != task)
-        there = [
-            other
-            for other in others
-            if gone.get(other, position) >= position and layout.slot(other) == layout.slot(task)
-        ]
+        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
+        there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]
         if not there:
             continue
         late = [other for other in there if layout.is_open(other, task)]

@@ -19,8 +19,7 @@ from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS
-from avalanche_amnesia.training.host.lookup import unlearning_of
+from avalanche_amnesia.training.host.lookup import EVENTS_OF_ITERATIONS, unlearning_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
 

@@ -24,7 +24,6 @@ from avalanche_amnesia.unit_graph.task_owned import OwnModules
 # Logit of classes unknown to a sample's task, in batches that mix tasks with different numbers of classes.
 NO_CLASS = -1000.0
 _BACKBONE = "backbone."
-_EXTRA = "_extra_state"
 _KNOWN = "known_label"
 _OF_TASK = re.compile(r"heads\.(\d+)\.(.+)")
 Value = TypeVar("Value")
@@ -288,8 +287,9 @@ class MultiHeadModel(MultiTaskModule):
         """
         given = type(state_dict).__name__
         if isinstance(state_dict, Mapping):  # of tensors, and any objects as extra state
-            others = ((n, v) for n, v in state_dict.items() if not (isinstance(v, Tensor) or n.endswith(_EXTRA)))
-            given = next((f"{name}: {type(value).__name__}" for name, value in others), "")
+            others = (name for name, value in state_dict.items() if not isinstance(value, Tensor))
+            wrong = next((name for name in others if not name.endswith("_extra_state")), None)
+            given = "" if wrong is None else f"{wrong}: {type(state_dict[wrong]).__name__}"
         if given:
             raise TypeError(
                 f"load_state_dict takes a mapping of tensors, as model.state_dict() returns it, got {given}; a file is "

@@ -153,11 +153,6 @@ def _dtype(name: str) -> torch.dtype:
     return found
 
 
-def _generator(state: Any) -> torch.Generator:
-    generator = torch.Generator(state[0])
-    return generator.set_state(state[1].cpu())
-
-
 def _number(state: Any) -> np.generic:
     dtype = np.dtype(state[0])
     if not _is_numeric(dtype):
@@ -179,7 +174,11 @@ _SPECIAL: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     bytes: ("$bytes", lambda value: base64.b64encode(value).decode(), base64.b64decode),
     torch.dtype: ("$dtype", lambda value: str(value).removeprefix("torch."), _dtype),
     torch.device: ("$device", str, torch.device),
-    torch.Generator: ("$generator", lambda value: [str(value.device), value.get_state()], _generator),
+    torch.Generator: (
+        "$generator",
+        lambda value: [str(value.device), value.get_state()],
+        lambda state: torch.Generator(state[0]).set_state(state[1].cpu()),
+    ),
     np.generic: ("$number", lambda value: [str(value.dtype), value.item()], _number),
     np.ndarray: ("$array", lambda value: torch.from_numpy(np.asarray(value, order="C")), lambda made: made.numpy()),
 }

@@ -124,9 +124,13 @@ def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
         raise
 
 
-def _to_disk(file: Path) -> None:
-    with file.open("r+b") as opened:
-        os.fsync(opened.fileno())
+def _to_disk(path: Path, access: int = os.O_RDWR) -> None:
+    """Wait until a file, or with read access the list of a directory's files, is on disk."""
+    opened = os.open(path, access)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def replace_file(file: Path, content: bytes) -> None:
@@ -211,22 +215,12 @@ def write_state(
         with replacing_all([*new]) as written:
             for file, content_of in zip(written, new.values(), strict=True):
                 file.write_bytes(content_of)
-        _sync(path)  # otherwise a power failure could leave the old state without its files
+        if os.name != "nt":
+            with suppress(OSError):  # not supported by some network file systems
+                _to_disk(path, os.O_RDONLY)  # otherwise a power failure could leave the old state without its files
         for name in {file.name for file in path.iterdir()}.difference(files.values()):
             if BLOB.fullmatch(name):
                 (path / name).unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    """Wait until a directory's entries are on disk."""
-    if os.name == "nt":
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # not supported by some network file systems
-            os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def refuse_foreign(path: Path) -> None:

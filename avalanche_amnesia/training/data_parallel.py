@@ -30,7 +30,7 @@ from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.processes import ProcessError, agree, gathered, n_processes, of_all, rank, summed
 from avalanche_amnesia.seeding import derive_seed, rng_state, seed_all, set_rng_state
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import listens
+from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 
 # Mini-batches ---------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Compute the running statistics of a task's norms (BatchNorm) again when its training ends."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -49,7 +50,7 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
     # Only the norms train: all else stays in evaluation mode, so that they see the inputs of testing. All of
     # them in one pass: a norm in training normalises by its batch, so later norms read no stale statistic.
     momenta = [norm.momentum for norm in norms]
-    hooks = [norm.register_forward_pre_hook(_plain_average()) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(partial(_average_plainly, count(1))) for norm in norms]
     for norm in norms:
         norm.training = True
     for x in batches:
@@ -59,11 +60,6 @@ def retake(norms: Sequence[Any], batches: Iterable[Tensor], run: Callable[[Tenso
         hook.remove()
 
 
-def _plain_average() -> Callable[[nn.Module, Any], None]:
-    """Return a hook that sets momentum 1/n at a norm's n-th call (a plain average; the first drops the old one)."""
-    calls = count(1)
-
-    def weigh(norm: Any, inputs: Any) -> None:
-        norm.momentum = 1 / next(calls)
-
-    return weigh
+def _average_plainly(calls: Iterator[int], norm: Any, inputs: Any) -> None:
+    """Set momentum 1/n at a norm's n-th call (a plain average; the first drops the old one)."""
+    norm.momentum = 1 / next(calls)

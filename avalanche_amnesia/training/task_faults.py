@@ -139,14 +139,11 @@ def _unlike_features(x: Any, model: Any, task_labels: Any) -> str | None:
         return None
     if isinstance(features, Tensor) and features.shape == (len(x), model.n_features):
         return None
+    given = f"{tuple(features.shape)} {features.dtype}" if isinstance(features, Tensor) else type(features).__name__
     return (
-        f"the backbone returns {_of(features)}, and a head reads ({len(x)}, {model.n_features}), samples and features: "
+        f"the backbone returns {given}, and a head reads ({len(x)}, {model.n_features}), samples and features: "
         "let it return one such tensor, and give the model n_features=, its width, where it takes that"
     )
-
-
-def _of(thing: Any) -> str:
-    return f"{tuple(thing.shape)} {thing.dtype}" if isinstance(thing, Tensor) else type(thing).__name__
 
 
 def training_samples(strategy: Strategy, most: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from avalanche_amnesia.models.task_store import finished_tensors
 from avalanche_amnesia.optimizers import copied
 from avalanche_amnesia.saving.known_objects import is_known
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.adjuster import Adjuster
+from avalanche_amnesia.training.update_rules import Adjuster
 
 
 class TaskInTraining:

@@ -23,12 +23,17 @@ from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.host import arguments
-from avalanche_amnesia.training.host.listening import ListenerDispatch
-from avalanche_amnesia.training.host.lookup import refuse_unfinished, remaining_experiences, unlearning_of
+from avalanche_amnesia.training.host.lookup import (
+    ListenerDispatch,
+    refuse_unfinished,
+    remaining_experiences,
+    unlearning_of,
+)
 from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
+from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
 if TYPE_CHECKING:  # a strategy that does not unlearn imports none of these
@@ -256,13 +261,10 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
         """Switch autocast off except in forward and loss, because masks and fitted heads need full precision."""
-        found, before = autocast_now(), self.autocast
-        self.autocast = found or before
-        try:
-            with autocast(()):
-                yield
-        finally:
-            self.autocast = before
+        now = autocast_now() or self.autocast
+        with Transaction() as kept, autocast(()):
+            kept.set(self, autocast=now)
+            yield
 
     def _tasks_in(self, experiences: Sequence[Any]) -> list[Any]:
         """Return experiences with task labels; in a stream without labels, an experience's position is its label."""
@@ -325,13 +327,10 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
 
     def training_epoch(self, **kwargs: Any) -> None:
         """Train for one epoch; skip empty mini-batches."""
-        loader = self.dataloader
-        if not isinstance(loader, TensorBatches):
-            self.dataloader = NonEmptyBatches(loader)
-        try:
+        with Transaction() as kept:
+            if not isinstance(self.dataloader, TensorBatches):
+                kept.set(self, dataloader=NonEmptyBatches(self.dataloader))
             super().training_epoch(**kwargs)
-        finally:
-            self.dataloader = loader
 
     def _unpack_minibatch(self) -> None:
         self.mbatch = unpacked(self.mbatch)

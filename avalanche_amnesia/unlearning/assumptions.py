@@ -61,7 +61,9 @@ def _is_closed(package: str) -> bool:
 
 def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of all open parts (user code) of the current training; ``options``: arguments of ``train``."""
-    found = [*_of_strategy(strategy), *_of_plugins(strategy), *_of_modules(strategy.model)]
+    kinds = [base for base in type(strategy).__mro__ if not is_closed(base)]
+    found = [f"{name} of {base.__name__}" for base in kinds for name in vars(base) if name not in _OF_EVERY_CLASS]
+    found += [*_replaced(strategy), *_of_plugins(strategy), *_of_modules(strategy.model)]
     found += [] if is_closed(type(strategy.optimizer)) else [f"the optimizer {_name(strategy.optimizer)}"]
     found += (f"the loss {name}" for name in _inside([strategy._criterion]))
     found += (f"{name} in the data" for name in _inside([strategy.experience]))
@@ -78,14 +80,6 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     for kind in dict.fromkeys(base for part in parts for base in type(part).__mro__ if is_closed(base)):
         found += (f"{name} of {kind.__name__} ({part})" for name, part in _patches(kind))
     return tuple(dict.fromkeys(found))
-
-
-def _of_strategy(strategy: Strategy) -> Iterator[str]:
-    """Yield the names of a strategy's members defined by user classes, and of functions that replace its methods."""
-    for base in type(strategy).__mro__:
-        if not is_closed(base):
-            yield from (f"{name} of {base.__name__}" for name in vars(base) if name not in _OF_EVERY_CLASS)
-    yield from _replaced(strategy)
 
 
 def _patches(kind: type) -> Iterator[tuple[str, str]]:
@@ -207,7 +201,9 @@ def attributes_of(strategy: Strategy) -> Attributes:
         if isinstance(thing, (*_FUNCTIONS, partial)):
             found[path] = _of_function(thing)
         elif not is_of(type(thing), "avalanche_amnesia"):
-            own = _tensors(thing) if path.startswith("criterion") else []  # the model's tensors are what a task trains
+            own: list[tuple[str, Any]] = []
+            if path.startswith("criterion") and isinstance(thing, nn.Module):  # those of the model are what tasks train
+                own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]
             found[path] = {name: _as_text(value) for name, value in (*_attributes(thing), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
                 found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
@@ -237,13 +233,6 @@ def _of_function(thing: Any) -> dict[str, str]:
         given = {str(name): _as_text(value) for name, value in (*enumerate(thing.args), *thing.keywords.items())}
         return _of_function(thing.func) | given
     return {"function": _as_text(thing)}
-
-
-def _tensors(thing: Any) -> list[tuple[str, Tensor]]:
-    """Return names and tensors of a module's direct parameters and buffers, without submodules."""
-    if not isinstance(thing, nn.Module):
-        return []
-    return [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]
 
 
 def _as_text(value: Any) -> str:

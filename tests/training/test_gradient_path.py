@@ -14,8 +14,8 @@ from torch.optim import optimizer as optim
 
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.training import HAT, AdaHAT, ConstantRule
-from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.plugins import task_mask
+from avalanche_amnesia.training.update_rules import Adjuster
 
 
 def not_linear(optimizer):

@@ -7,8 +7,7 @@ from support.strategies import learn
 from support.strategy_state import same_state, state, values
 
 from avalanche_amnesia import HAT, AdaHAT, AdaHATRule, AdjustmentRule, MaskedModel
-from avalanche_amnesia.training.adjuster import Adjuster
-from avalanche_amnesia.training.update_rules import ConstantRule, RandomRule, TaskUse
+from avalanche_amnesia.training.update_rules import Adjuster, ConstantRule, RandomRule, TaskUse
 
 
 def model_with_masks(n_tasks: int = 3, seed: int = 0) -> MaskedModel:

@@ -1,7 +1,6 @@
 """Repair: train the tasks affected by an unlearning for a few steps on stored samples."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -137,9 +136,6 @@ class RepairPlugin(MemoryPlugin):
         committed = {name: value if name in own else before.get(name, value) for name, value in now.items()}
         for tensor in (*parameters.values(), *buffers):
             change.write(tensor, tensor)  # notes the values, which the repair changes
-        # The repair restores these flags itself, but may be interrupted before.
-        for parameter in {*model.parameters(), *parameters.values()}:
-            change.call(parameter.requires_grad_, parameter.requires_grad)
         change.call(before.update, dict(before))
         for name, value in committed.items():
             parameters[name].copy_(value)
@@ -198,7 +194,13 @@ class RepairPlugin(MemoryPlugin):
         working = [*movable, *own]
         batches = {task: self._batches(task, self.memory.samples[task]) for task in tasks}
         stepped = sibling_optimizer(optimizer, working) if self.optimizer is None else self.optimizer(working)
-        with _learning(model, working):
+        with Transaction() as flags:
+            for parameter in dict.fromkeys((*model.parameters(), *working)):
+                flags.call(setattr, parameter, "grad", None)
+                flags.call(parameter.requires_grad_, parameter.requires_grad)
+                parameter.requires_grad_(False)
+            for parameter in working:
+                parameter.requires_grad_(True)
             for _ in range(self.steps):
                 with torch.enable_grad():
                     losses = [self.loss(model, {task: next(batches[task])}) for task in tasks]
@@ -238,19 +240,3 @@ def _free_entries(model: TaskMaskedModel, tasks: Sequence[int], changed: Mapping
             if bool(entries.any()):
                 free[name] = entries
     return free
-
-
-@contextmanager
-def _learning(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Enable gradients for ``parameters`` only; at exit restore ``requires_grad`` flags and delete all gradients."""
-    was = {parameter: parameter.requires_grad for parameter in (*model.parameters(), *parameters)}
-    try:
-        for parameter in was:
-            parameter.requires_grad_(False)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter, learned in was.items():
-            parameter.requires_grad_(learned)
-            parameter.grad = None

@@ -19,7 +19,7 @@ from torch import Tensor
 from avalanche_amnesia.bits import bit_sums, tensor_hash
 from avalanche_amnesia.saving.strategy_settings import is_of, learning_settings
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import listens
+from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.unlearning.assumptions import CONTAINERS, LEADING_OUT, LONG, attributes_of, hooks_of
 
 _PLAIN = (bool, int, float, complex, range, str, bytes, type(None), type(...), PurePath, Enum, np.generic)

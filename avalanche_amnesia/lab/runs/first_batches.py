@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.seeding import preserved_rng, rng_state, set_rng_state
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
+from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 

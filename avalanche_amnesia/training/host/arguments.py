@@ -44,21 +44,17 @@ class OwnArguments:
             if unnamed:
                 raise TypeError(f"{cls.__name__} takes its options by name: {cls.__name__}(model=…, optimizer=…)")
             for name in given:
-                _refuse_unless_known(name, known, cls)
+                for argument, kind in cls.settings.items():
+                    if name not in known and name in inspect.signature(kind).parameters:
+                        raise TypeError(
+                            f"{cls.__name__} has no option {name!r}: write {argument}={kind.__name__}({name}=…). It "
+                            f"has {', '.join(known)}"
+                        )
+                checks.known_options([name], known, cls.__name__)
             init(self, **given)
 
         with_known_names.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
         cls.__init__ = with_known_names  # type: ignore[method-assign]
-
-
-def _refuse_unless_known(name: str, known: Sequence[str], strategy: type[OwnArguments]) -> None:
-    for argument, kind in strategy.settings.items():
-        if name not in known and name in inspect.signature(kind).parameters:
-            raise TypeError(
-                f"{strategy.__name__} has no option {name!r}: write {argument}={kind.__name__}({name}=…). It has "
-                f"{', '.join(known)}"
-            )
-    checks.known_options([name], known, strategy.__name__)
 
 
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
@@ -113,8 +109,7 @@ def check_train_options(options: Mapping[str, Any], strategy: type) -> None:
         near = difflib.get_close_matches(meant, _TRAIN_OPTIONS, 1, 0.8) if name not in _TRAIN_OPTIONS else ()
         if near:  # Avalanche passes unknown options on to plugins
             raise TypeError(f"strategy.train has no option {name!r}; did you mean {near[0]!r}?")
-    workers = options.get("num_workers", 0)
-    checks.whole_number("num_workers", workers, 0)
+    checks.whole_number("num_workers", options.get("num_workers", 0), 0)
     for name in ("drop_last", "shuffle"):
         if not isinstance(options.get(name, False), (bool, type(None))):
             raise TypeError(f"{name} must be True or False, got {options[name]!r}")
@@ -131,9 +126,7 @@ _MEANT = {"epochs": "train_epochs", "batch_size": "train_mb_size", "mb_size": "t
 def checked_evaluator(evaluator: Any) -> EvaluationPlugin:
     """Return ``evaluator``, or its result if it is a factory; None: a silent one; raise an error for anything else."""
     if evaluator is None:
-        return EvaluationPlugin(
-            loggers=[] if rank() else [BaseLogger()]
-        )  # Avalanche refuses loggers in other processes
+        return EvaluationPlugin(loggers=[] if rank() else [BaseLogger()])  # Avalanche refuses them in other processes
     made = evaluator if isinstance(evaluator, BasePlugin) or not callable(evaluator) else evaluator()
     checks.instance("evaluator", made, EvaluationPlugin, "EvaluationPlugin(accuracy_metrics(stream=True), loggers=[…])")
     return made

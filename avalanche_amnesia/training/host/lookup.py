@@ -1,11 +1,20 @@
-"""Look up a strategy's plugins and tasks, and detect a strategy whose loading was interrupted."""
+"""Look up a strategy's plugins, the handlers of its events, and its tasks; detect an interrupted loading.
 
-from collections.abc import Iterable
+Avalanche calls every plugin at each of the eight events of a training iteration, and its EvaluationPlugin copies the
+experience each time, even if no metric or logger handles the event. For small networks this is a fifth of a step. So
+:class:`ListenerDispatch` calls only plugins that handle the event.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, TypeVar
 
 from avalanche.core import SupervisedPlugin
+from avalanche.evaluation import PluginMetric
+from avalanche.training.plugins import EvaluationPlugin
 
+from avalanche_amnesia.saving.known_objects import is_known_class
 from avalanche_amnesia.saving.values import StateError
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.arguments import listed
@@ -77,3 +86,101 @@ def refuse_unfinished(strategy: Strategy) -> None:
     mark = find_plugin(strategy, UnfinishedLoad)
     if mark is not None:
         mark.refuse(strategy)
+
+
+# Dispatch of the events of an iteration to the plugins that handle them -----------------------------------------------
+
+EVENTS_OF_ITERATIONS = (
+    *("before_training_iteration", "before_forward", "after_forward", "before_backward", "after_backward"),
+    *("before_update", "after_update", "after_training_iteration"),
+    *("before_eval_iteration", "before_eval_forward", "after_eval_forward", "after_eval_iteration"),
+)
+
+
+def _overrides(listener: object, event: str, silent: type) -> bool:
+    """Return True if ``listener`` has a handler for ``event`` other than the empty one of its base class ``silent``."""
+    handler = getattr(listener, event, None)
+    return handler is not None and getattr(handler, "__func__", handler) is not getattr(silent, event, None)
+
+
+def listens(plugin: object, event: str) -> bool:
+    """Return True if a plugin (for the evaluator also: one of its metrics or loggers) has a handler for ``event``."""
+    if isinstance(plugin, EvaluationPlugin):
+        own = getattr(type(plugin), event, None) is not getattr(EvaluationPlugin, event, None)  # a subclass's handler
+        return (
+            own
+            or any(_overrides(metric, event, PluginMetric) for metric in plugin.metrics)
+            or any(_overrides(logger, event, SupervisedPlugin) for logger in plugin.loggers)
+        )
+    return _overrides(plugin, event, SupervisedPlugin)
+
+
+def set_attributes(strategy: Strategy, attributes: Mapping[str, Any]) -> None:
+    """Set a strategy's attributes to ``attributes``, and delete all attributes that ``attributes`` lacks."""
+    vars(strategy).update(attributes)
+    for name in vars(strategy).keys() - attributes.keys():
+        vars(strategy).pop(name, None)
+
+
+def sees_final_gradients(strategy: Strategy, plugin: object) -> bool:
+    """Return True if no code changes gradients between a plugin's ``before_update`` and the optimizer's step.
+
+    Avalanche's loop and this package's later plugins do not; a user's later plugin may.
+    """
+    place = next((i for i, other in enumerate(strategy.plugins) if other is plugin), len(strategy.plugins))
+    behind = [other for other in strategy.plugins[place + 1 :] if listens(other, "before_update")]
+    handlers = [getattr(other, "before_update") for other in behind]  # noqa: B009 - plugins need no base class
+    loop = [getattr(type(strategy), name) for name in ("training_epoch", "_before_update", "optimizer_step")]
+    return all(_is_from(handler, "avalanche_amnesia") for handler in handlers) and all(
+        _is_from(function, "avalanche_amnesia", "avalanche") for function in loop
+    )
+
+
+def _is_from(function: object, *packages: str) -> bool:
+    return str(getattr(function, "__module__", "")).split(".")[0] in packages
+
+
+def _announcer(event: str) -> Callable[..., None]:
+    def announce(self: Any, **kwargs: Any) -> None:
+        listeners = self._listeners.get(event)
+        if listeners is None:
+            heard = [plugin for plugin in self.plugins if listens(plugin, event)]
+            listeners = self._listeners[event] = [getattr(plugin, event) for plugin in heard]
+        for listener in listeners:
+            listener(self, **kwargs)
+
+    announce.__name__, announce.__doc__ = f"_{event}", f"Call the plugins that listen to ``{event}``."
+    return announce
+
+
+def dispatch_to(strategy: Strategy, plugins: Sequence[object]) -> None:
+    """Replace a strategy's plugin list, so that only ``plugins`` receive events, from the next event on."""
+    vars(strategy).update(plugins=list(plugins), _listeners={})
+
+
+class ListenerDispatch:
+    """Mixin (a base class in front of Avalanche's template) that looks up event handlers once per experience."""
+
+    _listeners: dict[str, list[Any]]
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._listeners = {}
+        super().__init__(**kwargs)
+
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        # Users' plugins first, because weights that they write (an average) belong to the task that is then recorded.
+        for plugin in sorted(getattr(self, "plugins"), key=lambda plugin: is_known_class(type(plugin))):  # noqa: B009
+            if hasattr(plugin, "after_training_exp"):
+                plugin.after_training_exp(self, **kwargs)
+        self._listeners = {}
+
+    def _and_forget(self, method: str, **kwargs: Any) -> None:
+        """Call Avalanche's ``method``, then clear the cached listeners."""
+        getattr(super(), method)(**kwargs)
+        self._listeners = {}  # the handlers of Avalanche's evaluator cannot be pickled
+
+
+for _event in EVENTS_OF_ITERATIONS:
+    setattr(ListenerDispatch, f"_{_event}", _announcer(_event))
+for _method in ("_before_training_exp", "_before_eval_exp", "_after_eval"):
+    setattr(ListenerDispatch, _method, partialmethod(ListenerDispatch._and_forget, _method))

@@ -22,10 +22,9 @@ from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.processes import of_first
-from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import dispatch_to, set_attributes
+from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.transaction import Transaction
@@ -45,7 +44,7 @@ class ForgottenSamples:
     """
 
     salt: str = ""
-    hashes: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    hashes: dict[int, frozenset[str]] = field(default_factory=dict)
 
     def hashes_of(self, task: int, positions: Collection[int]) -> list[str]:
         """Return the salted hashes of ``positions`` in a task's data."""
@@ -60,26 +59,9 @@ class ForgottenSamples:
         """Return task → positions of its forgotten samples, given ``sizes``, task → number of its samples."""
         return {task: self.positions(task, sizes[task]) for task in sorted(self.hashes)}
 
-    def salted(self) -> Self:
-        """Return this object if it has a salt, else a copy with a new random salt."""
-        return self if self.salt else type(self)(of_first(secrets.token_hex(16)), self.hashes)
-
-    def having(self, task: int, hashes: Collection[str]) -> Self:
-        """Return a copy with ``hashes`` added to the hashes of ``task``."""
-        return type(self)(self.salt, {**self.hashes, task: self.hashes.get(task, frozenset()) | set(hashes)})
-
     def without(self, tasks: Collection[int]) -> Self:
         """Return a copy without the hashes of ``tasks``."""
         return type(self)(self.salt, {task: held for task, held in self.hashes.items() if task not in tasks})
-
-    def state(self) -> dict[str, Any]:
-        """Return hashes and salt for a saved state."""
-        return {"salt": self.salt, "hashes": dict(self.hashes)}
-
-    @classmethod
-    def from_state(cls, state: Any) -> Self:
-        """Return an object made from a value that :meth:`state` returned."""
-        return cls(*checked(state, salt=str, hashes=dict[int, frozenset[str]]))
 
 
 class LeftOut:
@@ -101,9 +83,10 @@ class LeftOut:
             raise RequestError(f"{event}: all of these samples of task {task} are forgotten already")
         if len(gone) + len(before) == n:
             raise RequestError(f"{event}: task {task} would be left without samples: unlearn it as a whole, [{task}]")
-        salted = forgotten.salted()
+        salted = forgotten if forgotten.salt else replace(forgotten, salt=of_first(secrets.token_hex(16)))
         self.hashes = tuple(sorted(salted.hashes_of(task, gone)))
-        self.forgotten = salted.having(task, self.hashes)
+        held = salted.hashes.get(task, frozenset()).union(self.hashes)
+        self.forgotten = replace(salted, hashes={**salted.hashes, task: held})
         self.experience = experience_without(experience, gone | before)
         self.as_trained = experience_without(experience, before) if before else experience
         self.gone, self.before = gone, before

@@ -17,7 +17,7 @@ from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.saving.known_objects import CONTAINERS, entries_of, is_known, is_known_class, known_parts
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.host.listening import set_attributes
+from avalanche_amnesia.training.host.lookup import set_attributes
 from avalanche_amnesia.training.task_in_training import restore_users, states_of_users
 
 _OF_MODULES = ("_parameters", "_buffers", "_modules")
@@ -118,15 +118,11 @@ def is_finishing(strategy: Strategy) -> bool:
     return getattr(strategy, "rollback_point", None) is not None
 
 
-def is_last_to_finish(plugin: Any, strategy: Strategy) -> bool:
-    """Return True if no plugin has a higher ``finishing_step`` than ``plugin``, which then finishes a task last."""
+def finish(plugin: Any, strategy: Strategy) -> None:
+    """Drop the snapshot of the task that ends if ``plugin`` is the last to finish: now only unlearning removes it."""
     # In the order of ``finishing_step``: the mask is stored, the update recorded, the task entered in the ledger.
-    return plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins)
-
-
-def finish(strategy: Strategy) -> None:
-    """Drop the rollback snapshot of the task that ends: from here on, only an unlearning can remove the task."""
-    strategy.rollback_point = None
+    if plugin.finishing_step == max(getattr(other, "finishing_step", 0) for other in strategy.plugins):
+        strategy.rollback_point = None
 
 
 def go_back(strategy: Strategy) -> None:

@@ -12,7 +12,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.utils import trigger_plugins
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.signing import private, signature_of, signed_by
+from avalanche_amnesia.audit.signing import key_of, signature_of, signed_by
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.processes import by_first
 from avalanche_amnesia.saving.encoding import decode, encode
@@ -39,7 +39,9 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
         path: as in :meth:`TaskStrategy.save`, which also lists the result and the errors.
         key: private key that signs the state, as of :meth:`UnlearningRecord.sign`.
     """
-    place, sign = checks.path("path", path), None if key is None else partial(signature_of, private_key=private(key))
+    place, sign = checks.path("path", path), None
+    if key is not None:
+        sign = partial(signature_of, private_key=key_of(key, "private"))
     body, parts = encoded_state(strategy)
     by_first(lambda: write_state(place, body, parts, sign=sign))
     return place
@@ -98,7 +100,9 @@ def give_state(strategy: Strategy, read: Callable[[], tuple[Any, Parts]], path: 
         try:
             state = decode(*read(), strategy.device)
             _check_fits(strategy, state, path)
-            plugins = _in_saved_order(strategy, plugins, [name for name, _ in state["plugins"]])
+            mine = _plugins(strategy)  # in their saved order; the evaluator keeps its position
+            ordered = [mine.pop([*map(_name, mine)].index(name)) for name, _ in state["plugins"]]
+            plugins = [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
             strategy.plugins = [mark, *plugins]
             parts = list(_parts(strategy, state))
             snapshot = Snapshot(strategy, complete=True)
@@ -153,7 +157,11 @@ def _check_fits(strategy: Strategy, state: Mapping[str, Any], path: Path) -> Non
     if groups != own:
         raise StateError(f"{path}: the saved optimizer has {groups} parameter groups, and this one has {own}")
     for group, loaded in zip(strategy.optimizer.param_groups, state["optimizer"]["state"]["param_groups"], strict=True):
-        _check_options(group, loaded)
+        for name in (group.keys() & loaded.keys()) - {"params"}:  # optimizers and schedulers may add some later
+            mine, value = group[name], loaded[name]
+            numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (mine, value))
+            if not (isfinite(value) if numbers else type(mine) is type(value)):
+                raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {mine!r}")
     plugins = sorted(name for name, _ in state["plugins"])
     mine = sorted(map(_name, _plugins(strategy)))
     if plugins != mine:
@@ -200,13 +208,6 @@ def _metrics(strategy: Strategy) -> list[Any]:
     return [metric for metric in getattr(strategy.evaluator, "metrics", ()) if states.takes_part(metric)]
 
 
-def _in_saved_order(strategy: Strategy, plugins: list[Any], names: list[str]) -> list[Any]:
-    """Return ``plugins`` in the order of the saved class names ``names``; the evaluator keeps its position."""
-    mine = _plugins(strategy)
-    ordered = [mine.pop([*map(_name, mine)].index(name)) for name in names]
-    return [p if isinstance(p, EvaluationPlugin) else ordered.pop(0) for p in plugins]
-
-
 _NOT_KEPT = OF_EVERY_STRATEGY | {
     *("device", "mb_buffer_x", "mb_buffer_y", "mb_buffer_tid", "mb_buffer_out"),
     *("is_training", "_stop_training", "_trains", "eval_mb_size", "eval_every", "peval_mode"),
@@ -251,12 +252,3 @@ def _load_optimizer(strategy: Strategy, state: Any) -> None:
     optimizer.load_state_dict(held)
     optimizer.defaults = given  # some torch optimizers add a default, which would count as a changed setting
     strategy.optimized_param_id = None if followed is None else {name: parameters[name] for name in followed}
-
-
-def _check_options(group: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Raise StateError unless saved options of a parameter group are finite numbers, or of the types in ``group``."""
-    for name in (group.keys() & saved.keys()) - {"params"}:  # optimizers and schedulers may add some later
-        own, value = group[name], saved[name]
-        numbers = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in (own, value))
-        if not (isfinite(value) if numbers else type(own) is type(value)):
-            raise StateError(f"invalid value in state at optimizer.{name}: {value!r}, where this one has {own!r}")

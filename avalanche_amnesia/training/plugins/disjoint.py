@@ -14,7 +14,7 @@ from avalanche_amnesia.models.disjoint import DisjointModel, Share
 from avalanche_amnesia.optimizers import traits_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, is_last_to_finish
+from avalanche_amnesia.training.host.rollback import abort_training
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin, refuse_untrained
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import unmoved
@@ -110,9 +110,10 @@ class DisjointPlugin(TaskEndPlugin):
         """Drop the state of the task whose training is undone."""
         self._share = self._fixed = None
 
-    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: check the task, store its share, fit its head; undoable until :func:`finish`."""
-        begin_finishing(strategy)
+    _end_task = undo_training
+
+    def keep_mask(self, strategy: Strategy) -> None:
+        """Check the finished task, store its share in the model, and fit its head."""
         refuse_untrained(strategy)
         model, task = self.model_of(strategy), single_task(strategy.experience)
         recorder = find_plugin(strategy, TrajectoryPlugin)
@@ -125,10 +126,7 @@ class DisjointPlugin(TaskEndPlugin):
         except ModelError:
             abort_training(strategy)
             raise
-        self._share = self._fixed = None
         self.settle_head(strategy, task)
-        if is_last_to_finish(self, strategy):
-            finish(strategy)
 
 
 class _FixedEntries:

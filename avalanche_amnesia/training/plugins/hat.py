@@ -149,7 +149,14 @@ class HATPlugin(TaskMaskPlugin):
         now.embedding = model.start_task(task, embedding)
         now.losses = EpochLosses()
         now.statistics = TaskStatistics(model, task, self.masks.statistics_batches)
-        now.step_embedding = BareStep(self._make_embedding_optimizer(strategy.optimizer, now.embedding))
+        if self.masks.embedding_optimizer is None:
+            # Decay would pull every embedding to 0, where a unit is neither open nor closed.
+            made = sibling_optimizer(strategy.optimizer, [now.embedding], lr=self.masks.embedding_lr, weight_decay=0)
+        else:
+            made = self.masks.embedding_optimizer([now.embedding])
+            way_out = "lambda p: torch.optim.Adam(p, lr=0.05)"
+            checks.instance("what embedding_optimizer returns", made, Optimizer, way_out)
+        now.step_embedding = BareStep(made)
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
@@ -163,16 +170,6 @@ class HATPlugin(TaskMaskPlugin):
             weight = 0.0 if self.masks.budget is not None else 0.75
         now.regulariser = SparsityRegulariser(weight, self.masks.sparsity, use.in_use, model.sizes, self.n_tasks)
         now.adjuster = self.make_adjuster(model, use, strategy)
-
-    def _make_embedding_optimizer(self, optimizer: Optimizer, embedding: nn.Parameter) -> Optimizer:
-        if self.masks.embedding_optimizer is not None:
-            made = self.masks.embedding_optimizer([embedding])
-            checks.instance(
-                "what embedding_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=0.05)"
-            )
-            return made
-        # Decay would pull every embedding to 0, where a unit is neither open nor closed.
-        return sibling_optimizer(optimizer, [embedding], lr=self.masks.embedding_lr, weight_decay=0)
 
     @torch.no_grad()
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:

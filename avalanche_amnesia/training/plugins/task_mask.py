@@ -13,13 +13,12 @@ from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import task_faults
-from avalanche_amnesia.training.adjuster import Adjuster
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.host.listening import sees_final_gradients
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
+from avalanche_amnesia.training.host.lookup import sees_final_gradients
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
-from avalanche_amnesia.training.update_rules import AdjustmentRule, TaskUse
+from avalanche_amnesia.training.update_rules import Adjuster, AdjustmentRule, TaskUse
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 
@@ -54,9 +53,22 @@ class TaskEndPlugin(Plugin):
 
     def model_of(self, strategy: Strategy) -> Any:
         """Return the strategy's model; raise TypeError unless it is of :attr:`model_class`."""
-        if not isinstance(strategy.model, self.model_class):  # asked for several times a step
-            check_model(strategy.model, self.model_class)
+        check_model(strategy.model, self.model_class)
         return strategy.model
+
+    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a task's training: store what the task learned (:meth:`keep_mask`); undoable until :func:`finish`."""
+        begin_finishing(strategy)
+        self.keep_mask(strategy)
+        self._end_task(strategy)
+        finish(self, strategy)
+
+    def keep_mask(self, strategy: Strategy) -> None:
+        """Check the finished task, store its mask or share in the model (``finish_task``), then :meth:`settle_head`."""
+        raise NotImplementedError
+
+    def _end_task(self, strategy: Strategy) -> None:
+        """Drop the training state of a task, because it would outlive the task's unlearning."""
 
     def after_training(self, strategy: Strategy, **kwargs: Any) -> None:
         """After the training: remove finished tasks' parameters from the optimizer, and emit the collected warnings."""
@@ -173,21 +185,6 @@ class TaskMaskPlugin(TaskEndPlugin):
             model.remove_task(task)  # it may have got no further than its head
         self._end_task(strategy)
 
-    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: store its mask and restore all entries outside it; undoable until :func:`finish`."""
-        begin_finishing(strategy)
-        self.keep_mask(strategy)
-        self._end_task(strategy)
-        if is_last_to_finish(self, strategy):  # else a later plugin still has to record it
-            finish(strategy)
-
-    def keep_mask(self, strategy: Strategy) -> None:
-        """Commit the masked entries of the current task, and store its mask in the model (``finish_task``).
-
-        Then :meth:`settle_head`.
-        """
-        raise NotImplementedError
-
     def take_snapshot(self, strategy: Strategy) -> None:
         """Copy the values before the task, and freeze heads and norms of all earlier tasks without a mask."""
         now: TaskInTraining = self.in_training
@@ -288,7 +285,6 @@ class TaskMaskPlugin(TaskEndPlugin):
         self.refuse_diverged(strategy, training.task)
 
     def _end_task(self, strategy: Strategy) -> None:
-        """Drop the training state of a task, because it would outlive the task's unlearning."""
         if self.training is None:
             return
         model = self.model_of(strategy)

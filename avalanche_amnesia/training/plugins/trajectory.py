@@ -16,7 +16,7 @@ from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back, is_last_to_finish
+from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -149,7 +149,7 @@ class TrajectoryPlugin(Plugin):
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before an epoch: drop the snapshot of the last epoch's end, because requests may now change the values."""
         if purger_of(strategy) is not None:
-            finish(strategy)
+            strategy.rollback_point = None
 
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """After an epoch: take a snapshot of a strategy with replay memory (DER), updated before all plugins."""
@@ -189,8 +189,7 @@ class TrajectoryPlugin(Plugin):
         state = _shared_state(model)
         self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
         self.training, self._new = None, None
-        if is_last_to_finish(self, strategy):
-            finish(strategy)
+        finish(self, strategy)
 
 
 def _shared_statistics(model: nn.Module) -> list[str]:

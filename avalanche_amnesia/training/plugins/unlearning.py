@@ -1,7 +1,6 @@
 """Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, origin_of
-from avalanche_amnesia.saving.values import checked
+from avalanche_amnesia.saving.values import checked, made
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second, refuse_unfinished
 from avalanche_amnesia.training.host.parts_of_tasks import ForgottenSamples, Reproduced, StreamInUse, retraining
@@ -113,12 +112,15 @@ class UnlearningPlugin(Plugin):
         """Return the state between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [_apart(*both) for both in zip(self.records, [None, *self.records], strict=False)],
+            "records": [
+                Apart(partial(record.state, before), (record,) if before is None else (record, before))
+                for record, before in zip(self.records, [None, *self.records], strict=False)
+            ],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
             "claims": self.claims.state(),
-            "forgotten": self.forgotten.state(),
+            "forgotten": dict(vars(self.forgotten)),
         }
 
     def load_state(self, state: Any) -> None:
@@ -126,16 +128,13 @@ class UnlearningPlugin(Plugin):
         of_tasks = {"counters": dict[int, int], "data": dict[int, str]}
         kinds = {"ledger": dict, "records": list, **of_tasks, "requests": dict, "claims": dict, "forgotten": dict}
         ledger, records, counters, data, requests, claims, forgotten = checked(state, **kinds)
-        found: list[UnlearningRecord] = []
+        self.ledger.load_state_dict(ledger)
+        self.claims.load_state(claims)
+        self._requests.load_state(requests)
+        self.counters, self.data, self.forgotten = counters, data, made(ForgottenSamples, forgotten)
+        self.records = []
         for record in records:
-            found.append(UnlearningRecord.from_state(record, found[-1] if found else None))
-        new_ledger, new_claims, new_requests = TaskLedger(), Claims(), StreamRequests()
-        new_forgotten = ForgottenSamples.from_state(forgotten)
-        new_ledger.load_state_dict(ledger)
-        new_claims.load_state(claims)
-        new_requests.load_state(requests)
-        self.ledger, self.claims, self._requests, self.records = new_ledger, new_claims, new_requests, found
-        self.counters, self.data, self.forgotten = counters, data, new_forgotten
+            self.records.append(UnlearningRecord.from_state(record, self.records[-1] if self.records else None))
 
     # By the user ----------------------------------------------------------------------------------------------
 
@@ -161,23 +160,19 @@ class UnlearningPlugin(Plugin):
         strategy: Strategy,
         tasks: Iterable[int] | UnlearningRequest = (),
         *,
-        task: int | None = None,
-        samples: Iterable[int] = (),
-        classes: Iterable[int] = (),
         data: Any = None,
         keep_probes: bool = False,
         allow_unknown: bool | None = None,
         strict: bool = False,
         reproduce: bool | None = None,
+        **parts: Any,
     ) -> UnlearningRecord:
-        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
+        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`; ``parts``: of one task.
 
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
         event = self._between_tasks(strategy)
-        request = _request(tasks, task, samples, classes)
-        if reproduce is not None:
-            checks.one_of("reproduce", reproduce, Literal[True, False])
+        request = _request(tasks, **parts)
         return self._unlearn(strategy, request, event, keep_probes, allow_unknown, strict, data, reproduce)
 
     def prove(
@@ -321,7 +316,8 @@ class UnlearningPlugin(Plugin):
             self.claims.first_step(strategy, single_task(strategy.experience), kwargs)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
-            with _preserved_minibatch(strategy):
+            with Transaction() as kept:  # an evaluation inside would overwrite these attributes
+                kept.keep(strategy, "mbatch", "mb_output", "loss", "_eval_streams")
                 self._obey(strategy, request, single_task(strategy.experience))
             self._forgotten_in_task.update(request.tasks)
         if self._forgotten_in_task:
@@ -351,7 +347,7 @@ class UnlearningPlugin(Plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         self.claims.end(task, strategy, self._forgotten_in_task)
         self.current_task = None
-        finish(strategy)
+        finish(self, strategy)
         if again:
             return
         self._obey_overdue(strategy)
@@ -425,6 +421,7 @@ class UnlearningPlugin(Plugin):
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
 
         reproduce = self.reproduce if reproduce is None else reproduce
+        checks.one_of("reproduce", reproduce, Literal[True, False])
 
         def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
             made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
@@ -541,10 +538,6 @@ class UnlearningPlugin(Plugin):
         return plugin
 
 
-def _apart(record: UnlearningRecord, before: UnlearningRecord | None) -> Apart:
-    return Apart(partial(record.state, before), (record,) if before is None else (record, before))
-
-
 def _request(
     tasks: Iterable[int] | UnlearningRequest,
     task: int | None = None,
@@ -561,14 +554,3 @@ def _request(
 
 def _tasks_of(request: Iterable[int] | UnlearningRequest) -> Iterable[int]:
     return request.tasks if isinstance(request, UnlearningRequest) else request
-
-
-@contextmanager
-def _preserved_minibatch(strategy: Strategy) -> Iterator[None]:
-    """Restore mini-batch, output and loss after a block, because an evaluation inside would overwrite them."""
-    saved = {name: getattr(strategy, name) for name in ("mbatch", "mb_output", "loss", "_eval_streams")}
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            setattr(strategy, name, value)

@@ -177,15 +177,13 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
         now.adjuster = self.make_adjuster(model, self.task_use(model), strategy)
-        now.step_scores = self._score_step(now.scores)
-
-    def _score_step(self, scores: nn.Parameter) -> BareStep:
-        if self.masks.score_optimizer is not None:
-            made = self.masks.score_optimizer([scores])
+        if self.masks.score_optimizer is None:
+            fused = now.scores.device.type in ("cpu", "cuda")
+            made: Optimizer = torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused)
+        else:
+            made = self.masks.score_optimizer([now.scores])
             checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
-            return BareStep(made)
-        fused = scores.device.type in ("cpu", "cuda")
-        return BareStep(torch.optim.Adam([scores], lr=self.masks.score_lr, fused=fused))
+        now.step_scores = BareStep(made)
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
         """Return the first scores, ``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
@@ -226,10 +224,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self._drop_unlearned_scores(strategy)
         score = now.holdout.score(strategy)
         if now.best is None or score > now.best[0]:
-            now.best = (
-                score,
-                {name: value.clone() for name, value in self._state(strategy.model).items()},
-            )
+            now.best = score, {name: value.clone() for name, value in self._state(strategy.model).items()}
 
     def _state(self, model: SubnetModel) -> dict[str, Tensor]:
         """Return name → tensor, not copied, of all that the task in training learns: scores, weights and head."""
@@ -250,10 +245,7 @@ class SubnetPlugin(TaskMaskPlugin):
         self.commit(strategy)
         model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
         self.settle_head(strategy, now.task)
-        self._drop_unneeded_scores(strategy, model)
-
-    def _drop_unneeded_scores(self, strategy: Strategy, model: SubnetModel) -> None:
-        """Drop scores, except those of the last task and those that unlearning a task would restore."""
+        # Only scores of the last task are needed, and those that unlearning a task would restore.
         unlearning, order = unlearning_of(strategy), model.masked_tasks
         needed = {order[-1]}
         if unlearning is not None:

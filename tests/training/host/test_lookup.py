@@ -9,7 +9,7 @@ from avalanche.training.templates import SupervisedTemplate
 from support.small_runs import masked_mlp, permuted
 from support.strategies import NoMetric, make, quiet
 
-from avalanche_amnesia.training.host.listening import EVENTS_OF_ITERATIONS, ListenerDispatch
+from avalanche_amnesia.training.host.lookup import EVENTS_OF_ITERATIONS, ListenerDispatch
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
