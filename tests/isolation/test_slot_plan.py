@@ -1,11 +1,9 @@
 """Plans of the slots of weight pools, made from the requests of a stream."""
 
 import warnings
-from copy import copy
 from functools import partial
 
 import pytest
-from avalanche.benchmarks import CLScenario, EagerCLStream
 from support.strategies import make
 from support.strategy_state import same_state
 from torch.optim import Adam
@@ -19,6 +17,7 @@ from avalanche_amnesia import (
     with_unlearning,
 )
 from avalanche_amnesia.benchmarks.requests import without_requests
+from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning, StreamLayout
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training.host.lookup import unlearning_of
@@ -33,14 +32,6 @@ def fresh(isolation, **options):
     return make(
         DisjointSubnets, hidden=(48,), features=30, optimizer=partial(Adam, lr=3e-3), isolation=isolation, **options
     )
-
-
-def relearning(benchmark, order, requests):
-    """Return a stream with tasks in this order; some of them are repeated."""
-    streams = [[getattr(benchmark, f"{name}_stream")[task] for task in order] for name in ("train", "test")]
-    named = zip(("train", "test"), streams, strict=True)
-    again = CLScenario([EagerCLStream(name, [copy(e) for e in stream]) for name, stream in named])
-    return with_unlearning(again, requests)
 
 
 def learn(benchmark, isolation, tasks=range(5)):
@@ -111,7 +102,7 @@ def test_the_slot_of_a_permanent_task_is_not_used_again():
 
 
 def test_a_repeated_task_keeps_its_slot():
-    again = relearning(DIGITS, [0, 1, 0, 2], {1: [0]})
+    again = Scenario({1: [0]}, order=(0, 1, 0, 2)).on(DIGITS)
     assert Pools.planned(again).slots == {0: 0, 1: 1, 2: 2}
     with warnings.catch_warnings():
         warnings.simplefilter("error", CapacityWarning)
