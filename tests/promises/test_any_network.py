@@ -16,6 +16,7 @@ from support.strategy_state import initial_values, same_state, state
 from torch import nn
 from torchvision import models as zoo
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.resnet import BasicBlock
 from torchvision.models.shufflenetv2 import InvertedResidual
 
 from avalanche_amnesia import HAT, AdaHATRule, AmnesiacHAT, MaskedModel, task_benchmark
@@ -24,31 +25,13 @@ ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
 
 
-class Block(nn.Module):
-    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.BatchNorm2d(n_out)
-        self.conv2, self.bn2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False), nn.BatchNorm2d(n_out)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or n_in != n_out:
-            self.shortcut = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
-
-    def forward(self, x):
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-class SmallImageResNet(nn.Module):
+def resnet() -> nn.Module:
     """The ResNet for CIFAR, with a largest entry taken after its 3×3 stem."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.layers = nn.Sequential(Block(8, 8, 1), Block(8, 12, 2))
-
-    def forward(self, x):
-        x = self.layers(F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2))
-        return F.avg_pool2d(x, 4).view(x.size(0), -1)
+    shortcut = nn.Sequential(nn.Conv2d(8, 12, 1, 2, bias=False), nn.BatchNorm2d(12))
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(BasicBlock(8, 8), BasicBlock(8, 12, 2, shortcut), nn.AvgPool2d(4), nn.Flatten()),
+    )
 
 
 def normed() -> nn.Module:
@@ -117,7 +100,7 @@ SMALL, LARGE = (3, 16, 16), (3, 32, 32)
 ATTENTION = ["features.1.0.attn", "features.3.0.attn"]
 # name → (factory, shape of one input, options of MaskedModel)
 FAMILIES = {
-    "resnet cifar": (SmallImageResNet, SMALL, {}),
+    "resnet cifar": (resnet, SMALL, {}),
     "shufflenet": (shuffled, SMALL, {}),
     "densenet": (lambda: zoo.DenseNet(4, (2, 1), 8, bn_size=2), LARGE, {"classifier": "classifier"}),
     "convnext": (
