@@ -19,7 +19,7 @@ from support.tiny import Items
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import Adam
-from torch.utils.data import DataLoader, WeightedRandomSampler, default_collate
+from torch.utils.data import default_collate
 from torchvision.transforms import RandomErasing
 
 from avalanche_amnesia import WSN, AmnesiacHAT, SeedingPlugin
@@ -28,7 +28,6 @@ from avalanche_amnesia.contrib.baselines import CLPUDERpp
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.runs.first_batches import first_batches
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 
 
 def key_of(strategy, *experiences) -> str:
@@ -186,18 +185,6 @@ class Net(nn.Module):
         return x if self.training else torch.relu(x - self.evaluated)
 
 
-def sampling(weight):
-    """Return a class of strategies that draws samples with weights; its name is always the same."""
-
-    class Sampling(AmnesiacHAT):
-        def make_train_dataloader(self, **kwargs):
-            data = self.adapted_dataset
-            sampler = WeightedRandomSampler([weight if at % 2 else 1.0 for at in range(len(data))], len(data))
-            self.dataloader = DataLoader(data, self.train_mb_size, sampler=sampler, collate_fn=data.collate_fn)
-
-    return Sampling
-
-
 def louder_steps(gain):
     class Steps(AmnesiacHAT):
         def criterion(self):
@@ -209,7 +196,6 @@ def louder_steps(gain):
 def of_class(kind):
     strategy = brief()
     strategy.__class__ = kind
-    strategy.plugins = [plugin for plugin in strategy.plugins if not isinstance(plugin, InMemoryLoaderPlugin)]
     return strategy
 
 
@@ -229,7 +215,6 @@ SCRIPTS = {
     },
     "number of a plugin": (lambda: brief(plugins=[ShrinksByEpoch(1.0)]), lambda: brief(plugins=[ShrinksByEpoch(0.9)])),
     "attribute of a class": (lambda: brief(plugins=[Gain(3)]), lambda: brief(plugins=[MoreGain(3)])),
-    "sampler": (lambda: of_class(sampling(1.0)), lambda: of_class(sampling(5.0))),
     "activation": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(torch.tanh))),
     "network in evaluations": (lambda: brief(net=Net), lambda: brief(net=lambda: Net(evaluated=2))),
     "method of the strategy": (lambda: of_class(louder_steps(1.0)), lambda: of_class(louder_steps(1.5))),
@@ -336,13 +321,13 @@ def test_any_change_of_the_stream_or_of_its_requests_changes_the_key():
 X, Y = DIGITS.train_stream[0].tensors
 
 
-def items(x=X, kind=Items):
+def items(x=X):
     """A data set that returns single samples."""
-    return kind(zip(x, Y.tolist(), strict=True), Y.tolist())
+    return Items(zip(x, Y.tolist(), strict=True), Y.tolist())
 
 
-def of(train_transform=None, x=X, collate=None, data=None):
-    data, same = data or items(x), lambda x: x
+def of(train_transform=None, x=X, collate=None):
+    data, same = items(x), lambda x: x
     benchmark = nc_benchmark(data, items(), 1, True, seed=0, train_transform=train_transform, eval_transform=same)
     experience = benchmark.train_stream[0]
     if collate is not None:
@@ -395,20 +380,8 @@ def test_the_data_as_seen_by_the_training_are_part_of_the_key():
     assert keys_of_data(DIGITS.train_stream[1]) == keys
 
 
-class Counts(Items):
-    """Samples that count how often they are read."""
-
-    asked = 0
-
-    def __getitem__(self, at):
-        self.asked += 1
-        x, y = super().__getitem__(at)
-        return x + self.asked * 1e-3, y
-
-
 REMEMBERING = {
     "a generator": (lambda: of(with_noise(1)), "the training is not repeatable: its data"),
-    "a counter": (lambda: of(data=items(kind=Counts)), "the training is not repeatable: its data"),
     "a change later": (
         lambda: of(LaterLouder(10_000)),
         r"not repeatable: it changed test_keys\.LaterLouder\.calls in its data set",
