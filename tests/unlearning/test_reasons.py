@@ -33,13 +33,6 @@ def test_a_later_training_is_a_reason():
     assert strategy.plan_unlearning([2]).reasons == ("task 1 was trained beside a task that was unlearned before",)
 
 
-def test_an_exact_unlearning_has_no_reasons():
-    strategy = learned(3)
-    assert strategy.plan_unlearning([1]).reasons == ()
-    assert strategy.unlearn([1], strict=True).claim == "exact"
-    assert strategy.unlearn([0], strict=True).claim == "exact"
-
-
 # Tampering ---------------------------------------------------------------------------------------------------------
 
 

@@ -117,18 +117,6 @@ def test_unused_entries_have_their_initial_values_after_any_requests(adjustment,
     assert backups(strategy).kept == getattr(backups(strategy), "placed", {}) == {}
 
 
-def test_unlearning_the_last_task_removes_the_values_of_its_shadow():
-    strategy = learned(2)
-    before_last = learned(1)
-    before_last.unlearn([0])
-    strategy.unlearn([0])
-    changed = values(strategy.model.backbone)
-    strategy.unlearn([1])
-    for name, value in values(strategy.model.backbone).items():
-        assert torch.equal(value, values(before_last.model.backbone)[name])
-    assert any(not torch.equal(changed[name], value) for name, value in values(strategy.model.backbone).items())
-
-
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 def test_a_shadow_does_not_depend_on_the_task_that_it_replaces(monkeypatch, adjustment):
     """Compare one step of a later task with and without a mark in an earlier task's update."""
