@@ -5,7 +5,6 @@ import gc
 import math
 import pickle
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from support.fault_injection import FailsAtEvent
 from support.small_networks import L, Net, RankNet, parts
 from support.small_runs import StubbornSGD, make, split
-from support.strategies import Hears, learn
+from support.strategies import Hears, learn, mlp
 from support.strategy_state import same_state, state, unlearning_plugin
 from torch import Tensor, nn
 
@@ -55,7 +54,6 @@ class Recurrent(nn.Module):
         return torch.relu(self.two(torch.relu(self.one(out[:, -1] + ink))))
 
 
-mlp = partial(MLP, 64, hidden=(24,), features=16)
 NETS = {"adapters": RankNet, "mlp": mlp, "recurrent": Recurrent}
 
 

@@ -12,7 +12,7 @@ import torch
 from support.far_device import COMPILER, REGISTERS, compiled, register
 from support.forked import forked
 from support.stock_hosts import HOSTS, host
-from support.strategies import DIGITS, BatchNormedConvNet, learn, make, quiet
+from support.strategies import DIGITS, BatchNormedConvNet, learn, make, mlp, quiet
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -21,7 +21,6 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import (
     HAT,
     WSN,
@@ -88,12 +87,8 @@ def measures(device):
     return {name: torch.tensor(value) for name, value in found.items() if "time" not in name.lower()}
 
 
-def linear():
-    return MLP(64, hidden=(24,), features=16)
-
-
 LIVES = {
-    "HAT, gradients": life(HAT, requests=False, adjustment=AdjustmentRule(space="gradient"), net=linear, optimizer=SGD),
+    "HAT, gradients": life(HAT, requests=False, adjustment=AdjustmentRule(space="gradient"), net=mlp, optimizer=SGD),
     "HAT, budget": life(HAT, requests=False, masks=HardAttention(budget="even", fit_head=True)),
     "AdaHAT, no_reg": life(AdaHAT, requests=False, adjustment=AdaHATRule(sparsity=False), optimizer=SGD),
     "AmnesiacHAT": life(AmnesiacHAT),

@@ -6,12 +6,11 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from avalanche.core import SupervisedPlugin
 from avalanche.models import MTSimpleMLP
 from avalanche.training.plugins import ReplayPlugin
 from support.small_networks import Net
 from support.small_runs import assert_retained, logits_of, retained
-from support.strategies import DIGITS, feed_in
+from support.strategies import DIGITS, Hears, feed_in
 from support.strategy_state import initial_values, same_state, state
 from torch import nn
 from torchvision import models as zoo
@@ -133,16 +132,14 @@ def stream(name):
 # Lives --------------------------------------------------------------------------------------------------------------
 
 
-class GateGradients(SupervisedPlugin):
-    """Largest gradient that the loss sends to the gate of each layer, over a training."""
+def gate_gradients(largest):
+    """A plugin that notes the largest gradient that the loss sends to the gate of each layer, over a training."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = {}
-
-    def after_backward(self, strategy, **kwargs):
+    def note(strategy):
         for name, part in strategy.model.by_layer(strategy.model.gate.gradient().abs()).items():
-            self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
+            largest[name] = max(largest.get(name, 0.0), float(part.max()))
+
+    return Hears(after_backward=note)
 
 
 def build(name, seed=0, dtype=torch.float32):
@@ -163,12 +160,12 @@ def test_tasks_are_learned_kept_and_unlearned(name):
     shares = model.describe().shares
     assert sum(shares.values()) == pytest.approx(1)
     assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
-    initial, gates = initial_values(model), GateGradients()
-    strategy = strategy_of(model, plugins=[gates])
+    initial, largest = initial_values(model), {}
+    strategy = strategy_of(model, plugins=[gate_gradients(largest)])
     for kept in retained(strategy, benchmark):
         if len(kept) == 1:
-            assert [layer for layer, size in gates.largest.items() if size == 0] == []
-            assert gates.largest.keys() == model.graph.layers.keys()
+            assert [layer for layer, size in largest.items() if size == 0] == []
+            assert largest.keys() == model.graph.layers.keys()
     fresh = build(name, seed=5)
     fresh.load_state_dict(model.state_dict())
     for twin in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -225,6 +222,5 @@ def test_a_layer_multiplied_by_zero_gets_no_gradient():
 
     torch.manual_seed(0)
     model = MaskedModel(Net(cut, a=nn.Linear(64, 12), b=nn.Linear(64, 8)), input_shape=(1, 8, 8))
-    gates = GateGradients()
-    strategy_of(model, plugins=[gates]).train(DIGITS.train_stream[0])
-    assert gates.largest["a"] == 0 < gates.largest["b"]
+    strategy_of(model, plugins=[gate_gradients(largest := {})]).train(DIGITS.train_stream[0])
+    assert largest["a"] == 0 < largest["b"]

@@ -10,7 +10,7 @@ from avalanche.benchmarks import benchmark_from_datasets, task_incremental_bench
 from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.small_runs import OPTIMIZERS, make, split
-from support.strategies import ConvNet, NoMetric, learn, quiet
+from support.strategies import ConvNet, NoMetric, learn, mlp, quiet
 from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
@@ -23,7 +23,6 @@ from avalanche_amnesia.evaluation import References, accuracy_difference_metrics
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import HAT, AmnesiacHAT
 from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -31,7 +30,7 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 STREAM = split(160)
 IDS = (0, 3, 7, 30)
-NETS = {"mlp": lambda: MLP(64, hidden=(24,), features=16), "conv": ConvNet}
+NETS = {"mlp": mlp, "conv": ConvNet}
 
 
 def disjoint(net="mlp", kind=DisjointSubnets, **options):

@@ -44,11 +44,6 @@ def trained_once(adjustment, dtype=None, kind=BackupPlugin):
     return learned(4, adjustment=adjustment, trajectory=TrajectoryPlugin(dtype=dtype), compensation=kind)
 
 
-@cache
-def plain_once(adjustment):
-    return learned(4, compensation="none", adjustment=adjustment)
-
-
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 def test_shadow_copies_improve_affected_tasks(adjustment):
     plain, ours = (learned(3, compensation=c, adjustment=adjustment, train_epochs=5) for c in ("none", BackupPlugin))
@@ -70,7 +65,7 @@ def test_detached_shadows_do_not_change_the_main_training(net, optimizer):
 
 @pytest.mark.parametrize("adjustment", ADJUSTMENTS)
 def test_entries_of_earlier_tasks_are_those_after_a_plain_deletion(adjustment):
-    plain = copy.deepcopy(plain_once(adjustment))
+    plain = learned(4, compensation="none", adjustment=adjustment)
     ours = copy.deepcopy(trained_once(adjustment))
     before = {task: entries_in_use(ours.model, task) for task in (0, 1)}
     logits = ours.model.eval()(task_data(TEST[0])[0], 0)
