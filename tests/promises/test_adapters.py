@@ -31,16 +31,11 @@ def images() -> nn.Module:
     )
 
 
-def with_lora(network: nn.Module, targets: list[str], **options) -> nn.Module:
-    ranks = peft.LoraConfig(r=6, target_modules=targets, init_lora_weights=False, **options)
-    return peft.get_peft_model(network, ranks)
-
-
-PROJECTIONS = ["q_proj", "v_proj", "up_proj"]
+RANKS = peft.LoraConfig(r=6, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
 MADE = {
     "by hand": (RankNet, {"input_shape": (1, 8, 8)}),
     "images": (images, {"input_shape": (1, 8, 8)}),
-    "llama": (lambda: with_lora(llama(), PROJECTIONS), {"example": BACKBONES["llama-sdpa"].batch(3)}),
+    "llama": (lambda: peft.get_peft_model(llama(), RANKS), {"example": BACKBONES["llama-sdpa"].batch(3)}),
 }
 ADAPTED = pytest.mark.parametrize("name", MADE)
 
