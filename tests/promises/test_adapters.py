@@ -11,7 +11,7 @@ from support.small_runs import assert_retained, make
 from support.soundness_oracle import assert_sound, batch, some_mask
 from support.strategies import DIGITS, learn
 from support.strategy_state import bits, unchanged
-from torch import Tensor, nn
+from torch import nn
 
 from avalanche_amnesia import HAT, WSN, MaskedModel, ModelError, SubnetModel, task_benchmark
 
@@ -55,15 +55,12 @@ def made():
     return ask
 
 
-def some_batch(name: str, size: int) -> Tensor:
-    options = MADE[name][1]
-    return batch((LENGTH,), size, VOCABULARY) if "example" in options else batch(options["input_shape"], size)
-
-
 @ADAPTED
 def test_a_task_reads_the_whole_network_and_the_ranks_in_its_mask(made, name):
     model, original = made(name)
-    x, everything = some_batch(name, 5), torch.ones(model.n_units)
+    shape = MADE[name][1].get("input_shape")
+    x = batch((LENGTH,), 5, VOCABULARY) if shape is None else batch(shape, 5)
+    everything = torch.ones(model.n_units)
     with torch.no_grad():
         assert torch.allclose(model.masked_features(x, everything), original(x), atol=1e-5, rtol=1e-4)
         without_ranks = model.masked_features(x, torch.zeros(model.n_units))

@@ -34,10 +34,6 @@ METHODS = {
 }
 
 
-def head_of(model, task):
-    return model.heads[str(task)] if isinstance(model, MultiHeadModel) else model.classifier.classifiers[str(task)]
-
-
 def accuracy_through(head, model) -> float:
     x, y = FULL.test_stream[0].tensors
     model.eval()
@@ -53,7 +49,8 @@ def forget(method, model, when, *, unlearning=None):
     def keep(strategy):
         """Keep a copy of task 0's head from right before it goes, as an attacker would."""
         if not heads and 0 in unlearning_plugin(strategy).current.tasks:
-            heads.append(deepcopy(head_of(strategy.model, 0)).eval())
+            own = strategy.model.heads if model == "ours" else strategy.model.classifier.classifiers
+            heads.append(deepcopy(own["0"]).eval())
 
     keeps = Hears(before_unlearning=keep)
     strategy = stock(make, model=MODELS[model](), plugins=[keeps], unlearning=unlearning, epochs=8, **options)

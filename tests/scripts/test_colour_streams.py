@@ -65,6 +65,9 @@ def test_damaged_and_missing_files_are_named_and_downloaded_by_torchvision(root,
     with pytest.raises(CorruptDataError):  # torchvision downloaded nothing
         SplitCIFAR100(root=root, download=True)
     assert asked == [root]
+    monkeypatch.delenv("AMNESIA_DATA", raising=False)
+    with pytest.raises(DataNotFoundError, match="AMNESIA_DATA"):
+        SplitCIFAR100()
 
 
 def test_cifar_from_jpeg_is_balanced_and_close_to_standard(data_root):
