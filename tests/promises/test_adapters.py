@@ -6,51 +6,14 @@ import peft
 import pytest
 import torch
 from support.hugging_face_networks import BACKBONES, LENGTH, VOCABULARY, llama
-from support.small_networks import Net
+from support.small_networks import Net, RankNet
 from support.small_runs import assert_retained, make
 from support.soundness_oracle import assert_sound, batch, some_mask
 from support.strategies import DIGITS, learn
 from support.strategy_state import bits, unchanged
-from torch import Tensor, nn
+from torch import nn
 
 from avalanche_amnesia import HAT, WSN, MaskedModel, ModelError, SubnetModel, task_benchmark
-
-
-class LowRank(nn.Module):
-    """A layer without gradients, and its low-rank update: without zeros, which would hide its inputs."""
-
-    def __init__(self, base: nn.Linear, rank: int = 6, *, bias: bool = False) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.up(self.down(x)) + self.base(x)
-
-
-class RankNet(nn.Sequential):
-    """Low-rank updates, an adapter with biases, and a LayerNorm without gradients; 6 ranks each."""
-
-    features = 12
-
-    def __init__(self) -> None:
-        norm = nn.LayerNorm(20).requires_grad_(False)
-        super().__init__(
-            *(nn.Flatten(), LowRank(nn.Linear(64, 20)), norm, nn.ReLU()),
-            *(Adapter(20), LowRank(nn.Linear(20, self.features), bias=True)),
-        )
-
-
-class Adapter(nn.Module):
-    """A bottleneck with biases, added to its input (Houlsby et al., ICML 2019)."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.down, self.up = nn.Linear(width, 6), nn.Linear(6, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.up(torch.relu(self.down(x)))
 
 
 def images() -> nn.Module:
@@ -68,16 +31,11 @@ def images() -> nn.Module:
     )
 
 
-def with_lora(network: nn.Module, targets: list[str], **options) -> nn.Module:
-    ranks = peft.LoraConfig(r=6, target_modules=targets, init_lora_weights=False, **options)
-    return peft.get_peft_model(network, ranks)
-
-
-PROJECTIONS = ["q_proj", "v_proj", "up_proj"]
+RANKS = peft.LoraConfig(r=6, target_modules=["q_proj", "v_proj", "up_proj"], init_lora_weights=False)
 MADE = {
     "by hand": (RankNet, {"input_shape": (1, 8, 8)}),
     "images": (images, {"input_shape": (1, 8, 8)}),
-    "llama": (lambda: with_lora(llama(), PROJECTIONS), {"example": BACKBONES["llama-sdpa"].batch(3)}),
+    "llama": (lambda: peft.get_peft_model(llama(), RANKS), {"example": BACKBONES["llama-sdpa"].batch(3)}),
 }
 ADAPTED = pytest.mark.parametrize("name", MADE)
 
@@ -97,15 +55,12 @@ def made():
     return ask
 
 
-def some_batch(name: str, size: int) -> Tensor:
-    options = MADE[name][1]
-    return batch((LENGTH,), size, VOCABULARY) if "example" in options else batch(options["input_shape"], size)
-
-
 @ADAPTED
 def test_a_task_reads_the_whole_network_and_the_ranks_in_its_mask(made, name):
     model, original = made(name)
-    x, everything = some_batch(name, 5), torch.ones(model.n_units)
+    shape = MADE[name][1].get("input_shape")
+    x = batch((LENGTH,), 5, VOCABULARY) if shape is None else batch(shape, 5)
+    everything = torch.ones(model.n_units)
     with torch.no_grad():
         assert torch.allclose(model.masked_features(x, everything), original(x), atol=1e-5, rtol=1e-4)
         without_ranks = model.masked_features(x, torch.zeros(model.n_units))

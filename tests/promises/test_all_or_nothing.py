@@ -28,17 +28,9 @@ def purge_kept(plugin, context, change):
     return "kept: emptied"
 
 
-@pytest.fixture
-def registered(monkeypatch):
+def test_an_error_at_any_line_of_an_unlearning_changes_nothing(monkeypatch):
     monkeypatch.setitem(purgers._PURGERS, Kept, purge_kept)
-
-
-def momentum_strategy():
-    return trained(3, evaluator=quiet, plugins=lambda: [Kept()], train_epochs=1, optimizer="momentum")
-
-
-def test_an_error_at_any_line_of_an_unlearning_changes_nothing(registered):
-    strategy = momentum_strategy()
+    strategy = trained(3, evaluator=quiet, plugins=lambda: [Kept()], train_epochs=1, optimizer="momentum")
     kept, untouched = find_plugin(strategy, Kept), copy.deepcopy(strategy)
     again = copy.deepcopy(strategy)
     untouched.unlearn([0, 1])  # some lines run once in a process

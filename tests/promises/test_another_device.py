@@ -4,6 +4,7 @@ import json
 import tempfile
 import traceback
 import warnings
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from support.far_device import COMPILER, REGISTERS, compiled, register
 from support.forked import forked
 from support.stock_hosts import HOSTS, host
-from support.strategies import DIGITS, BatchNormedConvNet, learn, quiet, with_plugins
+from support.strategies import DIGITS, BatchNormedConvNet, learn, make, mlp, quiet
 from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
@@ -20,7 +21,6 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import References, jsd_metrics
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.models import MLP, DisjointModel, MaskedModel, SubnetModel
 from avalanche_amnesia.training import (
     HAT,
     WSN,
@@ -40,11 +40,8 @@ REQUESTS = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 3), 
 
 
 def made(kind, device, *, net=BatchNormedConvNet, optimizer=Adam, **options):
-    torch.manual_seed(0)
-    model = {WSN: SubnetModel, DisjointSubnets: DisjointModel}.get(kind, MaskedModel)(net())
-    options = {"train_mb_size": 40, "train_epochs": 2, **with_plugins(options)}
-    steps = optimizer(model.parameters(), lr=0.1 if optimizer is SGD else 1e-2)
-    return kind(model=model, optimizer=steps, device=device, **options)
+    rate = 0.1 if optimizer is SGD else 1e-2
+    return make(kind, net=net, optimizer=partial(optimizer, lr=rate), device=device, **options)
 
 
 def life(kind, *, requests=True, **options):
@@ -90,12 +87,8 @@ def measures(device):
     return {name: torch.tensor(value) for name, value in found.items() if "time" not in name.lower()}
 
 
-def linear():
-    return MLP(64, hidden=(24,), features=16)
-
-
 LIVES = {
-    "HAT, gradients": life(HAT, requests=False, adjustment=AdjustmentRule(space="gradient"), net=linear, optimizer=SGD),
+    "HAT, gradients": life(HAT, requests=False, adjustment=AdjustmentRule(space="gradient"), net=mlp, optimizer=SGD),
     "HAT, budget": life(HAT, requests=False, masks=HardAttention(budget="even", fit_head=True)),
     "AdaHAT, no_reg": life(AdaHAT, requests=False, adjustment=AdaHATRule(sparsity=False), optimizer=SGD),
     "AmnesiacHAT": life(AmnesiacHAT),

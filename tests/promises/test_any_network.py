@@ -6,16 +6,16 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from avalanche.core import SupervisedPlugin
 from avalanche.models import MTSimpleMLP
 from avalanche.training.plugins import ReplayPlugin
 from support.small_networks import Net
 from support.small_runs import assert_retained, logits_of, retained
-from support.strategies import DIGITS, feed_in
+from support.strategies import DIGITS, Hears, feed_in
 from support.strategy_state import initial_values, same_state, state
 from torch import nn
 from torchvision import models as zoo
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
+from torchvision.models.resnet import BasicBlock
 from torchvision.models.shufflenetv2 import InvertedResidual
 
 from avalanche_amnesia import HAT, AdaHATRule, AmnesiacHAT, MaskedModel, task_benchmark
@@ -24,31 +24,13 @@ ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
 
 
-class Block(nn.Module):
-    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.BatchNorm2d(n_out)
-        self.conv2, self.bn2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False), nn.BatchNorm2d(n_out)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or n_in != n_out:
-            self.shortcut = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
-
-    def forward(self, x):
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-class SmallImageResNet(nn.Module):
+def resnet() -> nn.Module:
     """The ResNet for CIFAR, with a largest entry taken after its 3×3 stem."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.layers = nn.Sequential(Block(8, 8, 1), Block(8, 12, 2))
-
-    def forward(self, x):
-        x = self.layers(F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2))
-        return F.avg_pool2d(x, 4).view(x.size(0), -1)
+    shortcut = nn.Sequential(nn.Conv2d(8, 12, 1, 2, bias=False), nn.BatchNorm2d(12))
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2)),
+        *(BasicBlock(8, 8), BasicBlock(8, 12, 2, shortcut), nn.AvgPool2d(4), nn.Flatten()),
+    )
 
 
 def normed() -> nn.Module:
@@ -117,7 +99,7 @@ SMALL, LARGE = (3, 16, 16), (3, 32, 32)
 ATTENTION = ["features.1.0.attn", "features.3.0.attn"]
 # name → (factory, shape of one input, options of MaskedModel)
 FAMILIES = {
-    "resnet cifar": (SmallImageResNet, SMALL, {}),
+    "resnet cifar": (resnet, SMALL, {}),
     "shufflenet": (shuffled, SMALL, {}),
     "densenet": (lambda: zoo.DenseNet(4, (2, 1), 8, bn_size=2), LARGE, {"classifier": "classifier"}),
     "convnext": (
@@ -150,16 +132,14 @@ def stream(name):
 # Lives --------------------------------------------------------------------------------------------------------------
 
 
-class GateGradients(SupervisedPlugin):
-    """Largest gradient that the loss sends to the gate of each layer, over a training."""
+def gate_gradients(largest):
+    """A plugin that notes the largest gradient that the loss sends to the gate of each layer, over a training."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = {}
-
-    def after_backward(self, strategy, **kwargs):
+    def note(strategy):
         for name, part in strategy.model.by_layer(strategy.model.gate.gradient().abs()).items():
-            self.largest[name] = max(self.largest.get(name, 0.0), float(part.max()))
+            largest[name] = max(largest.get(name, 0.0), float(part.max()))
+
+    return Hears(after_backward=note)
 
 
 def build(name, seed=0, dtype=torch.float32):
@@ -180,12 +160,12 @@ def test_tasks_are_learned_kept_and_unlearned(name):
     shares = model.describe().shares
     assert sum(shares.values()) == pytest.approx(1)
     assert {n for n, _ in model.backbone.named_parameters()} == set(model.graph.factors) | model.graph.owned
-    initial, gates = initial_values(model), GateGradients()
-    strategy = strategy_of(model, plugins=[gates])
+    initial, largest = initial_values(model), {}
+    strategy = strategy_of(model, plugins=[gate_gradients(largest)])
     for kept in retained(strategy, benchmark):
         if len(kept) == 1:
-            assert [layer for layer, size in gates.largest.items() if size == 0] == []
-            assert gates.largest.keys() == model.graph.layers.keys()
+            assert [layer for layer, size in largest.items() if size == 0] == []
+            assert largest.keys() == model.graph.layers.keys()
     fresh = build(name, seed=5)
     fresh.load_state_dict(model.state_dict())
     for twin in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -242,6 +222,5 @@ def test_a_layer_multiplied_by_zero_gets_no_gradient():
 
     torch.manual_seed(0)
     model = MaskedModel(Net(cut, a=nn.Linear(64, 12), b=nn.Linear(64, 8)), input_shape=(1, 8, 8))
-    gates = GateGradients()
-    strategy_of(model, plugins=[gates]).train(DIGITS.train_stream[0])
-    assert gates.largest["a"] == 0 < gates.largest["b"]
+    strategy_of(model, plugins=[gate_gradients(largest := {})]).train(DIGITS.train_stream[0])
+    assert largest["a"] == 0 < largest["b"]

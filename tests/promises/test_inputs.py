@@ -9,14 +9,14 @@ from support import tiny
 from support.strategies import make, quiet
 from torch import nn
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets, References
+from avalanche_amnesia import DisjointSubnets, References
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.benchmarks.data import task_data
-from avalanche_amnesia.contrib.baselines import CLPUDERpp, SideNetworks
+from avalanche_amnesia.contrib.baselines import CLPUDERpp
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.evaluation import jsd_metrics, unlearned_accuracy_metrics
-from avalanche_amnesia.models import MaskedModel, SubnetModel
+from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT
 
 
@@ -30,11 +30,12 @@ def stream(dtype=torch.int64, **options):
 def net():
     torch.manual_seed(0)
     layers = [nn.Embedding(17, 4), nn.Flatten(), nn.Linear(256, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU()]
-    return nn.Sequential(*layers)
+    made = nn.Sequential(*layers)
+    made.features = 16
+    return made
 
 
-def masked():
-    return MaskedModel(net(), input_shape=(64,))
+MASKED = {"wrap": partial(MaskedModel, input_shape=(64,)), "repair": RepairPlugin, "compensation": BackupPlugin}
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int64])
@@ -49,18 +50,11 @@ def test_integers_stay_integers_and_bytes_are_images(dtype):
     assert stream(torch.uint8).train_stream[1].tensors[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize(
-    ("kind", "model", "options"),
-    [
-        (AmnesiacHAT, masked, {"repair": RepairPlugin, "compensation": BackupPlugin}),
-        (DisjointSubnets, lambda: DisjointModel(net(), n_features=16), {}),
-        (WSN, lambda: SubnetModel(net(), n_features=16), {}),
-        (CLPUDERpp, lambda: SideNetworks(net(), n_features=16), {}),
-    ],
-)
-def test_tokens_are_learned_and_unlearned(kind, model, options):
-    model, benchmark = model(), with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
-    strategy = make(kind, model=model, train_mb_size=20, train_epochs=4, **options)
+@pytest.mark.parametrize("kind", [AmnesiacHAT, DisjointSubnets, WSN, CLPUDERpp])
+def test_tokens_are_learned_and_unlearned(kind):
+    benchmark = with_unlearning(stream(), permanent=[0] if kind is CLPUDERpp else ())
+    strategy = make(kind, net=net, train_mb_size=20, train_epochs=4, **(MASKED if kind is AmnesiacHAT else {}))
+    model = strategy.model
     strategy.train(benchmark.train_stream)
     record = strategy.unlearn([1])
     assert model.tasks == (0, 2)

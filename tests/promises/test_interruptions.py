@@ -46,10 +46,6 @@ OPTIONS = {"train_mb_size": 10, "train_epochs": 1}
 mlp = partial(MLP, 64, hidden=(12,), features=8)
 
 
-def one_head(backbone):
-    return nn.Sequential(backbone, nn.Linear(8, 2))
-
-
 def ours(kind, *, net=mlp, **options):
     def made(path):
         given = {name: value(path) if callable(value) else value for name, value in options.items()}
@@ -65,10 +61,6 @@ def stock(kind, *, wrap=MultiHeadModel, masks=list, plugins=list, **options):
         return make(kind, wrap=wrap, plugins=given, **of_all, **OPTIONS, **options)
 
     return made
-
-
-def regularised():
-    return [EWCPlugin(1.0), LwFPlugin(1.0, 2.0), ReplayPlugin(20)]
 
 
 KINDS = {
@@ -88,8 +80,8 @@ KINDS = {
     "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
     "ranpac": lambda path: ranpac(train_mb_size=10),
     "naive with masks": stock(Naive, wrap=MaskedModel, masks=lambda: [HATPlugin()]),
-    "ewc, lwf and replay": stock(Naive, plugins=regularised),
-    "der": stock(DER, wrap=one_head, mem_size=20, batch_size_mem=5),
+    "ewc, lwf and replay": stock(Naive, plugins=lambda: [EWCPlugin(1.0), LwFPlugin(1.0, 2.0), ReplayPlugin(20)]),
+    "der": stock(DER, wrap=lambda net: nn.Sequential(net, nn.Linear(8, 2)), mem_size=20, batch_size_mem=5),
 }
 
 

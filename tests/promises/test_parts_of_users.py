@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.strategies import make, trained
+from support.strategies import DIGITS, make, trained
 from support.strategy_state import bits
 from torch import nn
 
@@ -36,12 +36,6 @@ def in_pools(**options):
     return make(DisjointSubnets, train_epochs=1, seed=0, **options)
 
 
-def with_penalty(**options):
-    strategy = in_pools(**options)
-    strategy._criterion = penalised(strategy.model)
-    return strategy
-
-
 @pytest.mark.parametrize("options", [{}, {"optimizer": clipped}], ids=["adam", "a step that mixes entries"])
 def test_a_step_mixes_only_the_entries_of_one_task(options):
     strategy = trained([0, 1, 2], maker=in_pools, **options)
@@ -50,8 +44,10 @@ def test_a_step_mixes_only_the_entries_of_one_task(options):
 
 
 def test_a_loss_over_the_weights_of_the_whole_backbone_is_refused():
+    strategy = in_pools()
+    strategy._criterion = penalised(strategy.model)
     with pytest.raises(ModelError, match="the training of task 0 changed"):
-        trained([0], maker=with_penalty)
+        strategy.train(DIGITS.train_stream[0])
 
 
 def test_an_optimizer_without_torchs_hooks_is_one_of_which_nothing_is_known():

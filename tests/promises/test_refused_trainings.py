@@ -11,6 +11,7 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training import Cumulative, JointTraining, Naive
 from avalanche.training.plugins import EarlyStoppingPlugin
 from support import tiny
+from support.small_networks import L, layers, parts
 from support.small_runs import masked_mlp
 from support.strategies import DIGITS, amnesiac, learn, make, mlp, quiet, stock, trained
 from support.strategy_state import bits, frozen, unchanged, unlearning_plugin
@@ -24,7 +25,6 @@ from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MultiHeadModel, UnknownTaskError
 from avalanche_amnesia.training import HAT
-from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
@@ -35,26 +35,9 @@ from avalanche_amnesia.training.task_faults import MaskWarning
 # A task that can't be trained -----------------------------------------------------------------------------------------
 
 
-class Normed(tiny.Net):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(8)
-
-    def forward(self, x):
-        return torch.relu(self.second(torch.relu(self.norm(self.first(x)))))
-
-
-class Returns(nn.Module):
-    def __init__(self, made):
-        super().__init__()
-        self.layer, self.made = nn.Linear(8, 6), made
-
-    def forward(self, x):
-        return self.made(self.layer(x))
-
-
 def returning(made):
-    return lambda: tiny.strategy("wsn", model=SubnetModel(Returns(made), n_features=6))
+    net = parts(lambda s, x: made(s.layer(x)), layer=L(8, 6))
+    return lambda: tiny.strategy("wsn", model=SubnetModel(net(), n_features=6))
 
 
 def pictures():
@@ -79,12 +62,13 @@ def items(item):
     return lambda: tiny.tasks([[0, 1]], tiny.items(item))
 
 
-normed, pools = partial(tiny.strategy, net=Normed, train_mb_size=20), partial(tiny.strategy, "pools")
+NORMED = layers(L(8, 8), lambda: nn.BatchNorm1d(8), nn.ReLU, L(8, 6))
+normed, pools = partial(tiny.strategy, net=NORMED, train_mb_size=20), partial(tiny.strategy, "pools")
 weighing = partial(tiny.strategy, criterion=nn.CrossEntropyLoss(torch.ones(3)))
 # name → (strategy, benchmark, words of the error)
 REFUSED = {
-    "one lonely": (normed, one_more(63), "one sample is alone .*BatchNorm1d 'norm'.*train_mb_size.*drop_last=True"),
-    "lonely in pools": (partial(normed, "pools"), one_more(3), "one sample is alone .*BatchNorm1d 'norm'"),
+    "one lonely": (normed, one_more(63), "one sample is alone .*BatchNorm1d '1'.*train_mb_size.*drop_last=True"),
+    "lonely in pools": (partial(normed, "pools"), one_more(3), "one sample is alone .*BatchNorm1d '1'"),
     "weights of classes": (weighing, tiny.tasks, "weights for 3 classes, .* has 2"),
     "a list of features": (returning(lambda x: [x, x]), tiny.tasks, r"returns list.*a head reads \(8, 6\), samples"),
     "narrow features": (returning(lambda x: x[:, :4]), tiny.tasks, r"returns \(8, 4\) torch.float32.*reads \(8, 6\)"),
@@ -333,15 +317,9 @@ def refusing(plugin):
 
 
 def swapped(strategy):
-    recorder = find_plugin(strategy, TrajectoryPlugin)
-    strategy.plugins.remove(recorder)
-    strategy.plugins.insert(0, recorder)
-
-    def repair():
-        strategy.plugins.remove(recorder)
-        strategy.plugins.insert(strategy.plugins.index(find_plugin(strategy, HATPlugin)) + 1, recorder)
-
-    return repair
+    right = list(strategy.plugins)
+    strategy.plugins.sort(key=lambda plugin: not isinstance(plugin, TrajectoryPlugin))
+    return lambda: setattr(strategy, "plugins", right)
 
 
 def two_ledgers(strategy):

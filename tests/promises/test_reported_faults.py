@@ -11,6 +11,7 @@ from avalanche.core import SupervisedPlugin
 from avalanche.models import SimpleMLP, as_multitask
 from avalanche.training.plugins import AGEMPlugin, EWCPlugin, GDumbPlugin, GEMPlugin, MASPlugin
 from support import tiny
+from support.small_networks import Net
 from support.strategies import Hears
 from support.strategy_state import same_state
 from torch import nn
@@ -143,19 +144,11 @@ def test_a_task_that_arrives_later_has_a_label_of_its_own():
         task_benchmark((X, Y), (X, Y), task_classes=[[4, 5]], first_task=-1)
 
 
-class HalfPrecisionBase(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Parameter(torch.randn(8, 8).to(torch.bfloat16), requires_grad=False)
-        self.layer = nn.Linear(8, 12)
-
-    def forward(self, x):
-        return self.layer(torch.relu(x @ self.base.to(x.dtype)))
-
-
 @pytest.mark.parametrize("kind", tiny.KINDS)
 def test_heads_have_the_type_of_the_features_behind_a_base_in_half_precision(kind):
-    strategy = made(kind, net=HalfPrecisionBase)
+    base = nn.Parameter(torch.randn(8, 8).to(torch.bfloat16), requires_grad=False)
+    net = partial(Net, lambda s, x: s.layer(torch.relu(x @ s.base.to(x.dtype))), base=base, layer=nn.Linear(8, 12))
+    strategy = made(kind, net=net)
     strategy.train(STREAM)
     assert strategy.model.head(0).weight.dtype == torch.float32
     assert strategy.unlearn([1]).tasks == (1,)

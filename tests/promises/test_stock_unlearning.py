@@ -4,7 +4,6 @@ from copy import deepcopy
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training import EWC, LwF, Naive, Replay
 from avalanche.training.plugins import EWCPlugin, LwFPlugin, ReplayPlugin
 from avalanche.training.storage_policy import ClassBalancedBuffer, ParametricBuffer, ReservoirSamplingBuffer
@@ -35,20 +34,6 @@ METHODS = {
 }
 
 
-def head_of(model, task):
-    return model.heads[str(task)] if isinstance(model, MultiHeadModel) else model.classifier.classifiers[str(task)]
-
-
-class KeepsHead(SupervisedPlugin):
-    """Keeps a copy of task 0's head from right before it goes, as an attacker would."""
-
-    head = None
-
-    def before_unlearning(self, strategy, **kwargs):
-        if self.head is None and 0 in unlearning_plugin(strategy).current.tasks:
-            self.head = deepcopy(head_of(strategy.model, 0)).eval()
-
-
 def accuracy_through(head, model) -> float:
     x, y = FULL.test_stream[0].tensors
     model.eval()
@@ -59,14 +44,21 @@ def accuracy_through(head, model) -> float:
 
 def forget(method, model, when, *, unlearning=None):
     make, options = METHODS[method]
-    keeps = KeepsHead()
+    heads = []
+
+    def keep(strategy):
+        """Keep a copy of task 0's head from right before it goes, as an attacker would."""
+        if not heads and 0 in unlearning_plugin(strategy).current.tasks:
+            own = strategy.model.heads if model == "ours" else strategy.model.classifier.classifiers
+            heads.append(deepcopy(own["0"]).eval())
+
+    keeps = Hears(before_unlearning=keep)
     strategy = stock(make, model=MODELS[model](), plugins=[keeps], unlearning=unlearning, epochs=8, **options)
     request = UnlearningRequest((0,), 1) if when == "after" else UnlearningRequest((0,), 1, "iteration", 5)
     accuracies = []
     for experience in with_unlearning(FULL, [request]).train_stream:
         strategy.train(experience)
-        if keeps.head is not None:
-            accuracies.append(accuracy_through(keeps.head, strategy.model))
+        accuracies += [accuracy_through(head, strategy.model) for head in heads]
     return strategy, accuracies
 
 

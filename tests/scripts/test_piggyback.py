@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import torch
-from support.small_runs import OPTIMIZERS, logits_of, split
+from support.small_runs import OPTIMIZERS, StubbornSGD, logits_of, split
 from support.strategies import Hears, learn
 from support.strategy_state import same_state, state
 from torch import nn
@@ -13,16 +13,6 @@ from avalanche_amnesia.evaluation.capacity import network_capacity
 from experiments.piggyback import Piggyback, PiggybackModel
 
 ROOT = Path(__file__).parents[2]
-
-
-class StubbornSGD(torch.optim.SGD):
-    """An optimizer that changes every parameter at every step, also without a gradient."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                parameter.data.mul_(0.99)
-        return super().step(closure)
 
 
 def piggyback(optimizer=OPTIMIZERS["adam decay"], **options):
@@ -64,7 +54,7 @@ def test_gradients_pass_through_the_threshold():
 def test_earlier_tasks_keep_their_bits():
     benchmark, kept, seen = split(), {}, []
     look = Hears(after_training_iteration=lambda s: seen.append(same_state(state(s.model.backbone), first)))
-    strategy = piggyback(lambda p: StubbornSGD(p, lr=0.02), plugins=[look])
+    strategy = piggyback(StubbornSGD, plugins=[look])
     first = state(strategy.model.backbone)
     for task, experience in enumerate(benchmark.train_stream[:3]):
         strategy.train(experience)

@@ -137,16 +137,6 @@ def test_an_unlearning_writes_the_shadows_values_where_both_masks_overlap(adjust
     assert (overwritten > 0) == (gone > 0)
 
 
-def test_values_of_copies_are_dropped_with_their_task():
-    strategy = copy.deepcopy(trained_once("adahat"))
-    strategy.unlearn([0])
-    assert backups(strategy).placed.keys() >= {2, 3}
-    strategy.unlearn([1, 3])
-    assert backups(strategy).placed.keys() <= {2}
-    strategy.unlearn([2])
-    assert backups(strategy).placed == {}
-
-
 def test_overwritten_earlier_tasks_are_restored_when_the_later_task_is_unlearned():
     """Without the last copies the model is the retrained one."""
     strategy, x = learned(3), task_data(PERMUTED.test_stream[0])[0]

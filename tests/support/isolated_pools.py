@@ -3,12 +3,12 @@
 from functools import partial
 
 from avalanche_amnesia import MLP, DisjointSubnets, Pools, References
-from support.strategies import DIGITS, ConvNet, NormedConvNet, make
+from support.strategies import DIGITS, ConvNet, NormedConvNet, make, mlp
 from support.strategy_state import hashes, unlearning_plugin
 
 N_TASKS, ITERATIONS = 5, 4  # of one task: 80 digits, batches of 40, two epochs
 NETS = {
-    "mlp": lambda: MLP(64, hidden=(24,), features=16),
+    "mlp": mlp,
     "dropout": lambda: MLP(64, hidden=(12, 9), features=11, dropout=0.2),
     "conv": ConvNet,
     "norms": partial(NormedConvNet, dropout=0.3),

@@ -12,7 +12,7 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.models import MLP, MultiHeadModel, SubnetModel
-from avalanche_amnesia.training import WSN, AdaHATRule, AmnesiacHAT, ConstantRule, ScoredWeights
+from avalanche_amnesia.training import WSN, AdaHATRule, ConstantRule, ScoredWeights
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.unlearning.context import own_parameters
@@ -40,11 +40,12 @@ class MarkedUpdates(TrajectoryPlugin):
         super().after_training_exp(strategy, **kwargs)
 
 
-def amnesiac_hat(
-    trajectory: TrajectoryPlugin, *, deadline: int | None, deletion: Any = None, **options: Any
-) -> AmnesiacHAT:
-    unlearning = UnlearningPlugin(deadline=deadline, deletion=deletion)
-    return amnesiac(trajectory=trajectory, unlearning=unlearning, train_mb_size=10, train_epochs=1, **options)
+def hat(*, deletion: Any = None, **given: Any) -> Callable[..., Any]:
+    def made(trajectory: TrajectoryPlugin, *, deadline: int | None, **options: Any) -> Any:
+        options |= {"trajectory": trajectory, "unlearning": UnlearningPlugin(deadline=deadline, deletion=deletion)}
+        return amnesiac(train_mb_size=10, train_epochs=1, **given, **options)
+
+    return made
 
 
 def wsn(**masks: Any) -> Callable[..., Any]:
@@ -87,19 +88,11 @@ class StrategyKind:
     tolerance: float = 0.0
 
 
-def hat(**options: Any) -> Callable[..., Any]:
-    return lambda recorder, **rest: amnesiac_hat(recorder, **options, **rest)
-
-
-def repaired(trajectory: TrajectoryPlugin, **options: Any) -> Any:
-    repair = RepairPlugin(steps=3, samples_per_task=8)
-    return amnesiac_hat(trajectory, compensation=BackupPlugin(), repair=repair, **options)
-
-
+REPAIRED = {"compensation": BackupPlugin, "repair": partial(RepairPlugin, steps=3, samples_per_task=8)}
 KINDS = {
     "hat": StrategyKind(hat(), protects=True),
     "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
-    "backup and repair": StrategyKind(repaired, protects=True, revises=True),
+    "backup and repair": StrategyKind(hat(**REPAIRED), protects=True, revises=True),
     "int8 on disk": StrategyKind(
         hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs", "dtype": torch.int8}, tolerance=1e-5
     ),

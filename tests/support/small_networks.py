@@ -36,6 +36,43 @@ class Choosing(nn.Module):
         return self.l(x) if x.sum() > 0 else -self.l(x)
 
 
+class LowRank(nn.Module):
+    """A layer without gradients, and its low-rank update: without zeros, which would hide its inputs."""
+
+    def __init__(self, base: nn.Linear, rank: int = 6, *, bias: bool = False):
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=bias)
+
+    def forward(self, x):
+        return self.up(self.down(x)) + self.base(x)
+
+
+class RankNet(nn.Sequential):
+    """Low-rank updates, an adapter with biases, and a LayerNorm without gradients; 6 ranks each."""
+
+    features = 12
+
+    def __init__(self):
+        norm = nn.LayerNorm(20).requires_grad_(False)
+        super().__init__(
+            *(nn.Flatten(), LowRank(nn.Linear(64, 20)), norm, nn.ReLU()),
+            *(Adapter(20), LowRank(nn.Linear(20, self.features), bias=True)),
+        )
+
+
+class Adapter(nn.Module):
+    """A bottleneck with biases, added to its input (Houlsby et al., ICML 2019)."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.down, self.up = nn.Linear(width, 6), nn.Linear(6, width)
+
+    def forward(self, x):
+        return x + self.up(torch.relu(self.down(x)))
+
+
 def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape))
 

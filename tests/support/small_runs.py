@@ -34,6 +34,19 @@ if not can_begin_anew(OPTIMIZERS["adagrad"]([torch.nn.Parameter(torch.zeros(1))]
     del OPTIMIZERS["adagrad"]
 
 
+class StubbornSGD(torch.optim.SGD):
+    """Changes every parameter at every step, also without a gradient."""
+
+    def __init__(self, params, lr=0.02):
+        super().__init__(params, lr=lr)
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.mul_(0.99)
+        return super().step(closure)
+
+
 def split(n_train: int = 260):
     return SplitDigits(n_train=n_train, n_test=100)
 

@@ -46,14 +46,10 @@ def heads() -> nn.Module:
     return MultiHeadModel(MLP(64, hidden=(24,), features=16))
 
 
-def packnet() -> nn.Module:
-    return PackNetModel(OneHead())
-
-
 HOSTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "ewc": (EWC, heads, {"ewc_lambda": 10.0}),
     "ewc online": (EWC, heads, {"ewc_lambda": 10.0, "mode": "online", "decay_factor": 0.5}),
-    "mas": (MAS, heads, {"lambda_reg": 1.0}),
+    "mas": (MAS, heads, {"lambda_reg": 1.0, "alpha": 0.5}),
     "si": (SynapticIntelligence, OneHead, {"si_lambda": 1.0}),
     "lwf": (LwF, heads, {"alpha": 1.0, "temperature": 2.0}),
     "lfl": (LFL, WithFeatures, {"lambda_e": 1.0}),
@@ -62,7 +58,7 @@ HOSTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     "agem": (AGEM, heads, {"patterns_per_exp": 20, "sample_size": 20}),
     "der": (DER, OneHead, {"mem_size": 60, "batch_size_mem": 10}),
     "er-ace": (ER_ACE, OneHead, {"mem_size": 60, "batch_size_mem": 10}),
-    "packnet": (Naive, packnet, {}),
+    "packnet": (Naive, lambda: PackNetModel(OneHead()), {}),
 }
 
 
@@ -70,8 +66,6 @@ def host(name: str, *, plugins: tuple[SupervisedPlugin, ...] = (), epochs: int =
     make, model, own = HOSTS[name]
     if name == "packnet":
         plugins = (*plugins, PackNetPlugin(1, 0.5))
-    if name == "mas":
-        own = {**own, "alpha": 0.5}
     torch.manual_seed(0)
     return stock(make, model=model(), plugins=plugins, epochs=epochs, **own, **options)
 

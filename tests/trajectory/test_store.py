@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.strategies import DIGITS, amnesiac, stock
-from support.strategy_state import assert_economical, initial_values, trajectory, unlearning_plugin
+from support.strategies import DIGITS, amnesiac
+from support.strategy_state import assert_economical, initial_values, trajectory
 from support.trajectory_oracle import assert_same, recorded, states
 
 from avalanche_amnesia.bits import same_bits
-from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.log_files import TrajectoryError
@@ -128,7 +127,8 @@ def test_lower_precision_takes_fewer_bytes():
     for dtype in (None, torch.float16, torch.int8):
         store = Trajectory(dtype=dtype)
         store.record(0, before, after)
-        sizes.append(store.nbytes() / 10_000)
+        sizes.append(store.report()[0]["bytes_per_parameter"])
+        assert sizes[-1] == store.nbytes() / 10_000
     assert 3.5 > sizes[0] > sizes[1] + 0.5 > sizes[2] + 1.4
 
 
@@ -165,20 +165,6 @@ def test_a_log_in_lower_precision_leaves_no_residue_and_keeps_the_claim(monkeypa
         assert row["error_max"] == float(distance.abs().max()) > 0
         assert math.isclose(row["error_l2"], float(distance.norm()), rel_tol=1e-9)
     assert_economical(strategy, lossless, initial)
-
-
-def test_a_dense_log_in_int8_removes_the_last_task_to_the_bit():
-    strategy = stock(plugins=())
-    find_plugin(strategy, TrajectoryPlugin).trajectory = Trajectory(dtype=torch.int8)
-    strategy.train(DIGITS.train_stream[0])
-    before = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if "heads" not in n}
-    strategy.train(DIGITS.train_stream[1])
-    report = trajectory(strategy).report()
-    assert all(row["bytes_per_parameter"] < 2 for row in report.values())
-    assert all(row["share"] <= 1 for row in report.values())
-    unlearning_plugin(strategy).unlearn(strategy, [1])
-    parameters = dict(strategy.model.named_parameters())
-    assert all(same_bits(parameters[name].detach(), value).all() for name, value in before.items())
 
 
 SHAPE = (4, 5)

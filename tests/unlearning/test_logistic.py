@@ -11,6 +11,8 @@ from avalanche_amnesia.contrib.metrics.relapse import linear_probe_accuracy
 from avalanche_amnesia.unlearning import logistic
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head, largest
 
+TEN_CLASSES = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
+
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_fitted_head_is_the_minimum_of_its_loss(has_bias):
@@ -28,26 +30,24 @@ def test_a_fitted_head_is_the_minimum_of_its_loss(has_bias):
 
 @pytest.mark.parametrize("labels", ["true", "random"])
 def test_a_fit_that_stops_early_is_as_good_as_a_long_one(labels):
-    benchmark = PermutedDigits(4, n_train=600, n_test=300)
-    for experience in benchmark.train_stream[:1]:
-        x, y = task_data(experience)
-        x = x.flatten(1)
-        x = x[:, x.any(0)]
-        if labels == "random":
-            y = torch.randint(10, (len(x),), generator=torch.Generator().manual_seed(0))
-        covariance = (x - x.mean(0)).T @ (x - x.mean(0)) / len(x)
-        covariance += 1e-4 * covariance.diagonal().mean() * torch.eye(len(covariance))
+    x, y = TEN_CLASSES
+    x = x.flatten(1)
+    x = x[:, x.any(0)]
+    if labels == "random":
+        y = torch.randint(10, (len(x),), generator=torch.Generator().manual_seed(0))
+    covariance = (x - x.mean(0)).T @ (x - x.mean(0)) / len(x)
+    covariance += 1e-4 * covariance.diagonal().mean() * torch.eye(len(covariance))
 
-        def loss(weight, bias, x=x, y=y, covariance=covariance):
-            return F.cross_entropy(F.linear(x, weight, bias), y) + 5 / len(x) * ((weight @ covariance) * weight).sum()
+    def loss(weight, bias):
+        return F.cross_entropy(F.linear(x, weight, bias), y) + 5 / len(x) * ((weight @ covariance) * weight).sum()
 
-        long = loss(*fit_head(x, y, 10, iterations=200, tolerance=0))
-        assert long - 1e-5 < loss(*fit_head(x, y, 10)) < long + 1e-4
+    long = loss(*fit_head(x, y, 10, iterations=200, tolerance=0))
+    assert long - 1e-5 < loss(*fit_head(x, y, 10)) < long + 1e-4
 
 
 @pytest.mark.parametrize("order", ["as drawn", "by class"])
 def test_a_fit_that_begins_with_few_samples_equals_one_of_all_samples(order, monkeypatch):
-    x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
+    x, y = TEN_CLASSES
     x = (x.flatten(1) @ torch.randn(64, 12, generator=torch.Generator().manual_seed(0))).relu()
     if order == "by class":
         x, y = x[y.argsort()], y.sort().values
@@ -80,7 +80,7 @@ def test_features_that_are_always_zero_and_classes_without_samples_are_allowed()
 
 
 def test_closed_units_have_no_influence_on_a_fit():
-    x, y = task_data(PermutedDigits(4, n_train=600, n_test=300).train_stream[0])
+    x, y = TEN_CLASSES
     open_ones = x.flatten(1)[:, x.flatten(1).any(0)]
     generator = torch.Generator().manual_seed(0)
     places = torch.randperm(200, generator=generator)[: open_ones.shape[1]].sort().values

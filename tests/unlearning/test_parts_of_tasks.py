@@ -7,17 +7,11 @@ import json
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets, task_incremental_benchmark
-from avalanche.benchmarks.utils import (
-    ConstantSequence,
-    DataAttribute,
-    TaskAwareSupervisedClassificationDataset,
-    TaskLabels,
-)
+from avalanche.benchmarks.utils import _make_taskaware_tensor_classification_dataset
 from support.interruptions import Interrupted, comparable_state, first_and_last, interrupted_at, lines_of
 from support.small_runs import OPTIMIZERS, make, split
-from support.strategies import ConvNet, NoMetric, learn, quiet
+from support.strategies import ConvNet, NoMetric, learn, mlp, quiet
 from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
-from torch.utils.data import TensorDataset
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets
 from avalanche_amnesia.audit import UnlearningRecord
@@ -29,7 +23,6 @@ from avalanche_amnesia.evaluation import References, accuracy_difference_metrics
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.models import MLP
 from avalanche_amnesia.training import HAT, AmnesiacHAT
 from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -37,14 +30,11 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 STREAM = split(160)
 IDS = (0, 3, 7, 30)
-NETS = {"mlp": lambda: MLP(64, hidden=(24,), features=16), "conv": ConvNet}
+NETS = {"mlp": mlp, "conv": ConvNet}
 
 
 def disjoint(net="mlp", kind=DisjointSubnets, **options):
     return make(kind, net=NETS[net], optimizer="adam", **{"train_epochs": 1, **options})
-
-
-METHODS = {"weights": disjoint, "apart": functools.partial(disjoint, kind=Independent)}
 
 
 def learned(strategy, benchmark=STREAM, tasks=3, **options):
@@ -78,20 +68,20 @@ def same_models(one, other):
 # Exactness ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "net"), [("apart", "mlp"), ("weights", "conv")])
-def test_the_model_equals_one_trained_without_the_samples(method, net):
-    strategy = learned(METHODS[method](net))
+@pytest.mark.parametrize("given", [("mlp", Independent), ("conv", DisjointSubnets)])
+def test_the_model_equals_one_trained_without_the_samples(given):
+    strategy = learned(disjoint(*given))
     before = state(strategy.model)
     record = strategy.unlearn(task=1, samples=IDS)
     assert (record.claim, record.reasons, record.task, record.tasks) == ("exact", (), 1, ())
     assert not same_state(before, state(strategy.model))
-    assert same_models(strategy, learned(METHODS[method](net), without_samples(STREAM, {1: IDS})))
+    assert same_models(strategy, learned(disjoint(*given), without_samples(STREAM, {1: IDS})))
     # A second time, the first samples stay away; then a whole class, which is no longer predicted.
     assert strategy.unlearn(task=1, samples=[3, 5]).claim == "exact"
     record = strategy.unlearn(task=0, classes=[1])
     assert (record.claim, record.plan.classes, len(record.plan.samples)) == ("exact", (1,), len(of_class(0, 1)))
     left_out = {0: of_class(0, 1), 1: (*IDS, 5)}
-    never = learned(METHODS[method](net), without_samples(STREAM, left_out))
+    never = learned(disjoint(*given), without_samples(STREAM, left_out))
     assert same_models(strategy, never)
     logits = strategy.model.eval()(STREAM.test_stream[0].tensors[0], 0)
     assert set(logits.argmax(1).tolist()) == {0}
@@ -168,8 +158,7 @@ def _of_others(left_out=()):
     for task, experience in enumerate(STREAM.train_stream):
         keep = [at for at in range(len(experience.targets)) if task != 1 or at not in left_out]
         x, y = (part[keep] for part in experience.tensors)
-        attributes = [DataAttribute(y.tolist(), "targets"), TaskLabels(ConstantSequence(task, len(y)))]
-        made.append(TaskAwareSupervisedClassificationDataset([TensorDataset(x, y)], data_attributes=attributes))
+        made.append(_make_taskaware_tensor_classification_dataset(x, y, task_labels=task))
     return task_incremental_benchmark(benchmark_from_datasets(train=made, test=made), reset_task_labels=True)
 
 

@@ -18,7 +18,6 @@ from support.logged_runs import read_json_run
 from support.strategies import DIGITS, amnesiac
 from support.wandb_files import read_offline_run, run_folders
 
-from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.contrib.metrics import capacity_pictures_metrics
 from avalanche_amnesia.evaluation import accuracy_matrix_metrics, capacity_metrics, unlearned_accuracy_metrics
@@ -152,10 +151,6 @@ def test_wrong_arguments_and_used_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="not JSON serializable"):
         JSONLogger(tmp_path / "other", config={"net": object()})
     assert not (tmp_path / "other").exists()
-
-
-PLAN = UnlearningPlan((1, 2), "after 3 trainings", {}, (), (), (), {}, "approximate", 0, (), ())
-RECORD = UnlearningRecord(PLAN, (), (), (0,), 3, 30, 0.1)
 
 
 def short_run(folder: Path, value: float = 1.0, **about: Any) -> Path:

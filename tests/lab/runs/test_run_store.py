@@ -191,17 +191,17 @@ def test_a_failed_step_leaves_the_run_unchanged(tmp_path):
     assert run.trained == (0,)
 
 
+agem = partial(stock, AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
+
+
 def test_a_strategy_that_cannot_be_saved_runs_without_the_store(tmp_path):
-    strategy = stock(AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     with pytest.warns(UserWarning, match="not stored: AGEMPlugin"):
-        run = RunStore(tmp_path).run(strategy)
+        run = RunStore(tmp_path).run(agem())
     learn(run, DIGITS.train_stream[:2])
     assert run.computed == 2
     with pytest.raises(StateError, match="can't go back"):
         run.restart()
     assert not RunStore(tmp_path).nodes()
-
-    agem = partial(stock, AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     references = References(agem, DIGITS)
     with pytest.warns(UserWarning, match="not stored"):
         first = references.reference([0, 1])
@@ -297,7 +297,6 @@ def test_workers_need_a_store_that_they_share_with_the_run():
 
 
 def test_strategies_that_cannot_be_saved_have_no_workers():
-    agem = partial(stock, AGEM, patterns_per_exp=10, sample_size=10, epochs=1)
     references = with_a_worker(agem)
     jsd_metrics(references)
     with pytest.warns(UserWarning, match="not stored"):

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training.plugins import SynapticIntelligencePlugin
 from support.fault_injection import FailsAtEvent
 from support.residue_oracle import things_within
 from support.stock_hosts import HOSTS, host, keeper
-from support.strategies import DIGITS, learn, trained
+from support.strategies import DIGITS, Hears, learn, trained
 from support.strategy_state import fingerprint, frozen, unlearning_plugin
 from torch import Tensor
 
@@ -23,13 +22,16 @@ def first_weights(strategy):
     return next(p for p in strategy.model.parameters() if p.dim() == 2)
 
 
-class Marks(SupervisedPlugin):
-    """Adds a mark to a task's update, on weights of an input that is always zero: it moves nothing else, and any copy
-    of those weights holds it times its coefficient."""
+def mark(strategy):
+    """Add a mark to a task's update, on weights of an input that is always zero: it moves nothing else, and any copy of
+    those weights holds it times its coefficient."""
+    if int(strategy.experience.task_label) == 1 and strategy.clock.train_exp_epochs == 0:
+        first_weights(strategy).data[:, 0] += MARK
 
-    def after_training_epoch(self, strategy, **kwargs):
-        if int(strategy.experience.task_label) == 1 and strategy.clock.train_exp_epochs == 0:
-            first_weights(strategy).data[:, 0] += MARK
+
+def blank_the_first_input(strategy):
+    strategy.mbatch[0] = strategy.mbatch[0].clone()
+    strategy.mbatch[0].flatten(1)[:, 0] = 0.0
 
 
 def marked(strategy, kept):
@@ -38,14 +40,6 @@ def marked(strategy, kept):
     beside = [strategy.evaluator, *strategy.model.modules(), *strategy.model.parameters()]
     found = [x for x in things_within(own_state(kept), beside=beside) if isinstance(x, Tensor) and x.numel() == n]
     return [x for x in found if x.is_floating_point() and x.abs().max() > MARK / 2]
-
-
-class DeadInput(SupervisedPlugin):
-    """Blanks the first input of every mini-batch."""
-
-    def before_forward(self, strategy, **kwargs):
-        strategy.mbatch[0] = strategy.mbatch[0].clone()
-        strategy.mbatch[0].flatten(1)[:, 0] = 0.0
 
 
 WITH_ANCHOR = {"ewc", "ewc online", "mas", "si", "lwf", "lfl"}
@@ -67,7 +61,8 @@ def state_of(strategy, kept):
 @pytest.mark.parametrize("name", HOSTS)
 def test_no_state_holds_an_unlearned_update_and_a_failed_unlearning_restores_all_state(name):
     fails = FailsAtEvent("after_unlearning", KeyboardInterrupt)
-    strategy = learn(host(name, plugins=(Marks(), DeadInput(), fails)), STREAM.train_stream[:3])
+    marks = Hears(after_training_epoch=mark, before_forward=blank_the_first_input)
+    strategy = learn(host(name, plugins=(marks, fails)), STREAM.train_stream[:3])
     kept = keeper(strategy, name)
     if name in WITH_ANCHOR:
         assert marked(strategy, kept)  # the check can see one
