@@ -416,12 +416,15 @@ def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None
     """
     if (keep is None) == (task is None):
         raise ValueError("prune needs one of --keep SIZE and --task TASK …")
-    n_bytes = None if keep is None else _parse_size(keep)
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", (keep or "0").strip().lower())
+    if size is None:
+        raise ValueError(f"--keep {keep!r} is no size: give bytes, or a number with k, M, G or T")
     if not store.is_dir():
         raise ValueError(f"{store} is no store: give the directory of RunStore(path)")
     kept = runs.RunStore(store)
     before = len(kept.nodes())
-    freed = kept.prune(n_bytes, tasks=task or ())
+    n_bytes = int(float(size[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[size[2]])
+    freed = kept.prune(None if keep is None else n_bytes, tasks=task or ())
     gone = before - len(kept.nodes())
     _print(f"{gone} of {before} states deleted, {freed:,} bytes freed, {kept.nbytes():,} left")
 
@@ -757,13 +760,6 @@ def _call_factory(name: str, option: str) -> Any:
         return make()
     except (OSError, ValueError, TypeError, ImportError) as error:
         raise ValueError(f"{option} {name} raised {type(error).__name__}: {error}") from error
-
-
-def _parse_size(text: str) -> int:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)b?", text.strip().lower())
-    if found is None:
-        raise ValueError(f"--keep {text!r} is no size: give bytes, or a number with k, M, G or T")
-    return int(float(found[1]) * {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}[found[2]])
 
 
 def _progress_printer() -> Callable[[Any, Any, int], None]:

@@ -58,7 +58,7 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
         "difference": Section(
             lines(
                 "accuracy difference",
-                Axis("points of accuracy", points, _signed),
+                Axis("points of accuracy", points, lambda value: f"{100 * value:+.3g}" if value else "0"),
                 ("here", "against the model that never unlearned", _GAIN),
                 ("never", "control: only heads fitted again", _CONTROL),
             ),
@@ -212,10 +212,6 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
         ("chance", "chance", number(f"{shown.metric}_chance")),
     )
     return Section(charts, tables=of_moments(shown.check.capitalize(), entries, rows))
-
-
-def _signed(value: float) -> str:
-    return f"{100 * value:+.3g}" if value else "0"
 
 
 # Matrices ------------------------------------------------------------------------------------------------------

@@ -166,8 +166,7 @@ def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None
     if method.kind in OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
     if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in FORGET_SAMPLES:
-        able = ", ".join(FORGET_SAMPLES)
-        return f"samples and classes of a task can only be unlearned by {able}"
+        return f"samples and classes of a task can only be unlearned by {', '.join(FORGET_SAMPLES)}"
     return None
 
 
