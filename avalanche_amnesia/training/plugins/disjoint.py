@@ -92,7 +92,8 @@ class DisjointPlugin(TaskEndPlugin):
 
     def moving_entries(self) -> dict[int, Tensor]:
         """Return id of each partitioned parameter → mask of the entries that move, all that processes must send."""
-        return {} if self._fixed is None else self._fixed.own()
+        fixed = self._fixed
+        return {} if fixed is None else {id(p): own for p, own in zip(fixed.parameters, fixed.own, strict=True)}
 
     @torch.no_grad()
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -137,20 +138,15 @@ class _FixedEntries:
     def __init__(
         self, owned: dict[torch.nn.Parameter, Tensor], backbone: Sequence[torch.nn.Parameter], *, reads: bool
     ) -> None:
-        self._parameters = list(owned)
+        self.parameters = list(owned)
         self._backbone = [(parameter, parameter.detach().clone()) for parameter in backbone]
         # As numbers: a product with them takes a thirtieth of the time of a masked fill.
-        self._own = [mine.to(parameter.dtype) for parameter, mine in owned.items()]
-        values = ((parameter.detach(), mine) for parameter, mine in owned.items())
-        self._read = [torch.where(mine, 0, value) for value, mine in values] if reads else []
-
-    def own(self) -> dict[int, Tensor]:
-        """Return id of each parameter → mask of the task's entries."""
-        return {id(parameter): own for parameter, own in zip(self._parameters, self._own, strict=True)}
+        self.own = [mine.to(parameter.dtype) for parameter, mine in owned.items()]
+        self._read = [torch.where(mine, 0, parameter.detach()) for parameter, mine in owned.items()] if reads else []
 
     def clear_gradients(self) -> None:
         """Set the gradients of entries outside the task's partition to 0."""
-        pairs = [(p.grad, own) for p, own in zip(self._parameters, self._own, strict=True) if p.grad is not None]
+        pairs = [(p.grad, own) for p, own in zip(self.parameters, self.own, strict=True) if p.grad is not None]
         if pairs:
             torch._foreach_mul_(*map(list, zip(*pairs, strict=True)))
 
@@ -162,6 +158,6 @@ class _FixedEntries:
         # If every entry moves by its own gradients, a 0 without a gradient rests under any decay.
         if traits.entrywise and traits.skips_frozen and (traits.zero_rests or not self._read):
             return
-        parameters = [parameter.data for parameter in self._parameters]
-        torch._foreach_mul_(parameters, self._own)
+        parameters = [parameter.data for parameter in self.parameters]
+        torch._foreach_mul_(parameters, self.own)
         torch._foreach_add_(parameters, self._read or 0.0)  # +0: negative values are -0 by now
