@@ -36,9 +36,7 @@ def test_the_attack_separates_two_normal_distributions_optimally():
 
 
 def test_the_attack_finds_nothing_between_equal_distributions():
-    found = likelihood_ratio_attack(*drawn(0.0)[1][:2])
-    assert found.auc_interval[0] < 0.5 < found.auc_interval[1]
-    assert found.tpr < 0.03
+    assert likelihood_ratio_attack(*drawn(0.0)[1][:2]).tpr < 0.03
     one = drawn(0.0)[1][0]
     same = likelihood_ratio_attack(one, one)
     assert (same.auc, same.auc_interval, same.tpr, same.tpr_interval) == (0.5, (0.5, 0.5), 0.0, (0.0, 0.0))

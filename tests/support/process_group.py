@@ -21,12 +21,7 @@ class Failed(str):
 def in_group(n: int, function: Callable[..., Any], *args: Any, timeout: float = 30, fails: bool = False) -> list[Any]:
     """Call a function that can be imported in each of ``n`` processes; return the results by rank.
 
-    Args:
-        n: number of processes.
-        function: returns a result that can be pickled.
-        args: its arguments.
-        timeout: of the group, in seconds.
-        fails: results are errors, as text, and None of a killed process.
+    ``fails``: results are errors, as text, and None of a killed process.
     """
     with tempfile.TemporaryDirectory() as folder:
         group = [forked(_join, Path(folder), n, number, timeout, function, args) for number in range(n)]
