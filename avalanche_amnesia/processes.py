@@ -1,4 +1,4 @@
-"""Messages between the processes that train one model together: those of torch's default process group."""
+"""Communication between processes that train one model together, in torch.distributed's default process group."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ProcessError(RuntimeError):
-    """Error for a process group in which a process has ended, or holds other data, seeds or tensors than the others."""
+    """Error if a process of the group has ended, or if its data, seeds or tensors differ from those of process 0."""
 
 
 def n_processes() -> int:
@@ -53,12 +53,12 @@ def of_all(thing: Any) -> list[Any]:
 
 
 def of_first(thing: Any) -> Any:
-    """Return the first process's ``thing``; in a single process, ``thing`` itself."""
+    """Return on every process the ``thing`` of process 0, any object that can be pickled."""
     return of_all(thing if rank() == 0 else None)[0] if n_processes() > 1 else thing
 
 
 def by_first(work: Callable[[], object]) -> None:
-    """Do ``work`` in the first process only; all return once it is done, or raise its error."""
+    """Call ``work()`` in process 0 only, while the others wait; if it raises, all processes raise its error."""
     failure: Exception | None = None
     if rank() == 0:
         try:
@@ -71,7 +71,7 @@ def by_first(work: Callable[[], object]) -> None:
 
 
 def agree(facts: Mapping[str, Any], when: str) -> None:
-    """Raise ProcessError on every process unless all have equal ``facts``; the message names the first difference."""
+    """Raise ProcessError on all processes if their ``facts`` differ; the message begins with ``when``."""
     if n_processes() == 1:
         return
     first, *others = of_all(dict(facts))
@@ -91,7 +91,7 @@ def average(value: float | Tensor) -> float:
 
 
 def gathered(rows: Tensor) -> Tensor:
-    """Return the rows of all processes, by rank; each may have another number of rows."""
+    """Return the rows of all processes in one tensor, in the order of ranks; their numbers of rows may differ."""
     if n_processes() == 1:
         return rows
     sizes: list[int] = of_all(len(rows))

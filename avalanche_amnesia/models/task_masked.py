@@ -192,7 +192,7 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         return self._opened
 
     def learned_by_backward(self) -> list[Tensor]:
-        """Return the tensors that can get gradients in a backward pass: parameters, and leaves of a learned mask."""
+        """Return the tensors that a backward pass may give gradients: parameters, and leaf tensors of the mask."""
         learned = None if self._opened is None else getattr(self, self.learned_by)
         leaves = () if self._opened is None else self._opened.leaves.values()
         return [*(p for p in self.parameters() if p is not learned), *leaves]

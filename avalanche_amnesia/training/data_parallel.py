@@ -1,4 +1,4 @@
-"""Train one model on several processes (data-parallel): each computes its part of every mini-batch, all take one step.
+"""Data-parallel training: each process computes its part of every mini-batch, then all take the same optimizer step.
 
 The processes are those of torch's default process group. A mini-batch of n samples is the same for any number W of
 processes; process r computes its samples ``n·r/W`` to ``n·(r+1)/W``. After the backward pass one flat buffer of all
@@ -91,13 +91,14 @@ class _PartSampler:
 
 
 class PartOfBatches:
-    """Loader with this process's part of every mini-batch of another loader.
+    """Loader that yields only this process's part of each mini-batch of another loader.
 
-    Of loaders that draw positions of samples (Avalanche's, torch's DataLoader) only the part is loaded. Of any other
-    loader each process loads the whole mini-batch, and keeps its part.
+    If that loader samples by index (Avalanche's, torch's DataLoader), only the part is loaded. Otherwise each process
+    loads the whole mini-batch and keeps its part.
 
     Attributes:
-        samples: number of samples of the current part that count; 0 if the mini-batch has fewer samples than processes.
+        samples: number of samples of the current part; 0 if a small mini-batch has none for this process: then the
+            part is one sample whose loss does not count.
     """
 
     samples = 0
@@ -217,9 +218,9 @@ _BATCH_NORM = signature(F.batch_norm)
 
 
 class _BatchNormTogether(TorchFunctionMode):
-    """Mode in which every BatchNorm in training uses the statistics of all processes' samples.
+    """Context in which every BatchNorm in training uses the statistics of all processes' samples.
 
-    ``n`` samples are here, and the gradients of their loss are weighted by ``of_loss``.
+    ``n`` is the number of this process's samples. Later, ``reduce`` multiplies their gradients by ``of_loss``.
     """
 
     def __init__(self, n: int, of_loss: float) -> None:
@@ -290,7 +291,7 @@ class StepsTogether:
 
     @torch.no_grad()
     def reduce(self, strategy: Strategy) -> None:
-        """Replace gradients and loss by their means over the mini-batch of all processes."""
+        """Replace the strategy's gradients and loss by their means over all samples of the whole mini-batch."""
         self.leave_step()
         learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
         learning += [t for plugin in strategy.plugins for t in getattr(plugin, "learned_by_backward", list)()]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:  # one process needs none of it
 
 
 class SeedingPlugin(Plugin):
-    """Plugin that seeds heads and data order with (seed, task), and restores random streams after evaluations.
+    """Plugin that makes runs repeatable: new heads and the data order depend only on (seed, task), not on evaluations.
 
-    Put it first in the plugin list of a stock strategy; the strategies of this package bring their own. In a process
-    group (``torchrun``) it also divides every mini-batch among the processes, and sums their gradients.
+    Put it first in the plugin list of one of Avalanche's own strategies; this package's strategies already have it. In
+    a process group (``torchrun``) it also divides every mini-batch among the processes, and averages the gradients.
 
     Args:
         seed: new modules (heads) are drawn from it and the task.
