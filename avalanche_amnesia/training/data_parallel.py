@@ -179,12 +179,12 @@ class _NormTogether(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int, of_loss: float
     ) -> Any:
-        axes, values = [0, *range(2, x.dim())], x[:, 0].numel() if n else 0
+        values = x[:, 0].numel() if n else 0
         of_part = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
         if n:
-            variance, mean = torch.var_mean(x, axes, correction=0)
-            mean = mean.double()
-            of_part = torch.cat([values * mean, values * (variance + mean.square()), mean.new_tensor([values])])
+            _, mean, scale = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)  # faster than var_mean
+            mean, square = mean.double(), scale.double().pow(-2) - eps + mean.double().square()
+            of_part = torch.cat([values * mean, values * square, mean.new_tensor([values])])
         sums = summed(of_part)
         m = sums[-1]
         if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
@@ -196,21 +196,22 @@ class _NormTogether(torch.autograd.Function):
             running[1].lerp_((variance * m / (m - 1)).to(running[1].dtype), momentum)
         kind = x.dtype if weight is None else weight.dtype
         mean, variance = mean.to(kind), variance.to(kind)
-        ctx.save_for_backward(x, weight, mean, (variance + eps).rsqrt(), m)
-        ctx.of_loss, ctx.axes = of_loss, axes
+        ctx.save_for_backward(x, weight, mean, variance, m)
+        ctx.of_loss, ctx.eps = of_loss, eps
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
     def backward(ctx: Any, of_y: Any) -> Any:
-        x, weight, mean, scale, m = ctx.saved_tensors
-        shape = [1, -1, *[1] * (x.dim() - 2)]
-        normed = (x - mean.view(shape)) * scale.view(shape)
-        by_bias, by_weight = of_y.sum(ctx.axes), (of_y * normed).sum(ctx.axes)
+        x, weight, mean, variance, m = ctx.saved_tensors
+        given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True])
+        of_x, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)  # for a fixed mean and variance
         # Gradients are of the mean loss of a part; later each is weighted as the part's loss.
         shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
-        of_mean, of_scale = (part.view(shape) / (ctx.of_loss or 1) for part in shared.chunk(2))
-        factor = (scale if weight is None else scale * weight).view(shape)
-        of_x = factor * (of_y - of_mean - normed * of_scale)
+        of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
+        scale = (variance + ctx.eps).rsqrt()
+        factor = scale if weight is None else scale * weight
+        slope, shape = -factor * scale * of_scale, [1, -1, *[1] * (x.dim() - 2)]
+        of_x.addcmul_(x, slope.view(shape)).sub_((factor * of_mean + slope * mean).view(shape))
         return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None, None
 
 
@@ -332,10 +333,9 @@ class StepsTogether:
         rows = [part[:n].flatten(1) if part.dim() > 1 else part[:n, None] for part in (logits, *others)]
         widths = [row.shape[1] for row in rows]
         found = gathered(torch.cat([row.double() for row in rows], 1)).split(widths, 1)
-        of_all = [
-            part.to(old.dtype).reshape(-1, *old.shape[1:]) for part, old in zip(found, (logits, *others), strict=True)
-        ]
-        strategy.mb_output, strategy.mbatch = of_all[0], [first, *of_all[1:]]
+        both = zip(found, (logits, *others), strict=True)
+        strategy.mb_output, *others = (part.to(old.dtype).reshape(-1, *old.shape[1:]) for part, old in both)
+        strategy.mbatch = [first, *others]
 
     def finish(self, strategy: Strategy) -> None:
         """After the training: raise ProcessError unless all processes have the same model."""
