@@ -331,8 +331,7 @@ class StepsTogether:
             return
         first, *others = strategy.mbatch
         rows = [part[:n].flatten(1) if part.dim() > 1 else part[:n, None] for part in (logits, *others)]
-        widths = [row.shape[1] for row in rows]
-        found = gathered(torch.cat([row.double() for row in rows], 1)).split(widths, 1)
+        found = gathered(torch.cat([row.double() for row in rows], 1)).split([row.shape[1] for row in rows], 1)
         both = zip(found, (logits, *others), strict=True)
         strategy.mb_output, *others = (part.to(old.dtype).reshape(-1, *old.shape[1:]) for part, old in both)
         strategy.mbatch = [first, *others]
