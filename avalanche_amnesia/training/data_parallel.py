@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
-from avalanche_amnesia.benchmarks.data import labels_fingerprint, labels_of
+from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, labels_of
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.processes import ProcessError, agree, gathered, n_processes, of_all, rank, summed
 from avalanche_amnesia.seeding import derive_seed, rng_state, seed_all, set_rng_state
@@ -355,23 +355,23 @@ def _weight(strategy: Strategy) -> float:
 
 
 def _check_loss(loss: Any) -> None:
-    """Raise ProcessError for a loss that is no mean over all samples."""
+    """Raise TaskError for a loss that is no mean over all samples."""
     weight = getattr(loss, "weight", None)
     ignores = getattr(loss, "ignore_index", -1) >= 0 or (weight is not None and not bool((weight > 0).all()))
     if ignores or getattr(loss, "reduction", None) == "sum":
-        raise ProcessError(
+        raise TaskError(
             f"the loss {loss} is a sum, or ignores samples: on several processes it must be the mean over all samples "
             "(reduction='mean', no ignore_index, class weights above 0)"
         )
 
 
 def _check_norms(strategy: Strategy) -> None:
-    """Raise ProcessError if a BatchNorm would see only one task of a mini-batch: processes have different tasks."""
+    """Raise TaskError if a BatchNorm would see only one task of a mini-batch: processes have different tasks."""
     model = strategy.model
     tasks = {task for data in getattr(strategy.dataloader, "datasets", ()) for task in data.targets_task_labels.uniques}
     apart = getattr(model, "features_per_task", type(model).forward is MultiTaskModule.forward)
     if apart and len(tasks) > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise ProcessError(
+        raise TaskError(
             f"mini-batches of several tasks ({sorted(tasks)}) can't be normalised task by task on several processes: "
             "train in one process, or a network without BatchNorm (with GroupNorm)"
         )
@@ -399,8 +399,7 @@ def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
     facts |= {"number of mini-batches": length_hint(loader, -1), "labels": labels_fingerprint(experience)}
     if isinstance(loader, TensorBatches):
         facts["samples"] = tensor_hash(loader.x)
-    facts["random stream (order of samples)"] = tensor_hash(torch.get_rng_state())
-    return facts | _model_facts(strategy)
+    return facts | {"random stream (order of samples)": tensor_hash(torch.get_rng_state()), **_model_facts(strategy)}
 
 
 def _model_facts(strategy: Strategy) -> dict[str, str]:

@@ -25,6 +25,7 @@ class SeedingPlugin(Plugin):
 
     Raises:
         ValueError: for a seed that is no integer.
+        TaskError: on several processes, if their loss or BatchNorm would differ from those of one process.
         ProcessError: in a training, if a process has ended, or has other data, seeds or weights than the others.
     """
 
@@ -68,7 +69,7 @@ class SeedingPlugin(Plugin):
             self._steps.begin_step(strategy)
 
     def after_backward(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After the backward pass, on several processes: sum their gradients."""
+        """After the backward pass, on several processes: average their gradients."""
         if self._steps is not None:
             self._steps.reduce(strategy)
 
