@@ -141,7 +141,7 @@ class UnlearningPlugin(Plugin):
     def plan(
         self, strategy: Strategy, tasks: Iterable[int] | UnlearningRequest = (), *, data: Any = None, **parts: Any
     ) -> UnlearningPlan:
-        """Return the plan of an unlearning now; see :meth:`TaskStrategy.plan_unlearning`; ``parts``: of one task."""
+        """Return the plan of an unlearning now; see :meth:`TaskStrategy.plan_unlearning`."""
         request = _request(tasks, **parts)
         context = self.prepared(strategy, _tasks_of(request))
         retraining(self, strategy, request, context, data)
@@ -167,7 +167,7 @@ class UnlearningPlugin(Plugin):
         reproduce: bool | None = None,
         **parts: Any,
     ) -> UnlearningRecord:
-        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`; ``parts``: of one task.
+        """Unlearn tasks now, outside a training call; see :meth:`TaskStrategy.unlearn`.
 
         For stock strategies, which have no such method: ``strategy`` is the one that this plugin belongs to.
         """
@@ -396,6 +396,8 @@ class UnlearningPlugin(Plugin):
         reproduce: bool | None = None,
     ) -> UnlearningRecord:
         tasks = _tasks_of(request)
+        reproduce = self.reproduce if reproduce is None else reproduce
+        checks.one_of("reproduce", reproduce, Literal[True, False])
         if self.current is not None:
             raise RequestError(
                 f"{event}: tasks {list(self.current.tasks)} are just being unlearned; ask again after that"
@@ -419,9 +421,6 @@ class UnlearningPlugin(Plugin):
         if snapshot is not None:  # undo a plugin's writes into finished tasks' heads
             snapshot.restore_finished_tasks(strategy.model)
         may_stay = not self.obey or (self.allow_unknown if allow_unknown is None else allow_unknown)
-
-        reproduce = self.reproduce if reproduce is None else reproduce
-        checks.one_of("reproduce", reproduce, Literal[True, False])
 
         def prepared() -> tuple[UnlearningContext, TrainAgain | None, TrainAgain | None]:
             made = self._prepare(strategy, tasks, event, allow_unknown=may_stay, strict=strict)
