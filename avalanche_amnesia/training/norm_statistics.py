@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map_only
 
 from avalanche_amnesia.models.multi_head import single_task
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.processes import gathered
+from avalanche_amnesia.processes import gathered, n_processes
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import evaluating
 
@@ -30,7 +30,7 @@ class TaskStatistics:
         """Store the task's samples in a mini-batch; with ``n_batches`` stored ones, drop the oldest."""
         x, labels = strategy.mb_x, strategy.mb_task_id
         own = x if single_task(labels) == self.task else x[labels == self.task]
-        self._seen.append(own if getattr(strategy.dataloader, "samples", True) else x[:0])
+        self._seen.append(own if n_processes() == 1 or strategy.dataloader.samples else x[:0])
 
     def retake(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
         """Compute running statistics of ``parts``, the task's modules or a copy, from the stored mini-batches."""
