@@ -59,6 +59,7 @@ class TrajectoryPlugin(Plugin):
         ValueError: for an option that is not allowed; before a training, if it precedes a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be separated again.
+        ValueError: before a training, for ``path`` if several processes train together: all would write there.
     """
 
     finishing_step = 2
