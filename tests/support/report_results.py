@@ -25,9 +25,9 @@ def _run(of: dict[str, Any], folder: Path) -> Run:
     return Run(folder=folder, **{**of, "moments": [_moment(**moment) for moment in of["moments"]], "costs": costs})
 
 
-def _moment(numbers: dict[str, Any], first: dict[str, Any], **more: Any) -> Moment:
+def _moment(numbers: dict[str, Any], **more: Any) -> Moment:
     more |= {name: tuple(more[name]) for name in ("remaining", "unlearned", "unlearned_now")}
-    return Moment(numbers=_by_task(numbers), first=_by_task(first), **more)
+    return Moment(numbers=_by_task(numbers), **more)
 
 
 def _by_task(numbers: dict[str, dict[str, float]]) -> Numbers:

@@ -102,17 +102,11 @@ class Matrix:
     rows: Sequence[Any]
     columns: Sequence[Any]
     cells: Sequence[Sequence[Cell | None]]
-    corner: str
 
     @property
     def has_numbers(self) -> bool:
         """True if the cells are large enough for printed numbers."""
         return len(self.rows) * len(self.columns) <= _MOST_CELLS
-
-    @property
-    def room(self) -> float:
-        """Width of the longest row name in line heights."""
-        return max(4.0, 0.5 * max(len(str(row)) for row in self.rows))
 
     @staticmethod
     def colour(value: float) -> str:

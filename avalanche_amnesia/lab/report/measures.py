@@ -86,11 +86,6 @@ def mean_accuracy(moment: Moment) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def capacity_before(moment: Moment) -> float | None:
-    """Return the free share of the network before the first request since the previous evaluation between tasks."""
-    return moment.first.get("CapacityBefore", {}).get(None)
-
-
 COLUMNS = {
     "remaining": Column("remaining", "accuracy on remaining tasks", mean_accuracy, percent),
     "difference": Column("AD", "against never unlearning", number("AccuracyDifference"), points),

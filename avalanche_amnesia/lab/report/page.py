@@ -8,9 +8,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from avalanche_amnesia.lab.report.charts import legend_of
 from avalanche_amnesia.lab.report.measures import COLUMNS, JSD, OLD_HEAD, READINGS
-from avalanche_amnesia.lab.report.reading import Entry, Run, entries, grouped, number, planned, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, entries, number, planned, spread
 from avalanche_amnesia.lab.report.sections import sections_of
-from avalanche_amnesia.lab.report.tables import Row, Table, cell, mean, of_seeds, table, text
+from avalanche_amnesia.lab.report.tables import Row, Table, mean, of_seeds, table, text
 from avalanche_amnesia.lab.report.verdicts import FAR, FEWEST, FINDINGS, verdict_of
 from avalanche_amnesia.lab.report.wording import MISSING, listed, over_seeds, percent, points, seconds, tasks, times
 
@@ -31,11 +31,9 @@ def report_page(runs: Sequence[Run]) -> str:
             about=_about(runs),
             lines=lines,
             tests=list(dict.fromkeys(outcome.reading.check for line in lines for outcome in line["verdict"].outcomes)),
-            outcomes=_outcomes(lines),
             summary=_summary(lines),
             sections=sections_of(runs, found),
             readings={reading.key: reading for reading in (JSD, *READINGS)},
-            sources=_sources(runs),
             records=[
                 (e.name, planned(e.runs, "reasons"), of_seeds(f"Records of {e.name}", [e], _records)) for e in found
             ],
@@ -87,25 +85,6 @@ def _forgotten(entry: Entry) -> str:
     return f"{tasks(unlearned)} of {len(entry.after)} ({requests})" if unlearned else requests
 
 
-def _outcomes(lines: Sequence[Line]) -> Table | None:
-    """Return a table with one row per strategy and test, or None if there were no tests."""
-    rows: list[Row] = [
-        {
-            "strategy": text(line["entry"].name),
-            "test": text(outcome.reading.check),
-            "finding": text(FINDINGS[outcome.finding]),
-            "because": text(outcome.why),
-            "this model": mean(outcome.here, outcome.reading.axis.words),
-            "retrained model (JSD: order floor)": mean(outcome.there, outcome.reading.axis.words),
-            "difference at most (95 %)": cell(outcome.at_most, lambda value: f"{value:+.3g}"),
-            "tasks and seeds": text(outcome.pairs),
-        }
-        for line in lines
-        for outcome in line["verdict"].outcomes
-    ]
-    return table("Every test", rows) if rows else None
-
-
 def _summary(lines: Sequence[Line]) -> Table:
     """Return a table with one row per strategy: means over seeds at the end of the stream."""
     rows = [
@@ -121,21 +100,6 @@ def _summary(lines: Sequence[Line]) -> Table:
         for line in lines
     ]
     return table("All strategies at the end of the stream", rows)
-
-
-def _sources(runs: Sequence[Run]) -> Table | None:
-    """Return a table with one row per folder that runs were read from, or None if there is only one such folder."""
-    rows: list[Row] = []
-    for source, mine in grouped(runs, lambda run: run.source).items():
-        found = {
-            "strategies": [run.name for run in mine],
-            "seeds": [run.seed for run in mine],
-            "records": [record["signature"] for run in mine for record in run.records],
-            **{p: [run.versions.get(p, MISSING) for run in mine] for p in ("avalanche-amnesia", "torch")},
-        }
-        words = {what: text(listed(dict.fromkeys(each))) for what, each in found.items()}
-        rows.append({"source": text(source), "runs": text(len(mine)), **words})
-    return table("Sources of the runs", rows) if len(rows) > 1 else None
 
 
 def _records(run: Run) -> Iterator[Row]:

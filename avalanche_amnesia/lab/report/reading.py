@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,6 @@ Item = TypeVar("Item")
 Key = TypeVar("Key", bound=Hashable)
 Numbers = dict[str, dict[int | None, float]]
 """Name of a metric → task, or None for all tasks → number."""
-Table = Sequence[Sequence[Any]]
-"""Rows of a table; the first row is the header."""
 _ACCURACY = "Top1_Acc_Exp"
 _COST = ("SecondsToUnlearn/eval_phase/test_stream", "SecondsToRetrain/eval_phase/test_stream")
 _NAME = re.compile(r"(?P<name>(?!.*/train_(phase|stream)).+?)(/eval_phase/\w+)?(/Task(?P<task>\d+))?(/Exp\d+)?")
@@ -42,8 +40,7 @@ class Moment:
         parts_now: descriptions of samples unlearned since the previous moment.
         claim: claim of the last unlearning so far.
         numbers: metrics after the last event (end of a task or unlearning); the last value counts.
-        first: first value of each metric since the previous moment.
-        tables: tables of the last event.
+        capacity_before: free capacity before the first request since the previous moment.
     """
 
     task: int
@@ -54,8 +51,7 @@ class Moment:
     numbers: Numbers
     parts: tuple[str, ...] = ()
     parts_now: tuple[str, ...] = ()
-    first: Numbers = field(default_factory=dict)
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    capacity_before: float | None = None
 
     def number(self, name: str, task: int | None = None) -> float | None:
         """Return a metric of one task, or of all tasks if ``task`` is None; return None if it was not measured."""
@@ -99,7 +95,6 @@ class Run:
         moments: evaluations between tasks, in order.
         records: records of its unlearnings, with ``signature``: ``signed, not checked`` or ``not signed``.
         costs: costs of its unlearnings.
-        source: folder given to :func:`read_runs`, if it was read there.
         id: random identifier from the logger.
         ended: True if the log ends without an error; False if the run was stopped or is still running.
         unrecorded: number of unlearnings without a record.
@@ -113,7 +108,6 @@ class Run:
     moments: Sequence[Moment]
     records: Sequence[Mapping[str, Any]] = ()
     costs: Sequence[Cost] = ()
-    source: str = ""
     id: str = ""
     ended: bool = True
     unrecorded: int = 0
@@ -209,7 +203,7 @@ def read_runs(folder: str | Path) -> list[Run]:
         ValueError: no run was evaluated after a task.
     """
     found = [read_run(file.parent) for file in sorted(Path(folder).rglob(RUN_FILE))]
-    there = [replace(run, source=str(folder)) for run in found if run.moments]
+    there = [run for run in found if run.moments]
     if not there:
         raise ValueError(
             f"{folder} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
@@ -281,37 +275,29 @@ class _Reader:
         self.costs: list[Cost] = []
         self.claims = 0
         self._numbers: Numbers = {}
-        self._tables: dict[str, Table] = {}
-        self._first: Numbers = {}
+        self._capacity_before: float | None = None
         self._event = self._ended = -1
 
     def take(self, row: Mapping[str, Any]) -> None:
         """Add a row of the log; a row with the table of events completes the current evaluation."""
         if row[EVENT] != self._event:  # drop metrics from before the event: their task may be unlearned now
-            self._numbers, self._tables, self._event = {}, {}, row[EVENT]
+            self._numbers, self._event = {}, row[EVENT]
         for key, value in row.items():
-            if isinstance(value, dict) and value["_type"] == "table":
-                cells = ([_cell(each) for _, each in zip(value["columns"], row, strict=True)] for row in value["data"])
-                self._tables[key] = [list(map(str, value["columns"])), *cells]
-            elif is_number(value) and key not in _AXES and (found := _NAME.fullmatch(key)):
+            if is_number(value) and key not in _AXES and (found := _NAME.fullmatch(key)):
                 task = None if found["task"] is None else int(found["task"])
                 self._numbers.setdefault(found["name"], {})[task] = value
-                self._first.setdefault(found["name"], {}).setdefault(task, value)
+        if self._capacity_before is None:
+            self._capacity_before = self._numbers.get("CapacityBefore", {}).get(None)
         if all(map(is_number, map(row.get, _COST))):
             self.costs.append(Cost(row[TASK], *(max(row[name], _LEAST) for name in _COST)))
         if EVENTS in row:
-            self._end()
+            columns = row[EVENTS]["columns"]
+            self._end([dict(zip(columns, map(_cell, cells), strict=True)) for cells in row[EVENTS]["data"]])
 
-    def _end(self) -> None:
-        columns, *rows = self._tables.pop(EVENTS)
-        events = [dict(zip(columns, row, strict=True)) for row in rows]
-        before: tuple[int, ...] = ()
-        n_parts_before = 0
-        first = self._first
+    def _end(self, events: Sequence[Mapping[str, Any]]) -> None:
         if self._ended == self._event:  # a second evaluation replaces the first
-            first = self.moments.pop().first
-        if self.moments:
-            before, n_parts_before = self.moments[-1].unlearned, len(self.moments[-1].parts)
+            self._capacity_before = self.moments.pop().capacity_before
+        before = self.moments[-1] if self.moments else None
         trained: dict[int, None] = {}
         gone: dict[int, None] = {}
         parts: list[str] = []
@@ -334,16 +320,15 @@ class _Reader:
                 task=events[-1]["task"],
                 remaining=remaining,
                 unlearned=(*earlier, *gone),
-                unlearned_now=tuple(task for task in gone if task not in before),
+                unlearned_now=tuple(task for task in gone if before is None or task not in before.unlearned),
                 claim=next((event["claim"] for event in reversed(events) if event["claim"]), None),
                 numbers={name: dict(of) for name, of in self._numbers.items()},
                 parts=tuple(parts),
-                parts_now=tuple(parts[n_parts_before:]),
-                first=first,
-                tables=dict(self._tables),
+                parts_now=tuple(parts[0 if before is None else len(before.parts) :]),
+                capacity_before=self._capacity_before,
             )
         )
-        self._first, self._ended = {}, self._event
+        self._capacity_before, self._ended = None, self._event
 
 
 def is_number(value: object) -> bool:
@@ -377,15 +362,16 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
             )
     named = [name for name, _ in groups]
     flats = [flat(seedless(group[0].settings)) for group in groups.values()]
-    of_study = {key for each in flats for key in each if key.startswith(OF_STUDY)}
-    differ = {key for key in of_study if len({repr(each[key]) for each in flats if key in each}) > 1}
-    alike = [[each for other, each in zip(named, flats, strict=True) if other == name] for name in named]
-    apart = [_apart(mine, others, differ) for mine, others in zip(flats, alike, strict=True)]
-    shown = [(name, _label(mine, _short(keys))) for name, mine, keys in zip(named, flats, apart, strict=True)]
     found = []
-    for (name, label), mine, keys, group in zip(shown, flats, apart, groups.values(), strict=True):
-        if shown.count((name, label)) > 1:
-            label = _label(mine, keys)
+    for name, mine, group in zip(named, flats, groups.values(), strict=True):
+        alike = [each for other, each in zip(named, flats, strict=True) if other == name]
+        keys = dict.fromkeys(key for each in alike for key in each)
+        apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in alike)]
+        of_study = [key for key in mine if key.startswith(OF_STUDY) and key not in apart]
+        apart += [key for key in of_study if any(each.get(key, mine[key]) != mine[key] for each in flats)]
+        if "scenario.name" in apart:  # the requests follow from the scenario
+            apart = [key for key in apart if key != "requests"]
+        label = ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in apart)
         found.append(Entry(f"{name} ({label})" if label else name, group))
     return found
 
@@ -418,24 +404,3 @@ def seedless(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         return {name: seedless(inner, name) for name, inner in value.items() if name != "seed" or key == "options"}
     return value
-
-
-def _apart(mine: Mapping[str, Any], alike: Sequence[Mapping[str, Any]], of_study: Collection[str]) -> list[str]:
-    """Return names of settings that distinguish a run from runs of equal name, or its study from other studies."""
-    keys = dict.fromkeys(key for each in alike for key in each)
-    apart = [key for key in keys if any(each.get(key) != mine.get(key) for each in alike)]
-    return apart + [key for key in mine if key in of_study and key not in apart]
-
-
-def _short(apart: list[str]) -> list[str]:
-    """Return the given names without settings of a stream or scenario that already has a different name."""
-    if "stream.name" in apart:
-        apart = [key for key in apart if key == "stream.name" or not key.startswith("stream.")]
-    if "scenario.name" in apart:
-        apart = [key for key in apart if key == "scenario.name" or not key.startswith(("scenario.", "requests"))]
-    return apart
-
-
-def _label(mine: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """Return names and values of settings as text."""
-    return ", ".join(f"{key.removesuffix('.name').split('.')[-1]} {mine.get(key)}" for key in keys)

@@ -5,20 +5,21 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
-from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, capacity_before, jsd_of, ratio_of
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Numbers, Run, flat, grouped, is_number, number
-from avalanche_amnesia.lab.report.tables import Row, Table, TableCell, cell, numbers, of_moments, of_seeds, text
+from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_of, ratio_of
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, grouped, number
+from avalanche_amnesia.lab.report.tables import Row, Table, cell, numbers, of_moments, of_seeds, text
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, seconds, share, tasks, times
 from avalanche_amnesia.saving.values import fits
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
-_OVERLAP = "Figure/Overlap/table"
+_BEFORE: Get = attrgetter("capacity_before")
 _BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
 
 
@@ -35,7 +36,7 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
     lines = partial(_lines, entries)
     transferred = {"average forgetting": number("Forgetting"), "backward transfer": number("BackwardTransfer")}
     capacity = {
-        "before requests": (capacity_before, share),
+        "before requests": (_BEFORE, share),
         "after requests": (number("Capacity"), share),
         "trajectory": (number("TrajectoryBytes"), lambda value: f"{value / 1024:,.0f} KiB"),
     }
@@ -52,7 +53,7 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
                 ("order", "floor: another data order", jsd_of("_floor_order")),
                 ("seed", "floor: another seed", jsd_of("_floor_seed")),
             ),
-            tables=of_moments("JSD", entries, _jsd_rows),
+            tables=of_moments("JSD", entries, partial(_distances, ("JSD_",))),
         ),
         **{reading.key: _reading(entries, reading) for reading in READINGS},
         "difference": Section(
@@ -76,13 +77,13 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
                 "free capacity",
                 Axis("capacity (1: all free)", share, "{:g}".format, (0.0, 1.0)),
                 ("here", "after each task and its requests", number("Capacity")),
-                ("never", "before these requests", capacity_before),
+                ("never", "before these requests", _BEFORE),
             ),
             tables=of_moments("Capacity", entries, numbers(capacity)),
         ),
-        "owners": Section(matrices=list(_owners(entries))),
-        "overlap": Section(matrices=list(_overlaps(entries))),
-        "distances": Section(tables=of_moments("Distances", entries, _distance_rows)),
+        "distances": Section(
+            tables=of_moments("Distances", entries, partial(_distances, ("Euclidean_", "Cosine_", "CKA_")))
+        ),
         "cost": Section(tables=of_seeds("Seconds", entries, _cost_rows)),
         "settings": Section(
             tables=[
@@ -111,33 +112,18 @@ def _accuracy_rows(moment: Moment) -> Iterator[Row]:
         }
 
 
-def _jsd_rows(moment: Moment) -> Iterator[Row]:
-    for name, value, floors in _distances(moment, "JSD_"):
+def _distances(kinds: tuple[str, ...], moment: Moment) -> Iterator[Row]:
+    """Yield a row per measured distance whose name starts with one of ``kinds``, with its noise floors."""
+    for name in sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE)):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
-            "probe": text(name),
-            "JSD (bit)": value,
-            **floors,
-            "old head": cell(moment.number(OLD_HEAD.metric), percent),
-            "old head, retrained model": cell(moment.number(f"{OLD_HEAD.metric}_reference"), percent),
-            "by task": text("; ".join(by_task) or MISSING),
-        }
-
-
-def _distance_rows(moment: Moment) -> Iterator[Row]:
-    for name, value, floors in _distances(moment, "Euclidean_", "Cosine_", "CKA_"):
-        yield {"distance": text(name), "value": value, **floors}
-
-
-def _distances(moment: Moment, *kinds: str) -> Iterator[tuple[str, TableCell, Row]]:
-    """Yield name, value and noise floors of the measured distances whose names start with one of ``kinds``."""
-    for name in sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE)):
-        floors = {
+            "distance": text(name),
+            "value": cell(moment.number(name), distance_in_words),
             "floor: order": cell(moment.number(f"{name}_floor_order"), distance_in_words),
             "value / order floor": cell(ratio_of(moment, name), times),
             "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
+            "by task": text("; ".join(by_task) or MISSING),
         }
-        yield name, cell(moment.number(name), distance_in_words), floors
 
 
 def _cost_rows(run: Run) -> Iterator[Row]:
@@ -220,7 +206,7 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
 def _accuracy_matrix(entry: Entry) -> Matrix:
     tested = sorted({task for run in entry.runs for moment in run.moments for task in moment.accuracies})
     cells = [[_accuracy_cell(entry, place, task) for task in tested] for place in range(len(entry.after))]
-    return Matrix(entry.name, "test accuracy (%)", entry.after, tested, cells, "after ↓ of →")
+    return Matrix(entry.name, "test accuracy (%)", entry.after, tested, cells)
 
 
 def _accuracy_cell(entry: Entry, place: int, task: int) -> Cell | None:
@@ -235,42 +221,3 @@ def _accuracy_cell(entry: Entry, place: int, task: int) -> Cell | None:
         if value is not None:
             below.append(f"{name} {100 * value.mean:.0f}")
     return Cell(found.mean, below, framed=True)
-
-
-def _owners(entries: Sequence[Entry]) -> Iterator[Matrix]:
-    """Yield matrices of the tasks that own each layer's units before and after a request, in the first seed's run."""
-    for entry in entries:
-        for moment in entry.requests.values():
-            before, after = _by_layer(moment.first, "OwnersBefore/"), _by_layer(moment.numbers, "Owners/")
-            pairs = (("before", before), ("after", after))
-            shares = {f"{layer} {when}": of[layer] for layer in after for when, of in pairs if layer in of}
-            if shares:
-                named = sorted({task for of in shares.values() for task in of if isinstance(task, int)})
-                title = f"owners (%), request after task {moment.task}"
-                yield _matrix(entry, title, shares, ["free", "shared", *named])
-
-
-def _by_layer(found_then: Numbers, kind: str) -> dict[str, dict[int | str, float]]:
-    """Return layer → owner (a task, ``shared`` or ``free``) → fraction of units, from metrics with prefix ``kind``."""
-    found: dict[str, dict[int | str, float]] = {}
-    for name in (name for name in found_then if name.startswith(kind)):
-        for task, value in found_then[name].items():
-            layer, owner = (name, task) if task is not None else name.rsplit("/", 1)
-            found.setdefault(layer.removeprefix(kind), {})[owner] = value
-    return found
-
-
-def _overlaps(entries: Sequence[Entry]) -> Iterator[Matrix]:
-    """Yield a matrix of the last measured mask overlap of all pairs of tasks per strategy, in the first seed's run."""
-    for entry in entries:
-        found = [moment.tables[_OVERLAP] for moment in entry.first.moments if _OVERLAP in moment.tables]
-        if found and len(found[-1]) > 1:
-            _, *rows = found[-1]
-            shares = {task: dict(zip((task for task, *_ in rows), of, strict=False)) for task, *of in rows}
-            yield _matrix(entry, "overlap (%)", shares, list(shares))
-
-
-def _matrix(entry: Entry, title: str, shares: Mapping[Any, Mapping[Any, float]], columns: Sequence[Any]) -> Matrix:
-    """Return a matrix of ``shares``, which maps row → column → fraction; other cells are empty."""
-    cells = [[Cell(of[name]) if is_number(of.get(name)) else None for name in columns] for of in shares.values()]
-    return Matrix(entry.name, title, list(shares), columns, cells, "")

@@ -11,7 +11,6 @@ from avalanche_amnesia.lab.report.wording import MISSING, over_seeds
 
 CSV_COLUMNS = ("run", "seed", "after", "task", "metric", "value")
 _CLOCK = ("SecondsToUnlearn", "SecondsToRetrain", "TimesFaster")
-_HISTORY = "Figure/AccuracyMatrix/table"
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,3 @@ def _rows(moment: Moment) -> Iterator[tuple[Any, str, Any]]:
     for name, of in sorted(moment.numbers.items()):
         if name not in _CLOCK:
             yield from ((task, name, value) for task, value in of.items())
-    for name, (columns, *rows) in sorted(moment.tables.items()):
-        if name != _HISTORY:  # its rows repeat in later evaluations
-            yield from (
-                (column, f"{name}/{row[0]}", v) for row in rows for column, v in zip(columns[1:], row[1:], strict=True)
-            )

@@ -67,7 +67,6 @@ class Outcome:
         here: the metric of this model over seeds.
         there: the metric of the retrained model over seeds.
         pairs: number of compared pairs of task and seed.
-        at_most: upper bound of the excess over the retrained model, with 95 % confidence; None for a single pair.
     """
 
     reading: Reading
@@ -76,7 +75,6 @@ class Outcome:
     here: Spread | None = None
     there: Spread | None = None
     pairs: int = 0
-    at_most: float | None = None
 
 
 @dataclass(frozen=True)
@@ -211,12 +209,11 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
     """Return the outcome of a test that compares a metric with its value on the retrained model, by task and seed."""
     here, there = (spread(run.last.number(name) for run in runs) for name in (reading.metric, reading.compared))
     pairs = [pair for run in runs for pair in _pairs(reading, run)]
-
     ours, theirs = [pair.here for pair in pairs], [pair.there for pair in pairs]
     low, high = _bounds(ours, theirs)
 
     def found(finding: Finding, why: str = "") -> Outcome:
-        return Outcome(reading, finding, why, here, there, len(pairs), high if math.isfinite(high) else None)
+        return Outcome(reading, finding, why, here, there, len(pairs))
 
     if here is None:
         return found("weak", "not measured")

@@ -115,7 +115,7 @@ def without(run, is_missing, **changed):
     def rest(numbers):
         return {name: of for name, of in numbers.items() if not is_missing(name)}
 
-    moments = [replace(m, numbers=rest(m.numbers), first=rest(m.first), **changed) for m in run.moments]
+    moments = [replace(m, numbers=rest(m.numbers), **changed) for m in run.moments]
     return replace(run, moments=moments)
 
 
@@ -123,9 +123,9 @@ EARLY = ("Top1_Acc_Exp", "UnlearnedAccuracy", "UnlearnedAccuracy_reference", "Ac
 
 
 def test_sections_without_measurements_are_left_out_and_named(runs):
-    few = [without(run, lambda name: name not in EARLY and "JSD" not in name, tables={}) for run in runs]
+    few = [without(run, lambda name: name not in EARLY and "JSD" not in name) for run in runs]
     page = Page(report_page([replace(run, costs=()) for run in few]))
-    absent = {"relapse", "few_shot", "membership", "transfer", "owners", "overlap", "distances", "cost"}
+    absent = {"relapse", "few_shot", "membership", "transfer", "distances", "cost"}
     assert absent.isdisjoint(page.ids)
     assert {"accuracy", "old-head", "jsd", "difference", "capacity", "records", "settings"} <= set(page.ids)
     assert "Not measured in these runs: relapse, few-shot relearning, membership inference" in page.text
@@ -149,17 +149,12 @@ def test_a_stream_without_requests_has_a_report(runs):
 ATTACK = "<script>alert(1)</script>\"'><img src=x onerror=alert(1)>"
 
 
-SHARES = (("", 0), ("/free", None))
-
-
 def test_text_of_the_results_never_becomes_markup():
     runs = runs_of_demo(ATTACK)
     run = replace(runs[0], name=ATTACK)
     run.records[0]["plan"]["reasons"] = run.records[0]["purged"] = [ATTACK]
     for moment in run.moments:
-        owners = {f"{kind}/{ATTACK}{of}": {task: 0.5} for kind in ("Owners", "OwnersBefore") for of, task in SHARES}
-        moment.first.update(owners)
-        moment.numbers.update({name: {None: 0.5} for name in (f"CKA_{ATTACK}", f"JSD_{ATTACK}")}, **owners)
+        moment.numbers.update({name: {None: 0.5} for name in (f"CKA_{ATTACK}", f"JSD_{ATTACK}")})
     for each in runs:
         each.settings["data"] = each.versions["torch"] = ATTACK
     page = report_page([*runs[1:], run])

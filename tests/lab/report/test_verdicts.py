@@ -96,7 +96,6 @@ def test_more_seeds_make_a_test_stronger():
     assert (one.finding, one.why, one.pairs) == ("weak", "too few tasks and seeds", 3)
     many = outcome_of("old head", *(run_of(seed, n_tasks=3, **{"old head": wide}) for seed in range(5)))
     assert (many.finding, many.pairs) == ("clear", 15)
-    assert many.at_most < 0.05 < one.at_most
 
 
 def test_a_trace_in_one_seed_is_not_averaged_away():
