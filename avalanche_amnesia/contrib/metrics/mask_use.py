@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -11,21 +13,9 @@ from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from avalanche_amnesia.evaluation import figures
 from avalanche_amnesia.evaluation.bases import CallbackMetric, EventMetric
 from avalanche_amnesia.evaluation.capacity import network_capacity, trajectory_bytes
-from avalanche_amnesia.evaluation.figures import (
-    REQUEST,
-    ROLES,
-    SHARES,
-    SMALL,
-    WIDTH,
-    Cell,
-    Table,
-    house_style,
-    matrix_figure,
-    name_ticks,
-    new_figure,
-)
 from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
@@ -43,50 +33,22 @@ def mask_overlap(mask_a: Tensor, mask_b: Tensor) -> float:
     return int((mask_a & mask_b).sum()) / union if union else 0.0
 
 
-def overlap_matrix(masks: Mapping[int, Tensor]) -> Tensor:
-    """Return the Jaccard index ``|a ∩ b| / |a ∪ b|`` of each pair of masks (bool ``(n,)``, n > 0, units or weights).
-
-    Float64 ``(tasks, tasks)`` in the mapping's order, symmetric, in [0, 1]; 1 on the diagonal, 0 for an empty mask.
-    ``ValueError`` if masks are not bool, are empty, or differ in shape.
-    """
-    _check(masks)
-    rows = [[mask_overlap(a, b) for b in masks.values()] for a in masks.values()]
-    return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), len(rows))
-
-
-def mean_overlap(matrix: Tensor) -> float | None:
-    """Return the mean of an :func:`overlap_matrix` off the diagonal, in [0, 1]; None for fewer than two tasks."""
-    n = len(matrix)
-    return float((matrix.sum() - matrix.trace()) / (n * (n - 1))) if n > 1 else None
-
-
 def owners(masks: Mapping[int, Tensor]) -> dict[str, float]:
     """Return the shares of a layer's units (or weights) used by no task, by several tasks, and by each task only.
 
     Args:
-        masks: task → bool ``(n,)``, n > 0, over the units or weights of one layer; without masks all are free.
+        masks: task → bool ``(n,)``, over the units or weights of one layer; without masks all are free.
 
     Returns:
         ``free``, ``shared``, then each task's label → share in [0, 1]; they add up to 1. Unlearning a task frees
         the share that it uses exclusively.
-
-    Raises:
-        ValueError: if masks are not bool, are empty, or differ in shape.
     """
-    _check(masks)
     if not masks:
         return {"free": 1.0, "shared": 0.0}
     users = torch.stack(list(masks.values())).sum(0)
     n = len(users)
     shares = {"free": int((users == 0).sum()) / n, "shared": int((users > 1).sum()) / n}
     return shares | {str(task): int((mask & (users == 1)).sum()) / n for task, mask in masks.items()}
-
-
-def _check(masks: Mapping[int, Tensor]) -> None:
-    shapes = {(tuple(mask.shape), mask.dtype) for mask in masks.values()}
-    fit = all(dtype == torch.bool and len(shape) == 1 and 0 not in shape for shape, dtype in shapes)
-    if len(shapes) > 1 or not fit:
-        raise ValueError(f"masks must be bool tensors of one shape (n,), n > 0, got {sorted(map(str, shapes))}")
 
 
 def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
@@ -102,8 +64,8 @@ def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
 
 def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> Figure:
     """Draw the overlap of each pair of masks as a matrix."""
-    cells = {"overlap of masks (%)": [[Cell(share) for share in row] for row in overlap]}
-    return matrix_figure(cells, rows=tasks, columns=tasks, row_label="task", column_label="with task")
+    cells = {"overlap of masks (%)": [[figures.Cell(share) for share in row] for row in overlap]}
+    return figures.matrix_figure(cells, rows=tasks, columns=tasks, row_label="task", column_label="with task")
 
 
 class MaskOverlap(EventMetric):
@@ -121,10 +83,11 @@ class MaskOverlap(EventMetric):
         model = strategy.model
         if not isinstance(model, TaskMaskedModel) or len(model.masks) < 2:
             return {}
-        matrix = overlap_matrix({task: model.binary_mask(task) for task in model.masks})
-        tasks, rows = list(model.masks), matrix.tolist()
-        table = Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
-        return {str(self): mean_overlap(matrix), "Figure/Overlap": Picture(overlap_figure, tasks, rows, table=table)}
+        tasks, masks = list(model.masks), [model.binary_mask(task) for task in model.masks]
+        rows = [[mask_overlap(a, b) for b in masks] for a in masks]
+        table = figures.Table(("task", *map(str, tasks)), tuple((t, *row) for t, row in zip(tasks, rows, strict=True)))
+        mean = fmean(mask_overlap(a, b) for a, b in combinations(masks, 2))
+        return {str(self): mean, "Figure/Overlap": Picture(overlap_figure, tasks, rows, table=table)}
 
 
 class Owners(EventMetric):
@@ -162,24 +125,24 @@ def owners_metrics() -> list[Owners]:
     return [Owners()]
 
 
-@house_style
+@figures.house_style
 def capacity_figure(
     names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
 ) -> Figure:
     """Draw the free capacity and the size of the trajectory after every event; vertical lines mark unlearnings."""
     room = 3.5 * max(map(len, names), default=0)  # for slanted names
-    figure = new_figure(270 + room, min(max(WIDTH, 32 * len(names) + 80), 1440))
+    figure = figures.new_figure(270 + room, min(max(figures.WIDTH, 32 * len(names) + 80), 1440))
     above, below = axes = figure.subplots(2, 1, sharex=True)
-    above.plot(capacity, **ROLES["here"])
+    above.plot(capacity, **figures.ROLES["here"])
     above.set(ylabel="free capacity", ylim=(0, 1.02))
-    below.plot([size / 1024 for size in trajectory_bytes], **ROLES["order"])
+    below.plot([size / 1024 for size in trajectory_bytes], **figures.ROLES["order"])
     below.set(ylabel="trajectory (KiB)", xlabel="after")
     below.set_ylim(bottom=0)
-    name_ticks(below.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
+    figures.name_ticks(below.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
     for ax in axes:
         ax.grid(axis="y")
         for place in np.flatnonzero(requested):
-            ax.axvline(place, **REQUEST)
+            ax.axvline(place, **figures.REQUEST)
     figure.align_ylabels()
     return figure
 
@@ -195,14 +158,14 @@ class LayerMasks:
     shared: float
 
 
-def layer_masks(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> list[LayerMasks]:
+def layer_masks(masks: Mapping[int, Mapping[str, Tensor]]) -> list[LayerMasks]:
     """Return the masks of at most 24 layers, evenly spread over the depth, as pixels to draw."""
     layers = list(next(iter(masks.values()), {}))
     if len(layers) > MAX_LAYERS:
         layers = [layers[i] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS).round().astype(int)]
     made = []
     for layer in layers:
-        rows = _rows({task: torch.as_tensor(of_task[layer]) for task, of_task in masks.items()})
+        rows = torch.stack([of_task[layer].detach().to("cpu", torch.float32) for of_task in masks.values()])
         narrow = rows if rows.shape[1] <= MAX_WIDTH else F.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
         shared = float((rows > 0).sum(0).gt(1).float().mean())
         pixels = (narrow * 255).round().to(torch.uint8).numpy()
@@ -210,51 +173,34 @@ def layer_masks(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> l
     return made
 
 
-def _rows(masks: Mapping[int, Tensor]) -> Tensor:
-    first = next(iter(masks.values()))
-    rows = []
-    for task, mask in masks.items():
-        if mask.ndim != 1 or mask.numel() == 0 or mask.shape != first.shape:
-            raise ValueError(
-                f"mask of task {task} has shape {tuple(mask.shape)}, the first one {tuple(first.shape)}: "
-                "pass masks of one layer, each of the same shape (units,)"
-            )
-        row = mask.detach().to("cpu", torch.float32)
-        if not bool(((row >= 0) & (row <= 1)).all()):
-            raise ValueError(
-                f"mask of task {task} has values outside [0, 1] (from {row.min()} to {row.max()}): "
-                "pass the mask itself, not its embedding"
-            )
-        rows.append(row)
-    return torch.stack(rows)
-
-
-def masks_figure(masks: Mapping[int, Mapping[str, Tensor | Sequence[bool]]]) -> Figure:
+def masks_figure(masks: Mapping[int, Mapping[str, Tensor]]) -> Figure:
     """Draw the units (or weights) that each remaining task uses: a panel per layer, a row per task.
 
     Args:
-        masks: task label -> layer -> mask of shape (units,). Layers wider than 1,024 units show the mean of neighbours;
-            networks with more than 24 layers show 24 layers evenly spread over the depth.
+        masks: task label -> layer -> mask of shape (units,), in [0, 1]. Layers wider than 1,024 units show the mean of
+            neighbours; networks with more than 24 layers show 24 layers evenly spread over the depth.
     """
     return layers_figure(list(masks), layer_masks(masks))
 
 
-@house_style
+@figures.house_style
 def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
     """Draw the figure of :func:`masks_figure` from the result of :func:`layer_masks`."""
-    figure = new_figure(60 + max(len(layers), 1) * (48 + 14 * max(len(tasks), 1)), width=580)
+    figure = figures.new_figure(60 + max(len(layers), 1) * (48 + 14 * max(len(tasks), 1)), width=580)
     if not layers:
         figure.text(0.5, 0.5, "no task remains: no mask", ha="center", va="center")
         return figure
     axes = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
     for ax, masks in zip(axes, layers, strict=True):
         span = (-0.5, masks.units - 0.5, len(tasks) - 0.5, -0.5)
-        ax.imshow(masks.rows, aspect="auto", interpolation="nearest", cmap=SHARES, vmin=0, vmax=255, extent=span)
+        ax.imshow(
+            masks.rows, aspect="auto", interpolation="nearest", cmap=figures.SHARES, vmin=0, vmax=255, extent=span
+        )
         title = f"{masks.layer}: {masks.units} entries, {masks.shared:.0%} shared by several tasks"
-        ax.set_title(title, fontsize=SMALL, loc="left")
+        ax.set_title(title, fontsize=figures.SMALL, loc="left")
         names = [f"task {task}: {used:.0%}" for task, used in zip(tasks, masks.used, strict=True)]
         ax.set_yticks(range(len(tasks)), names)
-        ax.tick_params(labelsize=SMALL)
+        ax.tick_params(labelsize=figures.SMALL)
     axes[-1].set_xlabel("unit (or weight) of the layer; dark: used")
     return figure
 

@@ -14,7 +14,6 @@ from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_d
 from avalanche_amnesia.benchmarks.families import drawn
 from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
@@ -41,10 +40,10 @@ def linear_probe_accuracy(
         In [0, 1].
 
     Raises:
-        ValueError: for features and labels of different lengths, no samples, or features with NaN or infinity.
+        ValueError: for a penalty of 0 or less.
     """
     checks.above("penalty", penalty, 0)
-    n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
+    n_classes = 1 + int(max(train_labels.max(), test_labels.max()))
     weight, bias = fit_head(train_features.double(), train_labels, n_classes, penalty=penalty, crowded=0)
     return accuracy(test_features.double() @ weight.T + bias, test_labels)
 
@@ -63,7 +62,7 @@ def few_shot_accuracy(
         penalty: above 0: ``mean cross-entropy + penalty / 2 · ‖W‖²``, bias included.
     """
     checks.above("penalty", penalty, 0)
-    n_classes = _check_samples(train_features, train_labels, test_features, test_labels)
+    n_classes = 1 + int(max(train_labels.max(), test_labels.max()))
     mean = train_features.double().mean(0)
     scale = (train_features.double() - mean).square().mean().sqrt()
     scale = torch.where(scale == 0, 1.0, scale)  # constant features: avoid a division by 0
@@ -94,19 +93,6 @@ def _fit_penalised(features: Tensor, labels: Tensor, n_classes: int, penalty: fl
     return weight.detach()
 
 
-def _check_samples(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> int:
-    """Return the number of classes of training and test samples; raise ValueError for invalid features or labels."""
-    for name, features, labels in (("train", train_features, train_labels), ("test", test_features, test_labels)):
-        if features.dim() != 2 or labels.shape != features.shape[:1] or len(labels) == 0:
-            raise ValueError(
-                f"expected {name}_features (n, features) and {name}_labels (n,), n ≥ 1, got {tuple(features.shape)} "
-                f"and {tuple(labels.shape)}"
-            )
-        if not bool(features.isfinite().all()):
-            raise ValueError(f"{name}_features must be finite: no probe can be fitted to others")
-    return 1 + int(max(train_labels.max(), test_labels.max()))
-
-
 class FreshHead(ComparedMetric):
     """Base class of metrics that fit a new head to an unlearned task's features and return its test accuracy.
 
@@ -115,29 +101,24 @@ class FreshHead(ComparedMetric):
     never saw the task. It is rarely at chance level, because random features separate easy tasks, too. A rise
     after later tasks is a relapse if the reference's value does not rise. The head is fitted, and its accuracy
     emitted, after every evaluation between tasks, per unlearned task and as their mean. ``<name>_tasks`` is the number
-    of tasks in these means: ``own`` leaves out tasks without a kept mask (``keep_probes=False``). Tasks whose features
+    of tasks in these means, which leave out tasks without a kept mask (``keep_probes=False``). Tasks whose features
     have NaN or infinity are left out with a warning.
 
     Args:
         benchmark: the run's benchmark; its streams contain the unlearned tasks' data.
         references: the run's references; None: no comparison.
-        probe: ``own``: through the task's former mask; ``remaining``: mean features over the masks of the
-            remaining tasks; ``none``: all units open. Models without masks use their plain backbone for all three.
 
     Raises:
         TypeError: if ``benchmark`` or ``references`` has another type.
-        ValueError: for an unknown probe.
     """
 
     higher_is_better = False
     lower_bound, upper_bound = 0.0, 1.0
     name: str
 
-    def __init__(self, benchmark: Any, references: References | None = None, probe: ProbeKind = "own") -> None:
+    def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__(benchmark, references)
         self.train_experiences = by_task_label(benchmark.train_stream)
-        checks.one_of("probe", probe, ProbeKind)
-        self.probe = probe
 
     @abstractmethod
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
@@ -149,9 +130,9 @@ class FreshHead(ComparedMetric):
         """Return the test accuracy of a head fitted to training features ``(n, features)`` and labels ``(n,)``."""
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
-        """Return the accuracy of a new head; None if the probe's mask is missing or features are not finite."""
+        """Return the accuracy of a new head; None if the task's mask is missing or features are not finite."""
         (x, y), (test_x, test_y) = self.samples_of(task), task_data(self.test_experiences[task])
-        train, test = (self.probed_features(model, main, each, task, remaining, self.probe) for each in (x, test_x))
+        train, test = (self.probed_features(model, main, each, task, remaining, "own") for each in (x, test_x))
         if train is None or test is None:
             return None
         if not bool(train.isfinite().all() and test.isfinite().all()):
@@ -160,16 +141,16 @@ class FreshHead(ComparedMetric):
         return self.reading(train, y, test, test_y)
 
     def __str__(self) -> str:
-        return self.name if self.probe == "own" else f"{self.name}_{self.probe}"
+        return self.name
 
 
 class Relapse(FreshHead):
     """Metric of relapse: test accuracy of a linear probe fitted to an unlearned task's training data.
 
-    Emitted as ``Relapse``, with other probes as e.g. ``Relapse_none``. :class:`FreshHead` explains the values.
+    Emitted as ``Relapse``. :class:`FreshHead` explains the values.
 
     Args:
-        benchmark, references, probe: as for :class:`FreshHead`.
+        benchmark, references: as for :class:`FreshHead`.
         samples: largest number of training samples, evenly spread, at least 1.
 
     Raises:
@@ -179,10 +160,8 @@ class Relapse(FreshHead):
     name, helper = "Relapse", "relapse_metrics"
     reading = staticmethod(linear_probe_accuracy)
 
-    def __init__(
-        self, benchmark: Any, references: References | None = None, probe: ProbeKind = "own", samples: int = 10_000
-    ) -> None:
-        super().__init__(benchmark, references, probe)
+    def __init__(self, benchmark: Any, references: References | None = None, samples: int = 10_000) -> None:
+        super().__init__(benchmark, references)
         self.samples = checks.whole_number("samples", samples)
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
@@ -195,11 +174,11 @@ class FewShot(FreshHead):
 
     Features trained on a task need few samples, features never trained on it need many. :class:`Relapse` uses many
     samples and so hides the difference. The samples are drawn from the training data by (seed, task): the same ones
-    for the model, its reference, and every evaluation. Emitted as ``FewShot``, with other shots and probes as e.g.
-    ``FewShot20_none``. :class:`FreshHead` explains the values.
+    for the model, its reference, and every evaluation. Emitted as ``FewShot``, with other shots as e.g. ``FewShot20``.
+    :class:`FreshHead` explains the values.
 
     Args:
-        benchmark, references, probe: as for :class:`FreshHead`.
+        benchmark, references: as for :class:`FreshHead`.
         shots: number of samples per class, at least 1; all samples of a smaller class.
         seed: seed of the draw.
 
@@ -211,55 +190,26 @@ class FewShot(FreshHead):
     reading = staticmethod(few_shot_accuracy)
 
     def __init__(
-        self,
-        benchmark: Any,
-        references: References | None = None,
-        probe: ProbeKind = "own",
-        shots: int = _SHOTS,
-        seed: int = 0,
+        self, benchmark: Any, references: References | None = None, shots: int = _SHOTS, seed: int = 0
     ) -> None:
-        super().__init__(benchmark, references, probe)
+        super().__init__(benchmark, references)
         self.shots, self.seed = checks.whole_number("shots", shots), checks.whole_number("seed", seed, None)
         self.name = "FewShot" if shots == _SHOTS else f"FewShot{shots}"
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """Return ``shots`` training samples per class of a task: inputs ``(n, …)`` and labels ``(n,)``."""
         experience, seed = self.train_experiences[task], derive_seed(self.seed, "shots", task)
-        return task_data(experience, few_shots(targets_of(experience), self.shots, seed))
+        labels = targets_of(experience)
+        return task_data(experience, drawn(labels, dict.fromkeys(labels.unique().tolist(), self.shots), seed))
 
 
-def few_shots(labels: Tensor, shots: int, seed: int) -> Tensor:
-    """Draw a few samples of every class, and return their positions.
-
-    Args:
-        labels: ``(N,)``, int64.
-        shots: number of samples per class, at least 1; all samples of a smaller class.
-        seed: seed of the draw, which depends only on it and the labels.
-
-    Returns:
-        int64 ``(n,)``, ascending.
-
-    Raises:
-        ValueError: if ``shots`` is below 1, or ``seed`` is no integer.
-    """
-    checks.whole_number("shots", shots)
-    return drawn(labels, dict.fromkeys(labels.unique().tolist(), shots), seed)
-
-
-def relapse_metrics(
-    benchmark: Any, references: References | None = None, *, probe: ProbeKind = "own", samples: int = 10_000
-) -> list[Relapse]:
+def relapse_metrics(benchmark: Any, references: References | None = None, *, samples: int = 10_000) -> list[Relapse]:
     """Return the metric of relapse on the unlearned tasks of a benchmark; arguments as for :class:`Relapse`."""
-    return [Relapse(benchmark, references, probe, samples)]
+    return [Relapse(benchmark, references, samples)]
 
 
 def few_shot_metrics(
-    benchmark: Any,
-    references: References | None = None,
-    *,
-    probe: ProbeKind = "own",
-    shots: int = _SHOTS,
-    seed: int = 0,
+    benchmark: Any, references: References | None = None, *, shots: int = _SHOTS, seed: int = 0
 ) -> list[FewShot]:
     """Return the metric of few-shot relearning of unlearned tasks; arguments as for :class:`FewShot`."""
-    return [FewShot(benchmark, references, probe, shots, seed)]
+    return [FewShot(benchmark, references, shots, seed)]

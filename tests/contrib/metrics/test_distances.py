@@ -108,10 +108,6 @@ def test_a_figure_of_masks_has_a_panel_for_each_layer_up_to_a_limit():
     assert masks_figure({}).axes == []
 
 
-def masks_of(*masks):
-    return layer_masks({task: {"a": mask} for task, mask in enumerate(masks)})
-
-
 REFUSED = [
     (lambda: euclidean_distance(torch.zeros(2, 3), torch.zeros(2, 4)), r"one shape \(n, features\), got"),
     (lambda: cosine_distance(torch.zeros(3), torch.zeros(3)), r"one shape \(n, features\), got"),
@@ -120,10 +116,6 @@ REFUSED = [
     (lambda: paired_test([1.0], [1.0, 2.0]), r"got \[1.0\] and \[1.0, 2.0\]"),
     (lambda: paired_test([math.nan], [1.0]), "finite numbers"),
     (lambda: paired_test([1.0], [2.0], confidence=95), r"in \(0, 1\), got 95"),
-    (lambda: masks_of(torch.ones(2), torch.ones(3)), r"task 1 has shape \(3,\)"),
-    (lambda: masks_of(torch.ones(2, 2)), r"task 0 has shape \(2, 2\)"),
-    (lambda: masks_of(torch.ones(2), torch.tensor([0.0, 6.0])), r"task 1 has values outside \[0, 1\]"),
-    (lambda: masks_of(torch.tensor([torch.nan])), "outside"),
 ]
 
 
