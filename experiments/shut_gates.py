@@ -18,7 +18,7 @@ from torch.optim import SGD, Adam
 
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.benchmarks.families import Images, permuted, split, stratified
-from avalanche_amnesia.contrib.streams.image_sets import Standardise, load_idx, rotated
+from avalanche_amnesia.contrib.streams.image_sets import Standardise, load, rotated
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP, MaskedModel, gate
 from avalanche_amnesia.training import HAT, AmnesiacHAT, HardAttention
@@ -39,7 +39,7 @@ OUTPUT = Path("experiments/results/shut_gates")
 
 def make_benchmark(stream, seed, root):
     data, n_train, tasks = STREAMS[stream]
-    x, y = load_idx(data, root, False)[0]
+    x, y = load(data, root, False)[0]
     chosen = stratified(y, n_train + 2000, seed, "shut gates")
     validating = chosen[stratified(y[chosen], 2000, seed, "validation")]
     training = chosen[~torch.isin(chosen, validating)]

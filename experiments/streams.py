@@ -24,9 +24,8 @@ from avalanche_amnesia.contrib.streams import CharacterNet, SmallConvNet
 from avalanche_amnesia.contrib.streams.image_sets import (
     JPEG,
     Standardise,
-    cifar,
     cifar10_jpeg,
-    load_idx,
+    load,
     rotated,
 )
 from avalanche_amnesia.contrib.streams.scenarios import published
@@ -106,7 +105,7 @@ def _idx(name: str) -> Callable[[Path], Images]:
 
     @cache
     def load(root: Path) -> Images:
-        return Images(*load_idx(name, root, False), before=(Standardise(0, 255),), after=(standard,))
+        return Images(*load(name, root, False), before=(Standardise(0, 255),), after=(standard,))
 
     return load
 
@@ -114,7 +113,7 @@ def _idx(name: str) -> Callable[[Path], Images]:
 @cache
 def _cifar10(root: Path) -> Images:
     """CIFAR-10 by torchvision; where it is not, ``cifar10-jpeg/cifar10_jpeg.npz``, compressed to JPEG of quality 75."""
-    parts = cifar10_jpeg(root) if (root / JPEG).exists() else cifar("CIFAR10", root, True)
+    parts = cifar10_jpeg(root) if (root / JPEG).exists() else load("CIFAR10", root, True)
     return Images(*parts, before=(Standardise(0, 255),), after=(Standardise(0.473, 0.251),))
 
 

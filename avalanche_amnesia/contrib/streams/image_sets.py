@@ -8,6 +8,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -44,12 +45,11 @@ def data_root(name: str, root: str | Path | None, holds: str) -> Path:
     return Path(given)
 
 
-def missing(name: str, what: str, root: Path, downloads: bool = True, instead: str = "") -> DataNotFoundError:
+def missing(name: str, what: str, root: Path, downloads: bool = True) -> DataNotFoundError:
     """Return the DataNotFoundError to raise for missing files of the data set ``name``."""
-    way_out = (", or give download=True" if downloads else "") + (f"; {instead}" if instead else "")
     return DataNotFoundError(
         f"{name}: {what} missing in {root}; put it there, point root= or the environment variable {ENVIRONMENT} to a "
-        f"folder that holds it{way_out}"
+        f"folder that holds it{', or give download=True' if downloads else ''}"
     )
 
 
@@ -93,110 +93,94 @@ def rotated(images: Images, n_tasks: int, angles: Sequence[float] | None) -> CLS
     return all_classes(images, [Rotate(float(turn)) if turn % 360 else None for turn in turns])
 
 
-def prepared(name: str, parts: Parts, standardise: bool, n_train: int | None, n_test: int | None, seed: int) -> Images:
-    """Return stratified subsets of images as bytes; tasks read them scaled to [0, 1], or standardised."""
-    images = Images(*parts, before=(Standardise(0, 255),), after=(_STANDARD[name],) if standardise else ())
-    return images.subset(n_train, n_test, seed)
+class ImageOptions(TypedDict, total=False):
+    """Options of all streams over image data sets.
+
+    Attributes:
+        seed: seed of the subsets; 0 by default.
+        n_train: number of training images, stratified, before a split into tasks (else per task, the same ones in every
+            task), at least one per class; None, the default: all.
+        n_test: number of test images in the same way.
+        root: the folder of data sets, with ``MNIST/raw``, ``FashionMNIST/raw``, ``cifar-10-batches-py`` or
+            ``cifar-100-python``; None, the default: the environment variable AMNESIA_DATA.
+        download: let torchvision download missing files; False by default.
+    """
+
+    seed: int
+    n_train: int | None
+    n_test: int | None
+    root: str | Path | None
+    download: bool
 
 
-def SplitMNIST(
-    n_tasks: int = 5,
+def images_of(
+    name: str,
     *,
     seed: int = 0,
     n_train: int | None = None,
     n_test: int | None = None,
-    class_order: Sequence[int] | None = None,
     root: str | Path | None = None,
     download: bool = False,
-    standardise: bool = True,
+    jpeg: bool = False,
+) -> Images:
+    """Return stratified subsets of images as bytes; tasks read them scaled to [0, 1] and standardised."""
+    parts = cifar10_jpeg(data_root(name, root, str(JPEG))) if jpeg else load(name, root, download)
+    return Images(*parts, before=(Standardise(0, 255),), after=(_STANDARD[name],)).subset(n_train, n_test, seed)
+
+
+def SplitMNIST(
+    n_tasks: int = 5, *, class_order: Sequence[int] | None = None, **options: Unpack[ImageOptions]
 ) -> CLScenario:
     """Return a stream over MNIST with the ten digits split equally among the tasks; images float32 (1, 28, 28).
 
+    Pixels are divided by 255, minus 0.1307 and divided by 0.3081.
+
     Args:
         n_tasks: 1, 2, 5 or 10.
-        seed: seed of the subsets.
-        n_train: number of training images before the split into tasks, stratified, 10 to 60,000;
-            None: all.
-        n_test: number of test images, stratified, 10 to 10,000; None: all.
         class_order: the ten classes in the order of their tasks; None: 0 to 9.
-        root: the folder with ``MNIST/raw``; None: the environment variable AMNESIA_DATA.
-        download: let torchvision download missing files.
-        standardise: subtract 0.1307 and divide by 0.3081; otherwise pixels are in [0, 1].
+        options: see :class:`ImageOptions`.
 
     Raises:
         DataNotFoundError: a file is missing; the message says which one and how to get it.
         CorruptDataError: a file differs from the published one.
         ValueError: for an invalid value; the message lists the valid ones.
     """
-    images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
-    return split(images, n_tasks, class_order)
+    return split(images_of("MNIST", **options), n_tasks, class_order)
 
 
 def SplitFashionMNIST(
-    n_tasks: int = 5,
-    *,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    class_order: Sequence[int] | None = None,
-    root: str | Path | None = None,
-    download: bool = False,
-    standardise: bool = True,
+    n_tasks: int = 5, *, class_order: Sequence[int] | None = None, **options: Unpack[ImageOptions]
 ) -> CLScenario:
     """Return a stream over Fashion-MNIST with its ten classes split equally among the tasks; float32 (1, 28, 28).
 
-    Arguments and errors are those of :func:`SplitMNIST`, with the files in ``FashionMNIST/raw``, mean 0.2860 and
-    standard deviation 0.3530.
+    Arguments and errors are those of :func:`SplitMNIST`, with mean 0.2860 and standard deviation 0.3530.
     """
-    images = prepared("FashionMNIST", load_idx("FashionMNIST", root, download), standardise, n_train, n_test, seed)
-    return split(images, n_tasks, class_order)
+    return split(images_of("FashionMNIST", **options), n_tasks, class_order)
 
 
-def PermutedMNIST(
-    n_tasks: int = 5,
-    *,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    root: str | Path | None = None,
-    download: bool = False,
-    standardise: bool = True,
-) -> CLScenario:
+def PermutedMNIST(n_tasks: int = 5, **options: Unpack[ImageOptions]) -> CLScenario:
     """Return a stream with all of MNIST in every task: unchanged in task 0, then each task with its own pixel order.
 
     Args:
         n_tasks: at least 1; all tasks share one copy of the images.
-        seed: seed of the subsets and of each task's pixel order, which depends on the seed and the task only.
-        n_train: training images per task (the same ones in every task), stratified, 10 to 60,000; None: all.
-        n_test: test images per task, stratified, 10 to 10,000; None: all.
-        root, download, standardise: see :func:`SplitMNIST`, also for the errors.
+        options: see :class:`ImageOptions`; a task's pixel order depends on the seed and the task only. Errors are
+            those of :func:`SplitMNIST`.
     """
-    images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
-    return permuted(images, n_tasks, seed)
+    return permuted(images_of("MNIST", **options), n_tasks, options.get("seed", 0))
 
 
 def RotatedMNIST(
-    n_tasks: int = 5,
-    *,
-    angles: Sequence[float] | None = None,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    root: str | Path | None = None,
-    download: bool = False,
-    standardise: bool = True,
+    n_tasks: int = 5, *, angles: Sequence[float] | None = None, **options: Unpack[ImageOptions]
 ) -> CLScenario:
     """Return a stream with all of MNIST in every task, rotated counter-clockwise by the task's angle.
 
     Args:
         n_tasks: at least 1; all tasks share one copy of the images.
         angles: degrees, one per task; None: evenly spaced from 0 to 90, both included.
-        seed: seed of the subsets.
-        n_train, n_test: see :func:`PermutedMNIST`.
-        root, download, standardise: see :func:`SplitMNIST`, also for the errors; rotation (bilinear) comes first.
+        options: see :class:`ImageOptions`; errors are those of :func:`SplitMNIST`. Images are rotated (bilinear) before
+            they are standardised.
     """
-    images = prepared("MNIST", load_idx("MNIST", root, download), standardise, n_train, n_test, seed)
-    return rotated(images, n_tasks, angles)
+    return rotated(images_of("MNIST", **options), n_tasks, angles)
 
 
 def RotatedDigits(
@@ -225,52 +209,35 @@ def RotatedDigits(
 def SplitCIFAR10(
     n_tasks: int = 5,
     *,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
     class_order: Sequence[int] | None = None,
-    root: str | Path | None = None,
-    download: bool = False,
-    standardise: bool = True,
     jpeg: bool = False,
+    **options: Unpack[ImageOptions],
 ) -> CLScenario:
     """Return a stream over CIFAR-10 with its ten classes split equally among the tasks; images float32 (3, 32, 32).
 
+    Pixels are divided by 255, minus 0.473 and divided by 0.251.
+
     Args:
         n_tasks: 1, 2, 5 or 10.
-        n_train, n_test: see :func:`SplitMNIST`, at most 50,000 and 10,000.
-        root: the folder with ``cifar-10-batches-py``; None: the environment variable AMNESIA_DATA.
-        standardise: subtract 0.473 and divide by 0.251; otherwise pixels are in [0, 1].
         jpeg: read ``cifar10-jpeg/cifar10_jpeg.npz`` instead: the same images as JPEG of quality 75. Do not compare
             the results with published ones.
-        seed, class_order, download: see :func:`SplitMNIST`, also for the errors.
+        class_order, options: see :func:`SplitMNIST`, also for the errors.
     """
-    images = cifar10_jpeg(data_root("CIFAR10", root, str(JPEG))) if jpeg else cifar("CIFAR10", root, download)
-    return split(prepared("CIFAR10", images, standardise, n_train, n_test, seed), n_tasks, class_order)
+    return split(images_of("CIFAR10", jpeg=jpeg, **options), n_tasks, class_order)
 
 
 def SplitCIFAR100(
-    n_tasks: int = 20,
-    *,
-    seed: int = 0,
-    n_train: int | None = None,
-    n_test: int | None = None,
-    class_order: Sequence[int] | None = None,
-    root: str | Path | None = None,
-    download: bool = False,
-    standardise: bool = True,
+    n_tasks: int = 20, *, class_order: Sequence[int] | None = None, **options: Unpack[ImageOptions]
 ) -> CLScenario:
     """Return a stream over CIFAR-100 with its 100 classes split equally among the tasks; images float32 (3, 32, 32).
 
+    Pixels are divided by 255, minus 0.478 and divided by 0.268.
+
     Args:
         n_tasks: 1, 2, 4, 5, 10, 20, 25, 50 or 100.
-        n_train, n_test: see :func:`SplitCIFAR10`, at least 100.
-        root: the folder with ``cifar-100-python``; None: the environment variable AMNESIA_DATA.
-        standardise: subtract 0.478 and divide by 0.268; otherwise pixels are in [0, 1].
-        seed, class_order, download: see :func:`SplitCIFAR10`, also for the errors.
+        class_order, options: see :func:`SplitMNIST`, also for the errors.
     """
-    images = prepared("CIFAR100", cifar("CIFAR100", root, download), standardise, n_train, n_test, seed)
-    return split(images, n_tasks, class_order)
+    return split(images_of("CIFAR100", **options), n_tasks, class_order)
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -294,50 +261,48 @@ def absent_files(name: str, root: Path) -> list[Path]:
     return [file for file in files_of(name) if not any((root / f"{file}{end}").is_file() for end in ends)]
 
 
-def _found(name: str, root: str | Path | None, download: bool) -> tuple[Path, bool]:
-    """Return the data root with a torchvision data set, and True if files are missing and may be downloaded."""
-    folder = files_of(name)[0].parent
+def load(name: str, root: str | Path | None, download: bool) -> Parts:
+    """Return training and test set of a torchvision data set as bytes, x uint8 (n, channels, height, width).
+
+    Files of MNIST and Fashion-MNIST may also end with ``.gz``; they are not changed.
+    """
+    from torchvision import datasets
+
+    family, folder = getattr(datasets, name), files_of(name)[0].parent
     given = data_root(name, root, str(folder))
     absent = absent_files(name, given)
     if absent and not download:
-        copied = name == "CIFAR10" and (given / JPEG).is_file()
-        lossy = f"jpeg=True reads {JPEG}, which is there: a lossy copy, not for comparison with papers"
         also = " (or the same with .gz)" if name.endswith("MNIST") else ""
-        what = f"{', '.join(file.name for file in absent)}{also} of {folder}"
-        raise missing(name, what, given / folder, instead=lossy if copied else "")
-    return given, bool(absent)
-
-
-def load_idx(name: str, root: str | Path | None, download: bool) -> Parts:
-    """Return training and test set of MNIST or Fashion-MNIST from torchvision's files, without changing the files."""
-    from torchvision import datasets
-
-    family = getattr(datasets, name)
-    given, is_missing = _found(name, root, download)
-    if is_missing:
-        family(given, download=True)
-    train_x, train_y, test_x, test_y = (_read(given / name / "raw" / gz, md5) for gz, md5 in family.resources)
-    return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)
+        raise missing(name, f"{', '.join(file.name for file in absent)}{also} of {folder}", given / folder)
+    try:
+        if absent:
+            family(given, download=True)
+        if name.endswith("MNIST"):
+            train_x, train_y, test_x, test_y = (_read(given / name / "raw" / gz, md5) for gz, md5 in family.resources)
+            return (train_x.unsqueeze(1), train_y), (test_x.unsqueeze(1), test_y)
+        train, test = (family(given, train=train) for train in (True, False))
+    except RuntimeError as error:  # wrong checksum
+        raise CorruptDataError(
+            f"{name} in {given} is not what was published ({error}); delete its folder and fetch it again"
+        ) from error
+    images = (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test))
+    return (next(images), torch.tensor(train.targets)), (next(images), torch.tensor(test.targets))
 
 
 def _read(packed: Path, md5: str) -> Tensor:
     from torchvision.datasets.mnist import read_image_file, read_label_file
     from torchvision.datasets.utils import check_integrity, extract_archive
 
-    path = extracted = packed.with_suffix("")
-    with TemporaryDirectory() as folder:  # extracts .gz files, as the root may be read-only
-        if not extracted.is_file():
-            if not check_integrity(packed, md5):
-                raise CorruptDataError(
-                    f"{packed} does not have the published checksum (md5 {md5}); delete it and fetch it again"
-                )
-            path = extract_archive(packed, folder)
-        try:
+    extracted = packed.with_suffix("")
+    held = extracted if extracted.is_file() else packed
+    try:
+        with TemporaryDirectory() as folder:  # for the content of .gz files, as the root may be read-only
+            if held == packed and not check_integrity(packed, md5):
+                raise ValueError(f"its md5 is not {md5}")
+            path = extracted if held == extracted else extract_archive(packed, folder)
             tensor: Tensor = (read_image_file if "images" in packed.name else read_label_file)(path)
-        except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise CorruptDataError(
-                f"{extracted} is no complete idx file of bytes; delete it and fetch it again"
-            ) from error
+    except (AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CorruptDataError(f"{held} is not what was published ({error}); delete it and fetch it again") from error
     return tensor
 
 
@@ -357,18 +322,3 @@ def _unpacked(file: Path, part: str) -> tuple[Tensor, Tensor]:
         labels = torch.from_numpy(arrays[f"{part}_labels"]).long()
     images = np.stack([np.array(Image.open(io.BytesIO(data[a:b]))) for a, b in pairwise(ends)])
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), labels
-
-
-def cifar(name: str, root: str | Path | None, download: bool) -> Parts:
-    """Return training and test set of CIFAR-10 or CIFAR-100 from torchvision, x uint8 (n, 3, 32, 32)."""
-    from torchvision import datasets
-
-    given, is_missing = _found(name, root, download)
-    try:
-        train, test = (getattr(datasets, name)(given, train=train, download=is_missing) for train in (True, False))
-    except RuntimeError as error:  # wrong checksum
-        raise CorruptDataError(
-            f"{name} in {given} is not what was published ({error}); delete its folder and fetch it again"
-        ) from error
-    images = (torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous() for part in (train, test))
-    return (next(images), torch.tensor(train.targets)), (next(images), torch.tensor(test.targets))

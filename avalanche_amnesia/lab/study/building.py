@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import torch
 from avalanche.benchmarks import CLScenario
@@ -15,7 +15,7 @@ from avalanche.training.supervised import EWC, LwF, Naive, Replay
 from avalanche.training.templates import SupervisedTemplate
 from torch import nn
 
-from avalanche_amnesia import benchmarks, checks
+from avalanche_amnesia import benchmarks, checks, training
 from avalanche_amnesia.benchmarks.requests import with_unlearning
 from avalanche_amnesia.checks import known_options
 from avalanche_amnesia.contrib import streams
@@ -40,28 +40,14 @@ from avalanche_amnesia.lab.study.settings import (
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
 from avalanche_amnesia.saving.typed import typed
-from avalanche_amnesia.training import (
-    HAT,
-    WSN,
-    AdaHAT,
-    AmnesiacHAT,
-    DisjointSubnets,
-    HardAttention,
-    ScoredWeights,
-    TaskStrategy,
-)
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
-from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.update_rules import RULES
 
 OWN: dict[str, type] = {
-    "AmnesiacHAT": AmnesiacHAT,
-    "HAT": HAT,
-    "AdaHAT": AdaHAT,
-    "DisjointSubnets": DisjointSubnets,
-    "WSN": WSN,
+    "AmnesiacHAT": training.AmnesiacHAT,
+    "HAT": training.HAT,
+    "AdaHAT": training.AdaHAT,
+    "DisjointSubnets": training.DisjointSubnets,
+    "WSN": training.WSN,
     "PALL": PALL,
     "CLPU-DER++": CLPUDERpp,
     "Independent": Independent,
@@ -98,14 +84,12 @@ PARTS: dict[str, Mapping[str, Maker]] = {
 """Option of a strategy that takes an object → name in the settings → function that makes the object."""
 
 
-def make_stream(
-    settings: StreamSettings, seed: int, root: str | Path | None = None, download: bool = False
-) -> CLScenario:
+def make_stream(settings: StreamSettings, seed: int, root: str | Path | None = None) -> CLScenario:
     """Build the benchmark of an experiment, without unlearning requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
     root = root or os.environ.get(ENVIRONMENT)
-    offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root, "download": download}
+    offered = {"n_tasks": settings.n_tasks, "seed": seed, "root": root}
     stream: CLScenario = _called(maker_of(settings.name, "stream.name"), given, offered, settings.name)
     if not hasattr(stream, "train_stream"):
         raise TypeError(f"{settings.name} returned {stream!r}, no benchmark: return what task_benchmark returns")
@@ -128,9 +112,12 @@ def maker_of(name: str, place: str) -> Any:
 def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], owner: str) -> Any:
     """Call a function with ``given``, which it must accept, and with the part of ``offered`` that it accepts."""
     takes = inspect.signature(make).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
-        known_options(given, takes, owner)
-    return make(**{name: value for name, value in offered.items() if name in takes} | dict(given))
+    rest = [parameter for parameter in takes.values() if parameter.kind is parameter.VAR_KEYWORD]
+    kinds = [kind for parameter in rest for kind in get_args(parameter.annotation)]  # **options: Unpack[ImageOptions]
+    listed = [name for kind in kinds for name in getattr(kind, "__annotations__", ())]
+    if listed or not rest:
+        known_options(given, [*takes, *listed], owner)
+    return make(**{name: value for name, value in offered.items() if name in [*takes, *listed]} | dict(given))
 
 
 def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
@@ -192,7 +179,7 @@ def model_class(kind: type) -> type:
     annotation = _arguments(kind).get("model")
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
-    if issubclass(kind, TaskStrategy):
+    if issubclass(kind, training.TaskStrategy):
         raise ValueError(
             f"{kind.__name__} does not say which model it trains: annotate the argument model of its __init__ with a "
             "class that is made of a network, model: MaskedModel"
@@ -206,7 +193,7 @@ def make_strategy(
     """Build a new strategy of a method; every call with equal arguments gives the same initial weights, bit for bit."""
     kind = strategy_class(settings)
     check_options(settings)
-    if not issubclass(kind, TaskStrategy):
+    if not issubclass(kind, training.TaskStrategy):
         return make_stock(settings, network, len(benchmark.train_stream), seed, **kwargs)
     model, options = _model(kind, network, seed, settings.options)
     if isinstance(options.get("isolation"), str):
@@ -214,7 +201,7 @@ def make_strategy(
         options |= {"isolation": Pools.planned(benchmark)}
     options = {name: _object(name, value, kind, seed) for name, value in options.items()}
     if settings.kind in OBEY_NOTHING:  # record requests without unlearning
-        options["plugins"] = [TrajectoryPlugin(), UnlearningPlugin(obey=False)]
+        options["plugins"] = [training.TrajectoryPlugin(), training.UnlearningPlugin(obey=False)]
     fixed = {"seed": seed} | ({"train_epochs": 1} if kind is RanPAC else {})  # a second pass would add samples again
     return _made(kind, settings, model, options | kwargs | fixed)
 
@@ -231,10 +218,10 @@ def check_options(settings: MethodSettings) -> None:
     takes = _arguments(kind) | _arguments(model_class(kind))
     if settings.kind == "Replay":
         takes["memory_per_task"] = int
-    if not issubclass(kind, TaskStrategy):  # a TaskStrategy reports unknown options itself
+    if not issubclass(kind, training.TaskStrategy):  # a TaskStrategy reports unknown options itself
         known_options(settings.options, takes.keys() - elsewhere, settings.kind)
     for name, value in settings.options.items():
-        given = _object(name, value, kind, seed=0) if issubclass(kind, TaskStrategy) else value
+        given = _object(name, value, kind, seed=0) if issubclass(kind, training.TaskStrategy) else value
         if name != "isolation":  # "planned" stands for an object, which needs the benchmark
             typed(takes.get(name, Any), given, f"options.{name} of {settings.kind}")
 
@@ -273,8 +260,12 @@ def _model(
 
 def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     """Build an object argument of a strategy from its settings; the key ``name`` of a mapping selects the class."""
-    masks = ScoredWeights if issubclass(kind, WSN) else HardAttention
-    classes: dict[str, Maker] = {"masks": masks, "trajectory": TrajectoryPlugin, "unlearning": UnlearningPlugin}
+    masks = training.ScoredWeights if issubclass(kind, training.WSN) else training.HardAttention
+    classes: dict[str, Maker] = {
+        "masks": masks,
+        "trajectory": training.TrajectoryPlugin,
+        "unlearning": training.UnlearningPlugin,
+    }
     place = f"options.{name}"
     if name in classes and isinstance(value, Mapping):
         return _called(classes[name], value, {}, place)
@@ -292,7 +283,12 @@ def make_stock(
     """Build a new strategy of Avalanche with the unlearning plugins and a copy of the model's norm layers per task."""
     kind = strategy_class(settings)
     model, options = _model(kind, network, seed, DEFAULTS.get(settings.kind, {}) | settings.options)
-    plugins: list[Any] = [SeedingPlugin(seed), InMemoryLoaderPlugin(), TrajectoryPlugin(), UnlearningPlugin()]
+    plugins: list[Any] = [
+        training.SeedingPlugin(seed),
+        training.InMemoryLoaderPlugin(),
+        training.TrajectoryPlugin(),
+        training.UnlearningPlugin(),
+    ]
     if settings.kind == "Replay":
         per_task = checks.whole_number("options.memory_per_task", options.pop("memory_per_task", MEMORY))
         options["mem_size"] = per_task * n_tasks
@@ -313,11 +309,6 @@ def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mappi
     given = {"model": model, "optimizer": optimizer} | quiet | dict(options)
     if "optimizer" in getattr(kind, "composed", ()):  # it has none
         del given["optimizer"]
-    takes = inspect.signature(kind).parameters.values()
-    must = [p.name for p in takes if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    lacks = [name for name in must if name not in given]
-    if lacks:
-        raise ValueError(f"{settings.kind} needs {', '.join(lacks)}: give options: {{{lacks[0]}: …}} of the method")
     return kind(**given)
 
 
@@ -338,11 +329,11 @@ def check_names(cells: Iterable[Cell]) -> None:
         make_scenario(experiment.scenarios[cell.scenario], experiment.stream.n_tasks)
 
 
-def build(cell: Cell, root: str | Path | None = None, download: bool = False) -> tuple[CLScenario, Maker]:
+def build(cell: Cell, root: str | Path | None = None) -> tuple[CLScenario, Maker]:
     """Return the benchmark of a run with its unlearning requests, and the function that builds the run's strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     check_device(experiment.training)
-    stream = make_stream(experiment.stream, cell.seed, root, download)
+    stream = make_stream(experiment.stream, cell.seed, root)
     scenario = make_scenario(experiment.scenarios[cell.scenario], len(stream.train_stream))
     benchmark = scenario.on(stream)
     if method.kind == "CLPU-DER++":  # tasks without a request share one network
@@ -357,13 +348,4 @@ def build(cell: Cell, root: str | Path | None = None, download: bool = False) ->
             method, lambda: make_network(experiment.network, example), benchmark, cell.seed, **sizes | kwargs
         )
 
-    requests = [request for each in benchmark.train_stream for request in each.requests]
-    if any(request.is_partial for request in requests):
-        strategy = make()
-        parts, able = (strategy.model, *strategy.plugins), ("trains_again", "subtracts")
-        if not any(getattr(part, name, False) for part in parts for name in able):
-            raise ValueError(
-                f"{cell.method} under {cell.scenario}: {method.kind} can't train a task again without some samples, "
-                "for which no other task may depend on it; take weight pools or another scenario"
-            )
     return benchmark, make
