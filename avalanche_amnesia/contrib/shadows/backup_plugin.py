@@ -1,7 +1,7 @@
 """Plugin for compensation by shadow copies: weights trained on later tasks without an unlearnable task."""
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -32,9 +32,8 @@ class Backup:
 
 @dataclass(frozen=True)
 class _ShadowedTask:
-    """State of the task in training: its shadows (earlier task → shadow), recorder and norm statistics."""
+    """State of the task in training: its shadows (earlier task → shadow) and norm statistics."""
 
-    recorder: TrajectoryPlugin
     statistics: TaskStatistics
     shadows: dict[int, Shadow] = field(default_factory=dict)
 
@@ -48,7 +47,7 @@ class BackupPlugin(Plugin):
     trains only the shadow, so the main training is bit-identical to a training without shadows. When the task ends,
     the shadow's updates are kept at entries that both tasks use. If the earlier task is unlearned, they become the
     later task's update (at common entries the newest task's), and the shadow's norms replace that task's norms.
-    Shadows of permanent or unlearned tasks are dropped.
+    Shadows of permanent or unlearned tasks are dropped, and after a request during a training those of its task.
 
     Needs :class:`UnlearningPlugin`, and before it in the list of plugins :class:`HATPlugin` and
     :class:`TrajectoryPlugin`. If several tasks are unlearned together, a later task gets its norms from the shadow of
@@ -100,7 +99,7 @@ class BackupPlugin(Plugin):
         self.undo_training(strategy)
         model, masking, recorder = _surroundings(strategy)
         trajectory = recorder.trajectory
-        self._now = _ShadowedTask(recorder, TaskStatistics(model, task, masking.masks.statistics_batches))
+        self._now = _ShadowedTask(TaskStatistics(model, task, masking.masks.statistics_batches))
         values = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
         inside_values = inside_backbone(values)
         # Unlearning a task can't affect this one if the two are isolated, so no shadow is needed.
@@ -236,14 +235,7 @@ class BackupPlugin(Plugin):
             for task, of_task in self.kept.items()
             if task not in gone
         }
-        if self._now is not None:
-            shadows = {other: shadow for other, shadow in self._now.shadows.items() if other not in gone}
-            self._now = replace(self._now, shadows=shadows)
-            recorder, task = self._now.recorder, self._now.statistics.task
-            before = {} if recorder.snapshot is None else recorder.snapshot.values  # no snapshot before the training
-            values = {name: value for name, value in before.items() if name.startswith("backbone.")}
-            for other, shadow in shadows.items():
-                shadow.start_from(self._start_values(model, recorder.trajectory, task, other, values), change)
+        self._now = None  # the shadows of a task in training have learned from the values before this unlearning
         return lines
 
 

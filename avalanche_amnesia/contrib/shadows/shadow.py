@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
@@ -18,7 +17,6 @@ from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
-from avalanche_amnesia.transaction import Transaction
 
 
 class Shadow:
@@ -71,19 +69,6 @@ class Shadow:
         self._step()
         for parameter in self.parameters:
             parameter.grad = None
-
-    @torch.no_grad()
-    def start_from(self, start: Mapping[str, Tensor], change: Transaction) -> None:
-        """Replace the initial values by ``start``, and add the learned differences from the old initial values."""
-        for name, inside in self.region.items():
-            values, old, new = self._values[name].data, self._start[name], start[name][inside]
-            change.call(values.copy_, values.clone())
-            change.call(self._start.__setitem__, name, old)
-            learned = values[inside]
-            moved = (new.double() + (learned.double() - old.double())).to(new.dtype)
-            # At entries with an unchanged start, rounding must not change the learned bits.
-            values[inside] = torch.where(same_bits(old, new), learned, moved)
-            self._start[name] = new
 
     @torch.no_grad()
     def settle(self) -> bool:
