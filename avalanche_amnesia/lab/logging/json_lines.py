@@ -32,9 +32,8 @@ class JSONWriter(RunWriter):
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        _cut_broken_line(folder / RUN_FILE)
         self._file = (folder / RUN_FILE).open("a", encoding="utf-8")
-        self._n = {kind: sum(1 for _ in folder.glob(f"{kind}/*.{ending}")) for kind, ending in _FILES.items()}
+        self._n = dict.fromkeys(_FILES, 0)
 
     def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
         """Append a line of settings to the log; settings of earlier lines take precedence."""
@@ -99,7 +98,7 @@ class JSONLogger(RunLogger):
     """Logger that writes the values of :class:`RunLogger` to a folder: JSON lines, pictures as PNG, records as JSON.
 
     It needs no second process, which suits many short runs: log to JSON first, and send selected folders to W&B with
-    `amnesia sync`. A pickled logger does not contain its run; give the loaded logger a folder with `attach`.
+    `amnesia sync`. A pickled logger does not contain its run, and a loaded one takes no values.
 
     Args:
         folder: folder of this run, new or empty; created if missing.
@@ -147,30 +146,13 @@ class JSONLogger(RunLogger):
         """Folder of the run."""
         return self._folder
 
-    def attach(self, folder: str | Path) -> None:
-        """Continue the run in a folder after the last complete line of its log, with a logger loaded from a pickle.
-
-        Args:
-            folder: folder of a run that a JSONLogger started.
-
-        Raises:
-            JSONRunError: the folder contains no run.
-            RuntimeError: the logger already has a run.
-        """
-        if self._writer is not None:
-            raise RuntimeError(f"this logger writes to {self._folder}: make another JSONLogger for {folder}")
-        for _ in lines_of(Path(folder)):  # raises for a broken log before anything is added
-            pass
-        self._continue_in(JSONWriter(Path(folder)))
-        self._folder = Path(folder)
-
     def _missing(self) -> str:
         if self._finished:
             return (
                 f"the run in {self._folder} is finished and takes no more values: "
                 "call finish() last, or log to a new JSONLogger"
             )
-        return f"this logger was loaded without its run: attach({str(self._folder)!r}) goes on in it"
+        return f"this logger was loaded without its run, which stays in {self._folder}: make a new JSONLogger"
 
 
 def replay(root: Path, writer: RunWriter) -> bool:
@@ -199,15 +181,6 @@ def replay(root: Path, writer: RunWriter) -> bool:
     if exit_code is not None:
         writer.finish(exit_code)
     return exit_code is not None
-
-
-def _cut_broken_line(file: Path) -> None:
-    """Remove an incomplete last line from a log file, because a killed writer may leave one."""
-    with file.open("r+b") as stream:
-        content = stream.read()
-        end = content.rfind(b"\n") + 1
-        if end < len(content):
-            stream.truncate(end)
 
 
 def _from_json(folder: Path, value: Any) -> Payload:
