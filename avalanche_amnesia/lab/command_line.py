@@ -15,8 +15,8 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from pathlib import Path
 from types import UnionType
@@ -49,7 +49,6 @@ COMMON_HELP = {
     "out": "folder for results",
     "store": "of references",
     "data_root": "folder with data sets, or AMNESIA_DATA",
-    "json_": "print one JSON object, for programs",
 }
 """Help texts of options that several commands share."""
 RUNS, STORE = Path("runs"), Path("runs/store")
@@ -94,7 +93,6 @@ def run(
     out: Path = RUNS,
     store: Path = STORE,
     data_root: Path | None = None,
-    download: bool = False,
 ) -> None:
     """Run one method on one stream with one request scenario: amnesia run FILE key=value …, or --method without FILE.
 
@@ -105,7 +103,6 @@ def run(
         stream: stream to use instead of the file's
         network: network to use instead of the file's
         seed: seed (default: the file's first)
-        download: download missing data with torchvision
     """
     from avalanche_amnesia.lab.study.experiment import changed, experiment_of, folder_of, is_done, read_experiment
 
@@ -136,7 +133,7 @@ def run(
     _print(f"{cell.method} under {cell.scenario}, seed {cell.seed}: {cell.experiment.stream.n_tasks} tasks")
     from avalanche_amnesia.lab.study.sweep import run_cell
 
-    done = run_cell(cell, folder, store, data_root, download, _print)
+    done = run_cell(cell, folder, store, data_root, _print)
     _print(f"{_run_summary(done)}\n{folder}")
 
 
@@ -200,16 +197,16 @@ def report(folders: list[Path], *, out: Path | None = None, tables: Path | None 
         folders: folders with runs (run.jsonl) at any depth; runs that differ only in the seed are shown as one
         out: file for the page (default: report.html)
         tables: write CSV, Markdown, figures and JSON per seed to this folder instead of a page; FOLDERS must then be
-            results of amnesia run or sweep, or such JSON files
+            results of amnesia run or sweep
     """
     if None not in (out, tables):
         raise ValueError("report writes either a page (--out) or tables (--tables): give one of them, then the other")
     page_file = out or Path("report.html")
     _check_writable({"--tables": tables}, {"--out": page_file} if tables is None else {})
     if tables is not None:
-        from avalanche_amnesia.lab.study.tables import read_rows, write_tables
+        from avalanche_amnesia.lab.study.tables import read_study, write_tables
 
-        for file in write_tables([row for folder in folders for row in read_rows(folder)], tables):
+        for file in write_tables([run for folder in folders for run in read_study(folder)], tables):
             _print(f"{file}: {file.stat().st_size:,} bytes")
         return
     shown = [run for folder in folders for run in read_runs(folder)]
@@ -238,7 +235,6 @@ def unlearn(
     sign: Path | None = None,
     public_key: Path | None = None,
     strict: bool = False,
-    json_: bool = False,
 ) -> None:
     """Unlearn tasks of a saved state, or samples or classes of one task.
 
@@ -272,9 +268,7 @@ def unlearn(
         parts = {"samples": samples or (), "classes": classes or ()}
         done = unlearning.unlearn(strategy, task=task, data=data[0], strict=strict, **parts)
     _save_with_record(strategy, into, done, record, key)
-    told = outcome_in_words(done, into, state)
-    of_done = {"state": str(into), "record_file": str(record), "record": asdict(done)}
-    _print_summary(told, f"{done}\n\nstate: {into}\nrecord: {record}", json_, of_done)
+    _print_summary(outcome_in_words(done, into, state), f"{done}\n\nstate: {into}\nrecord: {record}")
 
 
 def prove(
@@ -287,7 +281,6 @@ def prove(
     store: Path | None = None,
     sign: Path | None = None,
     public_key: Path | None = None,
-    json_: bool = False,
 ) -> int:
     """Prove the last unlearning of a saved state: train the remaining tasks again, and compare all tensors.
 
@@ -321,8 +314,7 @@ def prove(
     except records.ProofError as error:
         failure, done = str(error), error.record
     _save_with_record(strategy, state, done, record, key)
-    told = [failure or f"{gone_in_words(done.plan)}: {claim_in_words(done)}."]
-    _print_summary(told, str(done), json_, {"state": str(state), "record": asdict(done)})
+    _print_summary([failure or f"{gone_in_words(done.plan)}: {claim_in_words(done)}."], str(done))
     return 1 if failure else 0
 
 
@@ -333,6 +325,7 @@ def verify(record: Path, *, public_key: Path | None = None, state: Path | None =
         record: JSON file of the unlearning, signed or not
         public_key: PEM file of the public key of the record's signer, and of the state's
         state: saved state to compare with the record
+        json_: print one JSON object, for programs
     """
     read = _read_record(record, public_key)
     unchecked = "read; its signature was not checked (--public-key)"
@@ -383,16 +376,15 @@ def plan(
     out: Path = RUNS,
     store: Path = STORE,
     data_root: Path | None = None,
-    json_: bool = False,
 ) -> None:
     """Print the plan of a sweep without running it: trainings, stored results, and estimated time."""
-    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store, quiet=json_)
+    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
-    _print_plan(plan_sweep(missing, runs.RunStore(store), data_root), json_)
+    _print(str(plan_sweep(missing, runs.RunStore(store), data_root)))
 
 
-def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = False) -> None:
+def plan_script(store: Path, *, factory: str, benchmark: str) -> None:
     """Print the plan of a script's run with a store, without running it: trainings, stored results, estimated time.
 
     Args:
@@ -403,7 +395,7 @@ def plan_script(store: Path, *, factory: str, benchmark: str, json_: bool = Fals
     make, stream = named(factory, "--factory"), _load_benchmark(benchmark)
     from avalanche_amnesia.lab.runs.run_plan import plan_runs
 
-    _print_plan(plan_runs(make, stream, runs.RunStore(store)), json_)
+    _print(str(plan_runs(make, stream, runs.RunStore(store))))
 
 
 def prune(store: Path, *, keep: str | None = None, task: list[int] | None = None) -> None:
@@ -508,10 +500,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"amnesia: {error}\n")
         return 2
     except KeyboardInterrupt:
-        kept = options.get("store") if words[:1] != ["prune"] else None
+        kept = options.get("store")
         goes_on = "starts again" if kept is None else f"goes on with the references in {kept}"
-        written = "finished runs are kept" if words[:1] == ["sweep"] else "no result was written"
-        sys.stderr.write(f"amnesia: interrupted, {written}; the same command {goes_on}\n")
+        sys.stderr.write(f"amnesia: interrupted, no file is half written; the same command {goes_on}\n")
         return 130
 
 
@@ -522,10 +513,6 @@ class _Parser(argparse.ArgumentParser):
     """Parser that raises ValueError with a one-line message for :func:`main` to print."""
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"^argument (\S+): invalid (\w+) value: (.*)", r"\1 must be \2, got \3", message)
-        message = re.sub(
-            r"^argument (\S+): invalid choice: (.*) \(choose from (.*)\)", r"\1 must be one of \3, got \2", message
-        )
         lacks = message.removeprefix("the following arguments are required: ")
         raise ValueError(message if lacks == message else f"{self.prog} needs {lacks}; {self.prog} --help explains")
 
@@ -674,9 +661,8 @@ def _missing_runs(
     seed: str,
     out: Path,
     store: Path,
-    quiet: bool = False,
 ) -> list[Any]:
-    """Return the runs of a sweep that have no results yet, and print their number unless ``quiet``."""
+    """Return the runs of a sweep that have no results yet, and print their number."""
     from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done, read_experiment
 
     def listed(kind: Any, text: str, option: str) -> Any:
@@ -688,9 +674,8 @@ def _missing_runs(
     cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
     _check_writable({"--out": out, "--store": store})
     missing = [cell for cell in cells if not is_done(cell, folder_of(cell, out))]
-    if not quiet:
-        beside = "; their references come first" if missing else ""
-        _print(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
+    beside = "; their references come first" if missing else ""
+    _print(f"{experiment.name}: {len(cells)} runs, {len(cells) - len(missing)} done already{beside}")
     return missing
 
 
@@ -789,17 +774,9 @@ def _run_summary(run: Any) -> str:
     return ", ".join([*words, str(verdict_of([run]))])
 
 
-def _print_plan(plan: Any, as_json: bool) -> None:
-    """Print a ``RunPlan`` (trainings and estimated time) as text, or as JSON if ``as_json``."""
-    groups = [asdict(group) | {"to_compute": group.to_compute} for group in plan.runs]
-    shown = {"told": [plan.summary], "seconds": plan.seconds, "runs": groups}
-    _print(json.dumps(shown) if as_json else str(plan))
-
-
-def _print_summary(told: Sequence[str], details: str, as_json: bool, content: Mapping[str, Any]) -> None:
-    """Print sentences followed by details, or, if ``as_json``, sentences and ``content`` as one JSON object."""
-    lines = [line for sentence in told for line in wrapped(sentence)]
-    _print(json.dumps({"told": told, **content}) if as_json else "\n".join([*lines, "", details]))
+def _print_summary(told: Sequence[str], details: str) -> None:
+    """Print sentences, and details after them."""
+    _print("\n".join([*(line for sentence in told for line in wrapped(sentence)), "", details]))
 
 
 def _print(text: str) -> None:

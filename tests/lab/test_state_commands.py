@@ -91,9 +91,6 @@ def test_a_state_is_unlearned_and_verified(run_folder, amnesia):
         found = json.loads(amnesia(*words, "--json", status=status))
         assert (found["signed"], found["state_as_left"]) == (None, as_left)
         assert ("heads.1.weight" in found["differ"]) is not as_left
-    done = json.loads(amnesia(*UNLEARN, "copies/record.json", "--out", "copies/now", "--json"))
-    assert (done["state"], done["record_file"]) == ("copies/now", "copies/record.json")
-    assert done["record"] == json.loads((run_folder / "copies" / "record.json").read_text())
 
 
 def test_a_state_that_still_has_updates_and_no_record_of_the_unlearning_differs(run_folder, amnesia):
@@ -192,7 +189,7 @@ REFUSED = [
     ([*TASK, "--out", "."], "no part of a state"),
     ([*TASK, "--sign", "absent.pem"], "--sign absent.pem: there is no such file; give a PEM file"),
     ([*TASK, "--sign", "train.py"], "the private key can't be read: give the 32 raw bytes of an Ed25519PrivateKey"),
-    ([*TASK, "--tasks", "x"], "amnesia: --tasks must be int, got 'x'\n"),
+    ([*TASK, "--tasks", "x"], "amnesia: argument --tasks: invalid int value: 'x'\n"),
     ([*TASK, "--factory", "train:Adam"], "--factory train:Adam must be a function without arguments"),
     ([*TASK, "--factory", "train:broken"], "--factory train:broken raised OSError: no data"),
     (["unlearn", "train.py", *TASK[2:]], "no state"),
@@ -217,9 +214,7 @@ def test_a_plan_counts_the_trainings_to_compute(tmp_path):
     store = RunStore(tmp_path)
     plan = plan_runs(brief, BENCHMARK, store)
     # main: 5 tasks, of which only the first comes without a request, as in full runs; references: 1; 1; 3; 3, 4
-    counts = {runs.what: (runs.trainings, runs.shared, runs.there, runs.to_compute) for runs in plan.runs}
-    assert counts == {"main run": (5, 0, 0, 5), "full runs": (14, 10, 0, 4), "references": (4, 1, 0, 3)}
-    assert plan.seconds is None
+    assert (plan.trainings, plan.there, plan.to_compute, plan.seconds) == (5 + 14 + 4, 0, 5 + 4 + 3, None)
     assert store.nodes() == []
 
 
@@ -228,13 +223,13 @@ def test_a_plan_leaves_out_stored_states_and_its_count_is_right(tmp_path):
     references = References(brief, BENCHMARK, store=store)
     references.reference([1])
     plan = plan_runs(brief, BENCHMARK, store)
-    assert [runs.there for runs in plan.runs] == [0, 0, 1]
+    assert plan.there == 1
     assert plan.seconds > 0
-    assert "references" in str(plan)
+    assert "1 are in the store" in str(plan)
     run = learn(store.run(brief()), BENCHMARK.train_stream)
     references.full(5)
     references.reference([3, 4])
-    assert run.computed + references.trainings - 1 == sum(runs.to_compute for runs in plan.runs)
+    assert run.computed + references.trainings - 1 == plan.to_compute
     assert plan_runs(brief, BENCHMARK, store).seconds == 0
 
 
@@ -254,7 +249,7 @@ def test_commands_plan_and_prune_a_store(script, amnesia):
     learn(store.run(brief()), DIGITS.train_stream[:2])
     for benchmark in ("trained:BENCHMARK", "trained:made_benchmark"):
         told = amnesia("plan-script", folder, "--factory", "trained:brief", "--benchmark", benchmark)
-        assert "main run" in told
+        assert "trainings are left to do" in told
     assert "0 of 2 states deleted" in amnesia("prune", folder, "--keep", "1G")
     assert "1 of 2 states deleted" in amnesia("prune", folder, "--task", "1")
     assert "1 of 1 states deleted" in amnesia("prune", folder, "--keep", "0")

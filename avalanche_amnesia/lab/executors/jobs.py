@@ -62,20 +62,16 @@ def run_jobs(
     """Run jobs in order, each after the jobs that it needs; a failed job does not stop independent jobs.
 
     Args:
-        jobs: jobs with distinct names.
+        jobs: jobs with distinct names; needed jobs are among them, and none waits for itself.
         executor: runs the jobs; it is not closed.
         retries: how often a job is restarted after its worker was lost, at least 0.
         on_done: called with each job that ends, its result or error, and the number of jobs left.
 
     Returns:
         Name of each failed job → its error; :class:`NeedFailedError` if a job that it needs failed.
-
-    Raises:
-        ValueError: two jobs have one name, a needed job is missing, or jobs wait for each other.
     """
     retries = checks.whole_number("retries", retries, 0)
     waiting = {job.name: job for job in jobs}
-    _check(jobs, waiting)
     done: set[str] = set()
     failed: dict[str, BaseException] = {}
     running: dict[Future[Any], Job] = {}
@@ -109,16 +105,3 @@ def run_jobs(
             else:
                 ended(job, future.result() if error is None else error)
     return failed
-
-
-def _check(jobs: Sequence[Job], by_name: dict[str, Job]) -> None:
-    if len(by_name) < len(jobs):
-        raise ValueError(f"jobs must have distinct names, got {[job.name for job in jobs]}")
-    reached: set[str] = set()
-    left = dict(by_name)
-    while ready := [name for name, job in left.items() if job.needs <= reached]:
-        reached |= set(ready)
-        left = {name: job for name, job in left.items() if name not in reached}
-    if left:
-        name, job = next(iter(left.items()))
-        raise ValueError(f"{name} needs {sorted(job.needs - reached)}, which is no job, or waits for {name} itself")

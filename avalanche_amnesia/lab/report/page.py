@@ -32,7 +32,7 @@ def report_page(runs: Sequence[Run]) -> str:
             lines=lines,
             tests=list(dict.fromkeys(outcome.reading.check for line in lines for outcome in line["verdict"].outcomes)),
             summary=_summary(lines),
-            sections=sections_of(runs, found),
+            sections=sections_of(found),
             readings={reading.key: reading for reading in (JSD, *READINGS)},
             records=[
                 (e.name, planned(e.runs, "reasons"), of_seeds(f"Records of {e.name}", [e], _records)) for e in found

@@ -1,21 +1,19 @@
 """Sections of the report page with their charts and tables."""
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_of, ratio_of
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, grouped, number
-from avalanche_amnesia.lab.report.tables import Row, Table, cell, numbers, of_moments, of_seeds, text
-from avalanche_amnesia.lab.report.wording import MISSING, percent, points, seconds, share, tasks, times
+from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, number
+from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, of_seeds, text
+from avalanche_amnesia.lab.report.wording import MISSING, points, seconds, share, tasks, times
 from avalanche_amnesia.saving.values import fits
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
@@ -31,19 +29,12 @@ class Section(NamedTuple):
     tables: Sequence[Table] = ()
 
 
-def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Section]:
+def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
     """Return key in the template → section for all sections, in the order of the page, including empty sections."""
     lines = partial(_lines, entries)
-    transferred = {"average forgetting": number("Forgetting"), "backward transfer": number("BackwardTransfer")}
-    capacity = {
-        "before requests": (_BEFORE, share),
-        "after requests": (number("Capacity"), share),
-        "trajectory": (number("TrajectoryBytes"), lambda value: f"{value / 1024:,.0f} KiB"),
-    }
     return {
         "accuracy": Section(
             matrices=[matrix for matrix in map(_accuracy_matrix, entries) if matrix.columns],
-            tables=of_moments("Accuracies", entries, _accuracy_rows),
         ),
         JSD.key: Section(
             lines(
@@ -55,7 +46,7 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
             ),
             tables=of_moments("JSD", entries, partial(_distances, ("JSD_",))),
         ),
-        **{reading.key: _reading(entries, reading) for reading in READINGS},
+        **{reading.key: Section(_reading(entries, reading)) for reading in READINGS},
         "difference": Section(
             lines(
                 "accuracy difference",
@@ -63,14 +54,9 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
                 ("here", "against the model that never unlearned", _GAIN),
                 ("never", "control: only heads fitted again", _CONTROL),
             ),
-            tables=of_moments(
-                "Accuracy difference", entries, numbers({"AD": (_GAIN, points), "AD, control": (_CONTROL, points)})
-            ),
         ),
         "transfer": Section(
-            tables=of_moments(
-                "Remaining tasks", entries, numbers({name: (get, points) for name, get in transferred.items()})
-            )
+            tables=of_moments("Remaining tasks", entries, _transfer_rows),
         ),
         "capacity": Section(
             lines(
@@ -79,7 +65,6 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
                 ("here", "after each task and its requests", number("Capacity")),
                 ("never", "before these requests", _BEFORE),
             ),
-            tables=of_moments("Capacity", entries, numbers(capacity)),
         ),
         "distances": Section(
             tables=of_moments("Distances", entries, partial(_distances, ("Euclidean_", "Cosine_", "CKA_")))
@@ -87,8 +72,8 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
         "cost": Section(tables=of_seeds("Seconds", entries, _cost_rows)),
         "settings": Section(
             tables=[
-                _compared("Settings", "setting", runs, lambda run: flat(run.settings)),
-                _compared("Versions", "package", runs, lambda run: run.versions),
+                _compared("Settings", "setting", entries, lambda run: flat(run.settings)),
+                _compared("Versions", "package", entries, lambda run: run.versions),
             ]
         ),
     }
@@ -97,19 +82,10 @@ def sections_of(runs: Sequence[Run], entries: Sequence[Entry]) -> dict[str, Sect
 # Tables --------------------------------------------------------------------------------------------------------
 
 
-def _accuracy_rows(moment: Moment) -> Iterator[Row]:
-    for task, value in sorted(moment.accuracies.items()):
-        gone = task in moment.by_task(OLD_HEAD.metric)
-        yield {
-            "tested on task": text(task),
-            "status": text("unlearned" if gone else "remains"),
-            "accuracy": cell(value, percent),
-            "retrained model": cell(
-                moment.number(f"{OLD_HEAD.metric if gone else 'Accuracy'}_reference", task), percent
-            ),
-            "never unlearned": cell(moment.number("Accuracy_full", task), percent),
-            "chance": cell(moment.number(f"{OLD_HEAD.metric}_chance", task), percent),
-        }
+def _transfer_rows(moment: Moment) -> Iterator[Row]:
+    forgetting, transfer = moment.number("Forgetting"), moment.number("BackwardTransfer")
+    if forgetting is not None or transfer is not None:
+        yield {"average forgetting": cell(forgetting, points), "backward transfer": cell(transfer, points)}
 
 
 def _distances(kinds: tuple[str, ...], moment: Moment) -> Iterator[Row]:
@@ -137,17 +113,12 @@ def _cost_rows(run: Run) -> Iterator[Row]:
         }
 
 
-def _compared(caption: str, what: str, runs: Sequence[Run], of: Callable[[Run], Mapping[str, Any]]) -> Table:
-    """Return a table of settings or versions, with one column per group of runs with equal settings and versions."""
-    alike = grouped(runs, lambda run: json.dumps([run.settings, run.versions], sort_keys=True))
-    found = [of(group[0]) for group in alike.values()]
-    # Show folders relative to their common parent, because the page must not reveal paths of this machine.
-    folders = [os.path.commonpath([run.folder.absolute() for run in group]) for group in alike.values()]
-    whole = os.path.commonpath(folders)
-    folders = [os.path.join(*Path(os.path.relpath(folder, os.path.dirname(whole))).parts[-2:]) for folder in folders]
+def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[Run], Mapping[str, Any]]) -> Table:
+    """Return a table of settings or versions, with one column per strategy, from its first run."""
+    found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
     rows = [[text(name), *(text(_set_to(name, each.get(name))) for each in found)] for name in names]
-    return Table(caption, (what, *folders), rows)
+    return Table(caption, (what, *(entry.name for entry in entries)), rows)
 
 
 def _set_to(name: str, value: object) -> str:
@@ -177,19 +148,10 @@ def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str,
     return [LineChart(entry.name, title, each, axis, scale, entry.after, list(entry.requests)) for entry, each in drawn]
 
 
-def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
-    """Return the section that shows a metric of unlearned tasks, on this model and on the retrained model."""
+def _reading(entries: Sequence[Entry], shown: Reading) -> list[LineChart]:
+    """Return charts of a metric of unlearned tasks, on this model and on the retrained model."""
     axis, beside = shown.axis, f"{shown.metric}_reference"
-
-    def rows(moment: Moment) -> Iterator[Row]:
-        for task, value in moment.by_task(shown.metric).items():
-            yield {
-                "unlearned task": text(task),
-                axis.label: cell(value, axis.words),
-                f"{axis.label}, retrained model": cell(moment.number(beside, task), axis.words),
-            }
-
-    charts = _lines(
+    return _lines(
         entries,
         shown.check,
         replace(axis, label=f"mean {axis.label}"),
@@ -197,7 +159,6 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> Section:
         ("retrained", "retrained model", number(beside)),
         ("chance", "chance", number(f"{shown.metric}_chance")),
     )
-    return Section(charts, tables=of_moments(shown.check.capitalize(), entries, rows))
 
 
 # Matrices ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, Spread
+from avalanche_amnesia.lab.report.reading import Entry, Moment, Run, Spread
 from avalanche_amnesia.lab.report.wording import MISSING, over_seeds
 
 CSV_COLUMNS = ("run", "seed", "after", "task", "metric", "value")
@@ -72,17 +72,6 @@ def of_moments(caption: str, entries: Sequence[Entry], rows_of: Callable[[Moment
         return ({"after task": text(moment.task), **row} for moment in run.moments for row in rows_of(moment))
 
     return of_seeds(caption, entries, rows_of_run)
-
-
-def numbers(columns: Mapping[str, tuple[Get, Callable[[float], str]]]) -> Callable[[Moment], Iterator[Row]]:
-    """Return a function that yields a row with the numbers of ``columns`` if an evaluation has any of these numbers."""
-
-    def rows_of(moment: Moment) -> Iterator[Row]:
-        found = {name: (get(moment), words) for name, (get, words) in columns.items()}
-        if any(value is not None for value, _ in found.values()):
-            yield {name: cell(value, words) for name, (value, words) in found.items()}
-
-    return rows_of
 
 
 def csv_of(runs: Sequence[Run]) -> bytes:

@@ -10,18 +10,9 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.logging import BaseLogger
 from avalanche.training.plugins import EvaluationPlugin
 
-from avalanche_amnesia.contrib.metrics.cost import cost_metrics
-from avalanche_amnesia.contrib.metrics.distances import distance_metrics
-from avalanche_amnesia.contrib.metrics.mask_use import capacity_pictures_metrics, mask_overlap_metrics, owners_metrics
-from avalanche_amnesia.contrib.metrics.membership import forgotten_samples_metrics, membership_metrics
-from avalanche_amnesia.contrib.metrics.relapse import few_shot_metrics, relapse_metrics
-from avalanche_amnesia.evaluation.accuracy_difference import accuracy_difference_metrics
-from avalanche_amnesia.evaluation.accuracy_matrix import accuracy_matrix_metrics
+from avalanche_amnesia import evaluation
+from avalanche_amnesia.contrib import metrics
 from avalanche_amnesia.evaluation.bases import Floor
-from avalanche_amnesia.evaluation.capacity import capacity_metrics
-from avalanche_amnesia.evaluation.jsd import jsd_metrics
-from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.evaluation.unlearned_accuracy import unlearned_accuracy_metrics
 from avalanche_amnesia.lab.logging.json_lines import JSONLogger
 from avalanche_amnesia.lab.report.reading import read_run
 from avalanche_amnesia.lab.report.verdicts import verdict_of
@@ -29,7 +20,7 @@ from avalanche_amnesia.lab.runs.reference_workers import ReferenceWorkers
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.logging.run_logger import RunLogger
 from avalanche_amnesia.saving.files import replace_file
-from avalanche_amnesia.training.host.lookup import remaining_experiences
+from avalanche_amnesia.training import remaining_experiences
 
 VERDICT = "Verdict"
 """Name of a run's verdict in its log and at W&B."""
@@ -67,11 +58,11 @@ def measure_run(
         The strategy at the end of the run.
     """
     ahead = ReferenceWorkers(workers) if workers else None
-    references = References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
-    metrics = metrics_of(benchmark, references, noise_floor)
+    references = evaluation.References(make_strategy, benchmark, store=store or RunStore(), workers=ahead)
+    measured = metrics_of(benchmark, references, noise_floor)
     with TemporaryDirectory() as place:
         with JSONLogger(place, name=name, config=settings, pictures=False) as log:
-            strategy = make_strategy(evaluator=EvaluationPlugin(*metrics, loggers=[log, *loggers]))
+            strategy = make_strategy(evaluator=EvaluationPlugin(*measured, loggers=[log, *loggers]))
             for experience in benchmark.train_stream:
                 strategy.train(experience)
                 left = remaining_experiences(strategy, benchmark.test_stream)
@@ -91,24 +82,24 @@ def measure_run(
     return strategy
 
 
-def metrics_of(benchmark: Any, references: References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
+def metrics_of(benchmark: Any, references: evaluation.References, floors: Sequence[Floor]) -> list[PluginMetric[Any]]:
     """Return Avalanche metric plugins for all metrics of the report page."""
     requests = [request for each in benchmark.train_stream for request in getattr(each, "requests", ())]
     of_samples = any(request.is_partial for request in requests)
     return [
-        *(forgotten_samples_metrics(benchmark, references) if of_samples else ()),
+        *(metrics.forgotten_samples_metrics(benchmark, references) if of_samples else ()),
         *accuracy_metrics(experience=True),
-        *accuracy_matrix_metrics(),
-        *accuracy_difference_metrics(references, controls=("heads", "reference")),
-        *jsd_metrics(references, noise_floor=floors),
-        *distance_metrics(references, noise_floor=floors),
-        *unlearned_accuracy_metrics(benchmark, references),
-        *relapse_metrics(benchmark, references),
-        *few_shot_metrics(benchmark, references),
-        *membership_metrics(benchmark, references),
-        *capacity_metrics(),
-        *capacity_pictures_metrics(),
-        *owners_metrics(),
-        *mask_overlap_metrics(),
-        *cost_metrics(references),
+        *evaluation.accuracy_matrix_metrics(),
+        *evaluation.accuracy_difference_metrics(references, controls=("heads", "reference")),
+        *evaluation.jsd_metrics(references, noise_floor=floors),
+        *metrics.distance_metrics(references, noise_floor=floors),
+        *evaluation.unlearned_accuracy_metrics(benchmark, references),
+        *metrics.relapse_metrics(benchmark, references),
+        *metrics.few_shot_metrics(benchmark, references),
+        *metrics.membership_metrics(benchmark, references),
+        *evaluation.capacity_metrics(),
+        *metrics.capacity_pictures_metrics(),
+        *metrics.owners_metrics(),
+        *metrics.mask_overlap_metrics(),
+        *metrics.cost_metrics(references),
     ]

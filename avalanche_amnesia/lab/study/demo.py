@@ -2,7 +2,6 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,9 @@ from avalanche_amnesia.lab.report.reading import Entry, Moment, Run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
 from avalanche_amnesia.lab.report.wording import MISSING, unitless
+from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.building import build
 from avalanche_amnesia.lab.study.experiment import cells_of
-from avalanche_amnesia.lab.study.settings import (
-    Experiment,
-    MethodSettings,
-    ScenarioSettings,
-    StreamSettings,
-    TrainingSettings,
-)
 from avalanche_amnesia.lab.study.sweep import run_cell
 from avalanche_amnesia.logging.wandb import WandBLogger
 from avalanche_amnesia.saving.files import replace_file
@@ -34,10 +27,10 @@ from avalanche_amnesia.text_table import text_table
 REQUESTS: dict[int, list[int]] = {1: [0], 4: [1, 4]}
 """Finished task → tasks to unlearn. The second request frees more capacity than its task used, so capacity rises."""
 METHODS = {
-    "Weight pools": MethodSettings("DisjointSubnets", lr=4e-3, options={"isolation": "planned"}),
-    "AmnesiacHAT": MethodSettings("AmnesiacHAT"),
-    "EWC": MethodSettings("EWC", "SGD", 0.05, {"ewc_lambda": 1e4}),
-    "LwF": MethodSettings("LwF", "SGD", 0.05, {"alpha": 1.0, "temperature": 2.0}),
+    "Weight pools": settings.MethodSettings("DisjointSubnets", lr=4e-3, options={"isolation": "planned"}),
+    "AmnesiacHAT": settings.MethodSettings("AmnesiacHAT"),
+    "EWC": settings.MethodSettings("EWC", "SGD", 0.05, {"ewc_lambda": 1e4}),
+    "LwF": settings.MethodSettings("LwF", "SGD", 0.05, {"alpha": 1.0, "temperature": 2.0}),
 }
 """Name → method and its settings. With weight pools every task has its own weights, so unlearning is exact. EWC and
 LwF train with SGD because they forget far more under Adam (EWC on Split Digits: average accuracy .93 with SGD, .60
@@ -45,16 +38,16 @@ with Adam, each with the better of the penalties 1e2 and 1e4)."""
 _WIDTH = 60
 
 
-def demo_experiment(on_mnist: bool, seed: int, epochs: int | None) -> Experiment:
+def demo_experiment(on_mnist: bool, seed: int, epochs: int | None) -> settings.Experiment:
     """Return the experiment of the demo, on MNIST if ``on_mnist``, else on scikit-learn's digits."""
-    usual = TrainingSettings(2, 64) if on_mnist else TrainingSettings(20, 32)
-    return Experiment(
+    default, batch_size = (2, 64) if on_mnist else (20, 32)
+    return settings.Experiment(
         "demo",
         METHODS,
-        {"requests": ScenarioSettings("listed", {"requests": REQUESTS})},
+        {"requests": settings.ScenarioSettings("listed", {"requests": REQUESTS})},
         [seed],
-        StreamSettings("SplitMNIST" if on_mnist else "SplitDigits"),
-        training=usual if epochs is None else replace(usual, epochs=epochs),
+        settings.StreamSettings("SplitMNIST" if on_mnist else "SplitDigits"),
+        training=settings.TrainingSettings(default if epochs is None else epochs, batch_size),
         floors=["order", "seed"],
     )
 

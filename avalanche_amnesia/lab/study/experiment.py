@@ -12,15 +12,7 @@ import yaml
 from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab.logging.run_lines import RUN_FILE
 from avalanche_amnesia.lab.report.reading import flat
-from avalanche_amnesia.lab.study.settings import (
-    FORGET_SAMPLES,
-    METHODS,
-    OBEY_NOTHING,
-    Cell,
-    Experiment,
-    MethodSettings,
-    ScenarioSettings,
-)
+from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.saving.typed import typed
 
 SETTINGS = "settings.yaml"
@@ -45,7 +37,9 @@ def from_yaml(text: str, place: str) -> Any:
         raise ValueError(f"{place} is no YAML (no text)") from error
 
 
-def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tuple[str, str]] = ()) -> Experiment:
+def read_experiment(
+    file: Path, profile: str | None = None, changes: Iterable[tuple[str, str]] = ()
+) -> settings.Experiment:
     """Read an experiment from a YAML file and the files that it extends.
 
     Args:
@@ -63,15 +57,11 @@ def read_experiment(file: Path, profile: str | None = None, changes: Iterable[tu
         content = _merged(content, profiles[profile])
     try:
         return experiment_of(content, changes)
-    except ValueError:
-        try:
-            experiment_of(content)
-        except ValueError as error:  # an error of the file, not of the changes
-            raise ValueError(f"{file}: {error}") from error
-        raise
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
-def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> Experiment:
+def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]] = ()) -> settings.Experiment:
     """Return an experiment from plain values and changes to them, as for :func:`read_experiment`."""
     before = content = dict(content)
     for name, value in changes:
@@ -86,7 +76,7 @@ def experiment_of(content: Mapping[str, Any], changes: Iterable[tuple[str, str]]
             for name, value in content[key].items():
                 if name not in known and not (isinstance(value, Mapping) and kind in value):
                     _known("the experiment", what, name, known)
-    return cast(Experiment, typed(Experiment, content))
+    return cast(settings.Experiment, typed(settings.Experiment, content))
 
 
 def _known(owner: str, what: str, name: str, known: Iterable[str]) -> None:
@@ -125,8 +115,11 @@ def _merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 
 def cells_of(
-    experiment: Experiment, methods: Sequence[str] = (), scenarios: Sequence[str] = (), seeds: Sequence[int] = ()
-) -> list[Cell]:
+    experiment: settings.Experiment,
+    methods: Sequence[str] = (),
+    scenarios: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> list[settings.Cell]:
     """Return all runs of an experiment, except unsupported combinations of method and scenario.
 
     Methods that do not unlearn cannot learn a task twice. Methods that cannot train a task again without some samples
@@ -141,19 +134,16 @@ def cells_of(
     Raises:
         ValueError: the experiment lacks a name, a setting is invalid, or no combination is supported.
     """
-    experiment = typed(Experiment, asdict(experiment))
+    experiment = typed(settings.Experiment, asdict(experiment))
     for what in ("methods", "scenarios", "seeds"):
         if not getattr(experiment, what):
             raise ValueError(f"experiment {experiment.name} has no {what}: name one at least")
-    for seed in seeds or experiment.seeds:
-        if abs(seed) >= 2**63:
-            raise ValueError(f"seeds: {seed} is none; give an int below 2**63")
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:
             _known(f"experiment {experiment.name}", what, name, known)
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
-    cells = [Cell(experiment, *names) for names in wanted]
+    cells = [settings.Cell(experiment, *names) for names in wanted]
     hindered = [_hindrance(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
     found = [cell for cell, why in zip(cells, hindered, strict=True) if why is None]
     if not found:
@@ -161,22 +151,22 @@ def cells_of(
     return found
 
 
-def _hindrance(method: MethodSettings, scenario: ScenarioSettings) -> str | None:
+def _hindrance(method: settings.MethodSettings, scenario: settings.ScenarioSettings) -> str | None:
     """Return the reason why a built-in method cannot run under a scenario, or None; ``build`` checks other methods."""
-    if method.kind in OBEY_NOTHING and scenario.name == "relearn":
+    if method.kind in settings.OBEY_NOTHING and scenario.name == "relearn":
         return "a method that obeys no request still has the task that comes again, and can't learn it"
-    if _asks_for_samples(scenario) and method.kind in METHODS and method.kind not in FORGET_SAMPLES:
-        return f"samples and classes of a task can only be unlearned by {', '.join(FORGET_SAMPLES)}"
+    if _asks_for_samples(scenario) and method.kind in settings.METHODS and method.kind not in settings.FORGET_SAMPLES:
+        return f"samples and classes of a task can only be unlearned by {', '.join(settings.FORGET_SAMPLES)}"
     return None
 
 
-def _asks_for_samples(scenario: ScenarioSettings) -> bool:
+def _asks_for_samples(scenario: settings.ScenarioSettings) -> bool:
     requests = scenario.options.get("requests") or ()
     listed = requests.values() if isinstance(requests, Mapping) else requests
     return any(isinstance(one, Mapping) and not {"samples", "classes"}.isdisjoint(one) for one in listed)
 
 
-def resolved(cell: Cell) -> dict[str, Any]:
+def resolved(cell: settings.Cell) -> dict[str, Any]:
     """Return all settings of one run as nested dicts of plain values."""
     experiment = asdict(cell.experiment)
     return {
@@ -189,17 +179,17 @@ def resolved(cell: Cell) -> dict[str, Any]:
     }
 
 
-def folder_of(cell: Cell, out: Path) -> Path:
+def folder_of(cell: settings.Cell, out: Path) -> Path:
     """Return the folder of a run's results below the folder of all experiments."""
     return out.joinpath(*map(slug, (cell.experiment.name, cell.method, cell.scenario)), f"seed{cell.seed}")
 
 
-def is_done(cell: Cell, folder: Path) -> bool:
+def is_done(cell: settings.Cell, folder: Path) -> bool:
     """Return True if a folder contains results of the run ``cell`` with equal settings."""
     return (folder / RUN_FILE).is_file() and (folder / SETTINGS).is_file() and not changed(cell, folder)
 
 
-def changed(cell: Cell, folder: Path) -> list[str]:
+def changed(cell: settings.Cell, folder: Path) -> list[str]:
     """Return the names of settings that differ between a run and the results in its folder."""
     if not (folder / SETTINGS).is_file():
         return []

@@ -80,11 +80,11 @@ class StreamSettings:
 
     Attributes:
         name: a built-in stream, or a function of your own; it is called with n_tasks, the options, and those of seed,
-            root, download, n_train and n_test that it accepts
+            root, n_train and n_test that it accepts
         n_tasks: number of tasks
         n_train: number of training images, a stratified sample drawn with the seed; null: all
         n_test: number of test images, drawn in the same way
-        options: further arguments of the stream, such as jpeg, angles or class_order
+        options: further arguments of the stream, such as jpeg, download, angles or class_order
     """
 
     name: Annotated[str, STREAMS] = "SplitDigits"

@@ -20,7 +20,7 @@ from avalanche_amnesia.lab.executors.jobs import Executor, Job, OnDone, run_jobs
 from avalanche_amnesia.lab.report.reading import Run, read_run
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.runs.measuring import measure_run
-from avalanche_amnesia.lab.runs.run_plan import PlannedRuns, RunPlan, plan_paths, reference_paths
+from avalanche_amnesia.lab.runs.run_plan import RunPlan, plan_paths, reference_paths
 from avalanche_amnesia.lab.runs.store import RunStore
 from avalanche_amnesia.lab.study.building import build, check_names
 from avalanche_amnesia.lab.study.experiment import SETTINGS, folder_of, is_done, resolved
@@ -61,13 +61,12 @@ def run_cell(
     folder: Path,
     store: Path | None = None,
     root: str | Path | None = None,
-    download: bool = False,
     progress: Callable[[str], None] = lambda step: None,
     loggers: Sequence[BaseLogger] = (),
     workers: int = 0,
 ) -> Run:
     """Run one method on one stream with its requests, measure it after every task, and write the results."""
-    benchmark, make = build(cell, root, download)
+    benchmark, make = build(cell, root)
     kept = None if store is None else RunStore(store)
     stream, floors = cell.experiment.stream, cell.experiment.floors
     requests = {e.task_label: [_asked(r) for r in e.requests] for e in benchmark.train_stream if e.requests}
@@ -158,11 +157,9 @@ def sweep(
 
 def plan_sweep(cells: Sequence[Cell], store: RunStore, root: Path | None = None) -> RunPlan:
     """Return the plan of a sweep: numbers of trainings, of stored results among them, and estimated time."""
-    n_main = 0
-    paths: dict[str, list[list[str]]] = {}
+    n_main, paths = 0, list[list[str]]()
     for cell in cells:
         benchmark, make = build(cell, root)
         n_main += len(benchmark.train_stream)
-        for what, found in reference_paths(make, benchmark, store, ("full", "same", *cell.experiment.floors)).items():
-            paths.setdefault(what, []).extend(found)
-    return plan_paths(paths, store, [PlannedRuns("main runs", n_main, 0, 0)])
+        paths += reference_paths(make, benchmark, store, ("full", "same", *cell.experiment.floors))
+    return plan_paths(paths, store, n_main)

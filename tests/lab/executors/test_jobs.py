@@ -71,18 +71,6 @@ def test_a_job_is_restarted_at_most_as_often_as_allowed_if_its_worker_is_lost():
         assert executor.calls.count(("a",)) == 3
 
 
-def test_impossible_jobs_are_refused_before_any_job_starts():
-    for jobs, words in (
-        ([job("a"), job("a")], "distinct names"),
-        ([job("a", "z")], r"a needs \['z'\], which is no job"),
-        ([job("a", "b"), job("b", "a")], "waits for a itself"),
-    ):
-        executor = AtOnce()
-        with pytest.raises(ValueError, match=words):
-            run_jobs([job("x"), *jobs], executor)
-        assert executor.calls == []
-
-
 @pytest.mark.slow
 def test_a_killed_process_is_replaced(tmp_path):
     executor, told = ProcessExecutor(1), []

@@ -149,24 +149,24 @@ def test_tables_are_sorted_by_a_click_or_a_key_on_a_column(opened):
 
 def test_a_table_is_copied_as_csv_with_exact_numbers(opened):
     page = opened(permissions=["clipboard-read", "clipboard-write"])
-    page.locator("#difference > details").evaluate("part => { part.open = true; }")
+    page.locator("#transfer > details").evaluate("part => { part.open = true; }")
     copied = []
     for change in ("() => {}", "() => { navigator.clipboard.writeText = () => Promise.reject(new Error('refused')); }"):
         page.evaluate(change)  # the second is like a browser without a clipboard for files
         page.evaluate("navigator.clipboard.write([])")
-        page.get_by_role("button", name="Copy as CSV: Accuracy difference").click()
+        page.get_by_role("button", name="Copy as CSV: Remaining tasks").click()
         page.get_by_text("Copied", exact=True).wait_for()
         copied.append(page.evaluate("navigator.clipboard.readText()"))
     assert copied[0] == copied[1]
     rows = list(csv.DictReader(io.StringIO(copied[0])))
-    assert list(rows[0]) == ["strategy", "seed", "after task", "AD", "AD, control"]
+    assert list(rows[0]) == ["strategy", "seed", "after task", "average forgetting", "backward transfer"]
     moments = {run.name: run.moments for run in runs_of_demo()}
     first_seed = [row for row in rows if row["seed"] == "0"]
     assert len(first_seed) == 15
     for row in first_seed:
         moment = moments[row["strategy"]][int(row["after task"])]
-        assert float(row["AD"]) == moment.number("AccuracyDifference")
-        assert float(row["AD, control"]) == moment.number("AccuracyDifference_control")
+        assert float(row["average forgetting"]) == moment.number("Forgetting")
+        assert float(row["backward transfer"]) == moment.number("BackwardTransfer")
 
 
 def test_a_printed_page_shows_all_details_on_white_and_no_script_is_needed_to_read(opened):

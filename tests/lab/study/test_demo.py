@@ -114,7 +114,7 @@ def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, amne
 
     monkeypatch.setattr(module, "run_cell", interrupted)
     told = amnesia("demo", "--out", str(tmp_path / "out"), status=130).splitlines()  # W&B may have printed before
-    assert told[-1] == "amnesia: interrupted, no result was written; the same command starts again"
+    assert told[-1] == "amnesia: interrupted, no file is half written; the same command starts again"
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
 
 
