@@ -1,6 +1,5 @@
 """Wrong arguments of metrics and references are refused before anything is trained."""
 
-import inspect
 from functools import partial
 
 import pytest
@@ -47,17 +46,13 @@ def test_metrics_of_unlearned_tasks_need_the_benchmark(helper):
             helper(benchmark)
     with pytest.raises(TypeError, match="references must be an object of References, got 'x'"):
         helper(BENCHMARK, "x")
-    for number in {"samples", "shots"} & set(inspect.signature(helper).parameters):
-        with pytest.raises(ValueError, match=f"{number} must be an int of at least 1, got 0"):
-            helper(BENCHMARK, **{number: 0})
 
 
 def test_options_of_metrics_outside_their_lists_are_refused():
     references = References(make, BENCHMARK)
     for call, words in (
-        (lambda: distance_metrics(references, distances=["jsd"]), "distances must be one of 'euclidean', 'cosine'"),
-        (lambda: distance_metrics(references, scope="none"), "scope must be one of 'unlearned', 'remaining', 'all'"),
-        (lambda: few_shot_metrics(BENCHMARK, seed=0.5), r"seed must be an int, got 0\.5"),
+        (lambda: few_shot_metrics(BENCHMARK, shots=0), "shots must be an int of at least 1, got 0"),
+        (lambda: distance_metrics(references, noise_floor=["other"]), "noise_floor must be one of 'order', 'seed'"),
         (lambda: accuracy_difference_metrics(references, controls=["full"]), "controls must be one of 'heads', 'ref"),
         (lambda: AccuracyDifference(references, samples=0), "samples must be an int of at least 1, got 0"),
     ):

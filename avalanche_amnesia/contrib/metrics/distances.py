@@ -1,15 +1,13 @@
 """Optional metrics of the distance between features: Euclidean, cosine and CKA."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from avalanche_amnesia import checks
-from avalanche_amnesia.evaluation.bases import FeatureDistance, Floor, Scope
+from avalanche_amnesia.evaluation.bases import FeatureDistance, Floor
 from avalanche_amnesia.evaluation.functional import check_pair
-from avalanche_amnesia.evaluation.probes import ProbeKind
 from avalanche_amnesia.evaluation.references import References
 
 DistanceName = Literal["euclidean", "cosine", "cka"]
@@ -53,23 +51,15 @@ class OtherDistance(FeatureDistance):
     ``euclidean``: ``‖f(x) − f_ref(x)‖``, at least 0, without an upper bound; it grows with the scale of the features.
     ``cosine``: ``1 − cos(f(x), f_ref(x))``, in [0, 2]; invariant to scale. ``cka``: ``1 − linear CKA``, in [0, 1];
     invariant to rotation, scale and shift (Kornblith et al., Similarity of neural network representations revisited,
-    ICML 2019). Emitted as ``Euclidean_<probe>``, ``Cosine_<probe>``, ``CKA_<probe>``, see :class:`FeatureDistance`.
+    ICML 2019). Emitted as ``Euclidean_own``, ``Cosine_own``, ``CKA_own``, see :class:`FeatureDistance`.
 
     Args:
         kind: ``euclidean``, ``cosine`` or ``cka``.
-        references, probe, noise_floor, scope: see :class:`FeatureDistance`, also for the errors.
+        references, noise_floor: see :class:`FeatureDistance`, also for the errors.
     """
 
-    def __init__(
-        self,
-        kind: DistanceName,
-        references: References,
-        probe: ProbeKind = "own",
-        noise_floor: Sequence[Floor] = (),
-        scope: Scope = "unlearned",
-    ) -> None:
-        checks.one_of("distances", kind, DistanceName)
-        super().__init__(references, probe, noise_floor, scope)
+    def __init__(self, kind: DistanceName, references: References, noise_floor: Sequence[Floor] = ()) -> None:
+        super().__init__(references, noise_floor=noise_floor)
         self.name, self.upper_bound, self._by_sample = _DISTANCES[kind]
 
     def distance(self, features_a: Tensor, features_b: Tensor) -> float:
@@ -84,25 +74,15 @@ _DISTANCES: dict[DistanceName, tuple[str, float, Callable[[Tensor, Tensor], Tens
 }
 
 
-def distance_metrics(
-    references: References,
-    *,
-    distances: Sequence[DistanceName] = get_args(DistanceName),
-    probes: Sequence[ProbeKind] = ("own",),
-    noise_floor: Sequence[Floor] = ("order",),
-    scope: Scope = "unlearned",
-) -> list[OtherDistance]:
-    """Return one :class:`OtherDistance` per distance and probe, on the same features as the JSD metric.
+def distance_metrics(references: References, *, noise_floor: Sequence[Floor] = ("order",)) -> list[OtherDistance]:
+    """Return one :class:`OtherDistance` per distance, on the features that the JSD metric reads through own masks.
 
     Args:
         references: the run's references.
-        distances: any of ``euclidean``, ``cosine`` and ``cka``.
-        probes: any of ``own``, ``remaining`` and ``none``.
         noise_floor: floors to emit for each distance, ``order`` or ``seed``; each trains one more reference.
-        scope: ``unlearned``, ``remaining`` or ``all``, see :class:`FeatureDistance`.
 
     Raises:
         TypeError: if ``references`` is not a :class:`References`.
         ValueError: for an unknown name.
     """
-    return [OtherDistance(kind, references, probe, noise_floor, scope) for kind in distances for probe in probes]
+    return [OtherDistance(kind, references, noise_floor) for kind in _DISTANCES]

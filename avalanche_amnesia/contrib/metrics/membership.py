@@ -17,6 +17,8 @@ from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
 
 Kind = Literal["accuracy", "membership"]
+SAMPLES = 10_000
+"""Largest number of a task's training samples that a metric reads, evenly spread."""
 
 
 def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
@@ -40,20 +42,18 @@ class MembershipInference(ComparedMetric):
     """Metric of membership inference: AUC of separating an unlearned task's training and test samples by loss.
 
     In [0, 1], 0.5 for losses that do not separate them. Losses are cross-entropies through the task's former head and
-    mask, which the evaluation stores. A good value is close to that of the reference (``Membership_reference``), which
-    never saw the task; it may differ from 0.5 because the two sets differ and the former head was trained on one of
-    them. Emitted after every evaluation between tasks as ``Membership``, per unlearned task and as their mean.
-    ``Membership_tasks`` is the number of tasks in these means. Tasks without a probe (``keep_probes=False``) or with
-    infinite or NaN logits are left out.
+    mask, which the evaluation stores, of at most 10,000 training samples. A good value is close to that of the
+    reference (``Membership_reference``), which never saw the task; it may differ from 0.5 because the two sets differ
+    and the former head was trained on one of them. Emitted after every evaluation between tasks as ``Membership``, per
+    unlearned task and as their mean. ``Membership_tasks`` is the number of tasks in these means. Tasks without a probe
+    (``keep_probes=False``) or with infinite or NaN logits are left out.
 
     Args:
         benchmark: the run's benchmark; its streams contain the unlearned tasks' data.
         references: the run's references; None: no comparison.
-        samples: largest number of training samples, evenly spread, at least 1.
 
     Raises:
         TypeError: if ``benchmark`` or ``references`` has another type.
-        ValueError: for fewer than one sample.
 
     Reference: Yeom et al., Privacy risk in machine learning: analyzing the connection to overfitting, CSF 2018.
     """
@@ -62,15 +62,14 @@ class MembershipInference(ComparedMetric):
     lower_bound, upper_bound = 0.0, 1.0
     helper = "membership_metrics"
 
-    def __init__(self, benchmark: Any, references: References | None = None, samples: int = 10_000) -> None:
+    def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__(benchmark, references)
         self.train_experiences = by_task_label(benchmark.train_stream)
-        self.samples = checks.whole_number("samples", samples)
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the AUC of the task's training losses against its test losses; None without finite logits."""
         losses = []
-        train = some_task_data(self.train_experiences[task], self.samples)
+        train = some_task_data(self.train_experiences[task], SAMPLES)
         for x, y in (train, task_data(self.test_experiences[task])):
             logits = self.probed_logits(model, x, task)
             if logits is None or not bool(logits.isfinite().all()):
@@ -82,11 +81,9 @@ class MembershipInference(ComparedMetric):
         return "Membership"
 
 
-def membership_metrics(
-    benchmark: Any, references: References | None = None, *, samples: int = 10_000
-) -> list[MembershipInference]:
+def membership_metrics(benchmark: Any, references: References | None = None) -> list[MembershipInference]:
     """Return the metric of membership inference on unlearned tasks; arguments as for :class:`MembershipInference`."""
-    return [MembershipInference(benchmark, references, samples)]
+    return [MembershipInference(benchmark, references)]
 
 
 class ForgottenSamples(ComparedMetric):

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, linear
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
 from avalanche_amnesia.benchmarks.families import drawn
+from avalanche_amnesia.contrib.metrics.membership import SAMPLES
 from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
@@ -147,69 +148,54 @@ class FreshHead(ComparedMetric):
 class Relapse(FreshHead):
     """Metric of relapse: test accuracy of a linear probe fitted to an unlearned task's training data.
 
-    Emitted as ``Relapse``. :class:`FreshHead` explains the values.
-
-    Args:
-        benchmark, references: as for :class:`FreshHead`.
-        samples: largest number of training samples, evenly spread, at least 1.
-
-    Raises:
-        ValueError: also if ``samples`` is below 1.
+    Emitted as ``Relapse``. At most 10,000 training samples are read, evenly spread. :class:`FreshHead` explains the
+    values, arguments and errors.
     """
 
     name, helper = "Relapse", "relapse_metrics"
     reading = staticmethod(linear_probe_accuracy)
 
-    def __init__(self, benchmark: Any, references: References | None = None, samples: int = 10_000) -> None:
-        super().__init__(benchmark, references)
-        self.samples = checks.whole_number("samples", samples)
-
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
-        """Return at most ``samples`` samples of the task's training data."""
-        return some_task_data(self.train_experiences[task], self.samples)
+        """Return at most 10,000 samples of the task's training data."""
+        return some_task_data(self.train_experiences[task], SAMPLES)
 
 
 class FewShot(FreshHead):
     """Metric of few-shot relearning: test accuracy of a head fitted to a few samples per class of an unlearned task.
 
     Features trained on a task need few samples, features never trained on it need many. :class:`Relapse` uses many
-    samples and so hides the difference. The samples are drawn from the training data by (seed, task): the same ones
+    samples and so hides the difference. The samples are drawn from the training data by the task: the same ones
     for the model, its reference, and every evaluation. Emitted as ``FewShot``, with other shots as e.g. ``FewShot20``.
     :class:`FreshHead` explains the values.
 
     Args:
         benchmark, references: as for :class:`FreshHead`.
         shots: number of samples per class, at least 1; all samples of a smaller class.
-        seed: seed of the draw.
 
     Raises:
-        ValueError: also if ``shots`` is below 1, or ``seed`` is no integer.
+        ValueError: also if ``shots`` is below 1.
     """
 
     helper = "few_shot_metrics"
     reading = staticmethod(few_shot_accuracy)
 
-    def __init__(
-        self, benchmark: Any, references: References | None = None, shots: int = _SHOTS, seed: int = 0
-    ) -> None:
+    def __init__(self, benchmark: Any, references: References | None = None, shots: int = _SHOTS) -> None:
         super().__init__(benchmark, references)
-        self.shots, self.seed = checks.whole_number("shots", shots), checks.whole_number("seed", seed, None)
+        self.shots = checks.whole_number("shots", shots)
         self.name = "FewShot" if shots == _SHOTS else f"FewShot{shots}"
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """Return ``shots`` training samples per class of a task: inputs ``(n, …)`` and labels ``(n,)``."""
-        experience, seed = self.train_experiences[task], derive_seed(self.seed, "shots", task)
+        experience, seed = self.train_experiences[task], derive_seed(0, "shots", task)
         labels = targets_of(experience)
         return task_data(experience, drawn(labels, dict.fromkeys(labels.unique().tolist(), self.shots), seed))
 
 
-def relapse_metrics(benchmark: Any, references: References | None = None, *, samples: int = 10_000) -> list[Relapse]:
+def relapse_metrics(benchmark: Any, references: References | None = None) -> list[Relapse]:
     """Return the metric of relapse on the unlearned tasks of a benchmark; arguments as for :class:`Relapse`."""
-    return [Relapse(benchmark, references, samples)]
+    return [Relapse(benchmark, references)]
 
 
-def few_shot_metrics(
-    benchmark: Any, references: References | None = None, *, shots: int = _SHOTS, seed: int = 0
-) -> list[FewShot]:
+def few_shot_metrics(benchmark: Any, references: References | None = None, *, shots: int = _SHOTS) -> list[FewShot]:
     """Return the metric of few-shot relearning of unlearned tasks; arguments as for :class:`FewShot`."""
-    return [FewShot(benchmark, references, shots, seed)]
+    return [FewShot(benchmark, references, shots)]
