@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,10 +27,7 @@ class RayExecutor:
     """
 
     def __init__(self, address: str | None = None, *, gpus: float = 0) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise ImportError('Ray is not installed: pip install "avalanche-amnesia[ray]"') from error
+        ray = _imported("ray", "Ray", "ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         self.workers: int | None = None  # Ray decides
         self._ray = ray
@@ -80,10 +78,7 @@ class SlurmExecutor:
         parameters: Mapping[str, Any] | None = None,
         cluster: Literal["slurm", "local"] = "slurm",
     ) -> None:
-        try:
-            import submitit
-        except ImportError as error:
-            raise ImportError('submitit is not installed: pip install "avalanche-amnesia[slurm]"') from error
+        submitit = _imported("submitit", "submitit", "slurm")
         if gpus != int(gpus):
             raise ValueError(
                 f"gpus={gpus}: Slurm gives whole GPUs; give 0, 1 …, or leave gpus out and say slurm_gres=shard:1"
@@ -122,3 +117,10 @@ class SlurmExecutor:
         for job in self._jobs:
             if not job.done():
                 job.cancel()
+
+
+def _imported(module: str, name: str, extra: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f'{name} is not installed: pip install "avalanche-amnesia[{extra}]"') from error

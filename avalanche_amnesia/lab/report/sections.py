@@ -13,8 +13,7 @@ from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series,
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, number
 from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, of_seeds, text
-from avalanche_amnesia.lab.report.wording import MISSING, points, seconds, share, tasks, times
-from avalanche_amnesia.saving.values import fits
+from avalanche_amnesia.lab.report.wording import MISSING, points, seconds, share, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
 _BEFORE: Get = attrgetter("capacity_before")
@@ -117,15 +116,13 @@ def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[R
     """Return a table of settings or versions, with one column per strategy, from its first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
-    rows = [[text(name), *(text(_set_to(name, each.get(name))) for each in found)] for name in names]
+    rows = [[text(name), *(text(_set_to(each.get(name))) for each in found)] for name in names]
     return Table(caption, (what, *(entry.name for entry in entries)), rows)
 
 
-def _set_to(name: str, value: object) -> str:
+def _set_to(value: object) -> str:
     if isinstance(value, dict):
-        if name.rpartition(".")[2] != "requests" or not fits(value, dict[str, list[int]]):  # for example slots by task
-            return json.dumps(value, default=str)
-        return "; ".join(f"{tasks(gone)} after task {after}" for after, gone in value.items())
+        return json.dumps(value, default=str)
     return MISSING if value is None else str(value)
 
 

@@ -27,16 +27,7 @@ from avalanche_amnesia.contrib.streams.conv_nets import cifar_resnet18
 from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
 from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
 from avalanche_amnesia.isolation import Pools
-from avalanche_amnesia.lab.study.settings import (
-    OBEY_NOTHING,
-    Cell,
-    MethodSettings,
-    NetworkSettings,
-    ScenarioSettings,
-    StreamSettings,
-    TrainingSettings,
-    named,
-)
+from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
 from avalanche_amnesia.optimizers import check_optimizer
 from avalanche_amnesia.saving.typed import typed
@@ -60,21 +51,9 @@ MEMORY = 50
 """Number of samples per task that DER++ keeps; Replay multiplies it by the number of tasks and shares the memory."""
 DEFAULTS: dict[str, dict[str, Any]] = {"EWC": {"ewc_lambda": 1e4}, "LwF": {"alpha": 1.0, "temperature": 2.0}}
 """Default options where Avalanche's strategies have none."""
-SAID_ELSEWHERE = {
-    "model": "network",
-    "backbone": "network",
-    "optimizer": "the method's optimizer",
-    "seed": "seeds",
-    "train_epochs": "training.epochs",
-    "train_mb_size": "training.batch_size",
-    "device": "training.device",
-    "criterion": "a class of your own, kind: MODULE:NAME",
-    "plugins": "a class of your own, kind: MODULE:NAME",
-    "evaluator": "the run, which measures all that amnesia list names",
-    "eval_every": "the run, which evaluates after every task",
-    "peval_mode": "the run, which evaluates after every task",
-}
-"""Argument of strategies that cannot be an option of a method → the setting to use instead."""
+OF_SETTINGS = {"model", "backbone", "optimizer", "seed", "train_epochs", "train_mb_size", "device"}
+OF_THE_LAB = {"criterion", "plugins", "evaluator", "eval_every", "peval_mode"}
+"""Arguments of strategies that cannot be options of a method: other settings, or the lab, give them."""
 Maker = Callable[..., Any]
 PARTS: dict[str, Mapping[str, Maker]] = {
     "adjustment": RULES,
@@ -84,7 +63,7 @@ PARTS: dict[str, Mapping[str, Maker]] = {
 """Option of a strategy that takes an object → name in the settings → function that makes the object."""
 
 
-def make_stream(settings: StreamSettings, seed: int, root: str | Path | None = None) -> CLScenario:
+def make_stream(settings: kinds.StreamSettings, seed: int, root: str | Path | None = None) -> CLScenario:
     """Build the benchmark of an experiment, without unlearning requests."""
     sizes = {"n_train": settings.n_train, "n_test": settings.n_test}
     given = {name: value for name, value in sizes.items() if value is not None} | settings.options
@@ -104,7 +83,7 @@ def make_stream(settings: StreamSettings, seed: int, root: str | Path | None = N
 def maker_of(name: str, place: str) -> Any:
     """Return the function or class ``name`` that builds a stream or a network; errors name ``place``."""
     if ":" in name:
-        return named(name, place)
+        return kinds.named(name, place)
     ours = {"MLP": _mlp, "ResNet18": cifar_resnet18}
     return ours[name] if name in ours else getattr(benchmarks if hasattr(benchmarks, name) else streams, name)
 
@@ -113,22 +92,22 @@ def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], o
     """Call a function with ``given``, which it must accept, and with the part of ``offered`` that it accepts."""
     takes = inspect.signature(make).parameters
     rest = [parameter for parameter in takes.values() if parameter.kind is parameter.VAR_KEYWORD]
-    kinds = [kind for parameter in rest for kind in get_args(parameter.annotation)]  # **options: Unpack[ImageOptions]
-    listed = [name for kind in kinds for name in getattr(kind, "__annotations__", ())]
+    dicts = [kind for parameter in rest for kind in get_args(parameter.annotation)]  # **options: Unpack[ImageOptions]
+    listed = [name for kind in dicts for name in getattr(kind, "__annotations__", ())]
     if listed or not rest:
         known_options(given, [*takes, *listed], owner)
     return make(**{name: value for name, value in offered.items() if name in [*takes, *listed]} | dict(given))
 
 
-def make_scenario(settings: ScenarioSettings, n_tasks: int) -> Scenario:
+def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
     """Build the request scenario of an experiment."""
-    make = named(settings.name, "scenario", SCENARIOS)
+    make = kinds.named(settings.name, "scenario", SCENARIOS)
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
     return scenario
 
 
-def make_network(settings: NetworkSettings, example: torch.Tensor) -> nn.Module:
+def make_network(settings: kinds.NetworkSettings, example: torch.Tensor) -> nn.Module:
     """Build a feature extractor with initial weights from torch's global random generator, and set its ``features``."""
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
@@ -156,9 +135,9 @@ def _mlp(shape: tuple[int, ...], widths: list[int]) -> nn.Module:
     return MLP(prod(shape), hidden=widths[:-1], features=widths[-1])
 
 
-def strategy_class(settings: MethodSettings) -> type:
+def strategy_class(settings: kinds.MethodSettings) -> type:
     """Return the strategy class of a method."""
-    kind = named(settings.kind, "methods: kind", OWN | STOCK)
+    kind = kinds.named(settings.kind, "methods: kind", OWN | STOCK)
     if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
         raise ValueError(
             f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, such as "
@@ -167,10 +146,10 @@ def strategy_class(settings: MethodSettings) -> type:
     return kind
 
 
-def optimizer_class(settings: MethodSettings) -> type:
+def optimizer_class(settings: kinds.MethodSettings) -> type:
     """Return the optimizer class of a method."""
     there = {n: c for n, c in vars(torch.optim).items() if isinstance(c, type) and c is not torch.optim.Optimizer}
-    kind: type = named(settings.optimizer, "methods: optimizer", there)
+    kind: type = kinds.named(settings.optimizer, "methods: optimizer", there)
     return kind
 
 
@@ -188,7 +167,7 @@ def model_class(kind: type) -> type:
 
 
 def make_strategy(
-    settings: MethodSettings, network: Callable[[], nn.Module], benchmark: CLScenario, seed: int, **kwargs: Any
+    settings: kinds.MethodSettings, network: Callable[[], nn.Module], benchmark: CLScenario, seed: int, **kwargs: Any
 ) -> Any:
     """Build a new strategy of a method; every call with equal arguments gives the same initial weights, bit for bit."""
     kind = strategy_class(settings)
@@ -200,19 +179,19 @@ def make_strategy(
         checks.one_of("options.isolation", options["isolation"], Literal["planned"])
         options |= {"isolation": Pools.planned(benchmark)}
     options = {name: _object(name, value, kind, seed) for name, value in options.items()}
-    if settings.kind in OBEY_NOTHING:  # record requests without unlearning
+    if settings.kind in kinds.OBEY_NOTHING:  # record requests without unlearning
         options["plugins"] = [training.TrajectoryPlugin(), training.UnlearningPlugin(obey=False)]
     fixed = {"seed": seed} | ({"train_epochs": 1} if kind is RanPAC else {})  # a second pass would add samples again
     return _made(kind, settings, model, options | kwargs | fixed)
 
 
-def check_options(settings: MethodSettings) -> None:
+def check_options(settings: kinds.MethodSettings) -> None:
     """Raise an error for an unknown option of a method, or an option with a value of the wrong type."""
     kind = strategy_class(settings)
-    elsewhere = SAID_ELSEWHERE | ({"mem_size": "options.memory_per_task"} if settings.kind == "Replay" else {})
-    for name in settings.options:
-        if name in elsewhere:
-            raise ValueError(f"options.{name} of {kind.__name__}: this is said by {elsewhere[name]}")
+    elsewhere = OF_SETTINGS | OF_THE_LAB | ({"mem_size"} if settings.kind == "Replay" else set())
+    for name in elsewhere.intersection(settings.options):
+        other = "the lab; a class of your own can differ" if name in OF_THE_LAB else "other settings of the experiment"
+        raise ValueError(f"options.{name} of {kind.__name__}: this is given by {other}")
     if settings.kind == "DER++":  # its plugin checks the options
         return
     takes = _arguments(kind) | _arguments(model_class(kind))
@@ -274,11 +253,11 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
     if "name" not in given:
         raise ValueError(f"{place} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
-    return _called(named(str(given.pop("name")), place, PARTS[name]), given, {"seed": seed}, place)
+    return _called(kinds.named(str(given.pop("name")), place, PARTS[name]), given, {"seed": seed}, place)
 
 
 def make_stock(
-    settings: MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
+    settings: kinds.MethodSettings, network: Callable[[], nn.Module], n_tasks: int, seed: int, **kwargs: Any
 ) -> Any:
     """Build a new strategy of Avalanche with the unlearning plugins and a copy of the model's norm layers per task."""
     kind = strategy_class(settings)
@@ -299,7 +278,7 @@ def make_stock(
     return _made(kind, settings, model, fixed | options | kwargs)
 
 
-def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
+def _made(kind: type, settings: kinds.MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
     try:
         optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
     except ValueError as error:
@@ -312,13 +291,13 @@ def _made(kind: type, settings: MethodSettings, model: nn.Module, options: Mappi
     return kind(**given)
 
 
-def check_device(settings: TrainingSettings) -> None:
+def check_device(settings: kinds.TrainingSettings) -> None:
     """Raise ValueError if torch cannot use the device."""
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("training.device=cuda: torch finds no GPU here; say training.device=cpu")
 
 
-def check_names(cells: Iterable[Cell]) -> None:
+def check_names(cells: Iterable[kinds.Cell]) -> None:
     """Raise an error for an unknown name in the settings of any run, so that no run starts with unknown names."""
     for cell in cells:
         experiment, method = cell.experiment, cell.experiment.methods[cell.method]
@@ -329,7 +308,7 @@ def check_names(cells: Iterable[Cell]) -> None:
         make_scenario(experiment.scenarios[cell.scenario], experiment.stream.n_tasks)
 
 
-def build(cell: Cell, root: str | Path | None = None) -> tuple[CLScenario, Maker]:
+def build(cell: kinds.Cell, root: str | Path | None = None) -> tuple[CLScenario, Maker]:
     """Return the benchmark of a run with its unlearning requests, and the function that builds the run's strategies."""
     experiment, method = cell.experiment, cell.experiment.methods[cell.method]
     check_device(experiment.training)
