@@ -51,9 +51,9 @@ MEMORY = 50
 """Number of samples per task that DER++ keeps; Replay multiplies it by the number of tasks and shares the memory."""
 DEFAULTS: dict[str, dict[str, Any]] = {"EWC": {"ewc_lambda": 1e4}, "LwF": {"alpha": 1.0, "temperature": 2.0}}
 """Default options where Avalanche's strategies have none."""
-OF_SETTINGS = {"model", "backbone", "optimizer", "seed", "train_epochs", "train_mb_size", "device"}
-OF_THE_LAB = {"criterion", "plugins", "evaluator", "eval_every", "peval_mode"}
-"""Arguments of strategies that cannot be options of a method: other settings, or the lab, give them."""
+GIVEN = {"model", "backbone", "optimizer", "seed", "train_epochs", "train_mb_size", "device"}
+GIVEN |= {"criterion", "plugins", "evaluator", "eval_every", "peval_mode"}
+"""Arguments of strategies that are no options of a method: other settings, or the lab, give them."""
 Maker = Callable[..., Any]
 PARTS: dict[str, Mapping[str, Maker]] = {
     "adjustment": RULES,
@@ -188,17 +188,12 @@ def make_strategy(
 def check_options(settings: kinds.MethodSettings) -> None:
     """Raise an error for an unknown option of a method, or an option with a value of the wrong type."""
     kind = strategy_class(settings)
-    elsewhere = OF_SETTINGS | OF_THE_LAB | ({"mem_size"} if settings.kind == "Replay" else set())
-    for name in elsewhere.intersection(settings.options):
-        other = "the lab; a class of your own can differ" if name in OF_THE_LAB else "other settings of the experiment"
-        raise ValueError(f"options.{name} of {kind.__name__}: this is given by {other}")
     if settings.kind == "DER++":  # its plugin checks the options
         return
     takes = _arguments(kind) | _arguments(model_class(kind))
     if settings.kind == "Replay":
-        takes["memory_per_task"] = int
-    if not issubclass(kind, training.TaskStrategy):  # a TaskStrategy reports unknown options itself
-        known_options(settings.options, takes.keys() - elsewhere, settings.kind)
+        takes["memory_per_task"] = takes.pop("mem_size")
+    known_options(settings.options, takes.keys() - GIVEN, settings.kind)
     for name, value in settings.options.items():
         given = _object(name, value, kind, seed=0) if issubclass(kind, training.TaskStrategy) else value
         if name != "isolation":  # "planned" stands for an object, which needs the benchmark
@@ -251,9 +246,7 @@ def _object(name: str, value: Any, kind: type, seed: int) -> Any:
     if name not in PARTS:
         return value
     given = dict(value) if isinstance(value, Mapping) else {"name": value}
-    if "name" not in given:
-        raise ValueError(f"{place} lacks its name: say {{name: …, {', '.join(map(str, given))}: …}}")
-    return _called(kinds.named(str(given.pop("name")), place, PARTS[name]), given, {"seed": seed}, place)
+    return _called(kinds.named(str(given.pop("name", "")), place, PARTS[name]), given, {"seed": seed}, place)
 
 
 def make_stock(
@@ -279,10 +272,7 @@ def make_stock(
 
 
 def _made(kind: type, settings: kinds.MethodSettings, model: nn.Module, options: Mapping[str, Any]) -> Any:
-    try:
-        optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
-    except ValueError as error:
-        raise ValueError(f"optimizer {settings.optimizer} with lr={settings.lr}: {error}") from error
+    optimizer = optimizer_class(settings)(model.parameters(), lr=settings.lr)
     check_optimizer(optimizer, model.parameters())
     quiet = {"eval_mb_size": 512, "evaluator": EvaluationPlugin(loggers=[BaseLogger()])}
     given = {"model": model, "optimizer": optimizer} | quiet | dict(options)

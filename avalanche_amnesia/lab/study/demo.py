@@ -1,4 +1,4 @@
-"""The demo: four strategies learn digits and unlearn on request; the results are a table, figures and a report."""
+"""The demo: four strategies learn digits and unlearn on request; the results are a table and a report."""
 
 import textwrap
 from collections.abc import Callable, Sequence
@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import loky
-from matplotlib.figure import Figure
 
 from avalanche_amnesia.audit.words import tasks_in_words
-from avalanche_amnesia.evaluation.figures import Cell, as_png, matrix_figure
 from avalanche_amnesia.lab.report.measures import MEANINGS, MEASURES
 from avalanche_amnesia.lab.report.page import report_page
-from avalanche_amnesia.lab.report.reading import Entry, Moment, Run, spread
+from avalanche_amnesia.lab.report.reading import Entry, Run, spread
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdicts_as_text
 from avalanche_amnesia.lab.report.wording import MISSING, unitless
@@ -61,7 +59,7 @@ def run_demo(
     epochs: int | None = None,
     store: Path | None = None,
 ) -> list[Run]:
-    """Run the demo, write its results (report, table, figure, logs) to a folder, and return its runs."""
+    """Run the demo, write its results (report, table, logs) to a folder, and return its runs."""
     experiment = demo_experiment(data_root is not None, seed, epochs)
     cells = cells_of(experiment)
     build(cells[0], data_root)  # missing data raises before anything is written
@@ -77,18 +75,16 @@ def run_demo(
             runs.append(run_cell(cell, out / "runs" / name, store, data_root, **beside))
     replace_file(out / "report.html", report_page(runs).encode())
     replace_file(out / "results.csv", csv_of(runs))
-    replace_file(out / "accuracy_matrix.png", as_png(_accuracies(runs)))
     say(f"\nAt the end of the stream:\n\n{_at_the_end(runs)}\n\nEverything lies in {out}:\n{_FILES}")
     say(f"Open {out / 'report.html'} to see what was forgotten.")
     return runs
 
 
 _FILES = """\
-  report.html          all of it in one page, with charts
-  runs/                logs: amnesia report, amnesia sync
-  results.csv          the numbers; same seed, same bytes
-  accuracy_matrix.png  accuracy after every task
-  wandb/               offline runs, with masks and capacity
+  report.html  all of it in one page, with charts
+  runs/        logs: amnesia report, amnesia sync
+  results.csv  the numbers; same seed, same bytes
+  wandb/       offline runs, with masks, capacity and accuracies
 """
 
 
@@ -105,20 +101,3 @@ def _at_the_end(runs: Sequence[Run]) -> str:
     meanings = {MEASURES[key].title: meaning for key, meaning in MEANINGS.items()}
     told = [textwrap.fill(f"{name}: {text}", _WIDTH, subsequent_indent="  ") for name, text in meanings.items()]
     return "\n".join([verdicts_as_text([Entry(run.name, [run]) for run in runs]), "", table, "", *told])
-
-
-def _accuracies(runs: Sequence[Run]) -> Figure:
-    tasks = [moment.task for moment in runs[0].moments]
-    return matrix_figure(
-        {run.name: [[_cell(moment, task) for task in tasks] for moment in run.moments] for run in runs},
-        rows=tasks,
-        columns=tasks,
-        row_label="after task",
-        column_label="tested on task",
-        note="framed: unlearned, read through the head and mask it had; near chance (50) is good",
-    )
-
-
-def _cell(moment: Moment, task: int) -> Cell | None:
-    accuracy = moment.accuracies.get(task)
-    return None if accuracy is None else Cell(accuracy, framed=task in moment.unlearned)

@@ -84,9 +84,9 @@ WRONG = [
     ("EWC", "ewc_lambd", 1.0, "EWC has no option 'ewc_lambd'; did you mean 'ewc_lambda'?"),
     ("LwF", "alpha", ["x"], "options.alpha of LwF must be float or a list of float, got ['x']"),
     ("LwF", "temperature", None, "options.temperature of LwF must be float, got None"),
-    ("Replay", "mem_size", 10, "options.mem_size of Replay: this is given by other settings"),
+    ("Replay", "mem_size", 10, "Replay has no option 'mem_size'"),
     ("Replay", "memory_per_task", "x", "options.memory_per_task of Replay must be int, got 'x'"),
-    ("Naive", "criterion", "mse", "options.criterion of Naive: this is given by the lab; a class of your own"),
+    ("Naive", "criterion", "mse", "Naive has no option 'criterion'"),
     ("WSN", "density", "x", "options.density of WSN must be float, got 'x'"),
     ("experiments.piggyback:Piggyback", "score_lr", "x", "must be float, got 'x'"),
 ]

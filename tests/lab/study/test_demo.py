@@ -6,7 +6,6 @@ from unittest import mock
 
 import loky
 import pytest
-from PIL import Image
 from support.wandb_files import read_offline_run
 
 from avalanche_amnesia.lab.logging.run_lines import lines_of
@@ -80,7 +79,6 @@ def test_terminal_wandb_log_and_page_show_the_same_verdict_beside_figures(demo):
     offline = {run.name: run for run in map(read_offline_run, (out / "wandb").glob("offline-run-*"))}
     assert {run.group for run in offline.values()} == {"demo"}
     assert {"Figure/Masks", "Figure/Capacity"} <= {name for row in offline["AmnesiacHAT"].rows for name in row}
-    assert min(Image.open(out / "accuracy_matrix.png").size) > 200
     words = {run.name: str(verdict_of([run])) for run in runs}
     assert words.keys() == offline.keys()
     assert words["Weight pools"] == "exact, proved"

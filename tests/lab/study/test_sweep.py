@@ -336,6 +336,6 @@ def test_data_sets_are_listed_and_downloaded_by_torchvision(tmp_path, data_root,
     for words, told in (
         (["--download", "CIFAR1000"], "did you mean 'CIFAR100'?"),
         (["--download", "MNIST"], "needs a data root"),
-        (["--data-root", str(tmp_path), "--download", "CIFAR10-JPEG"], "can't be downloaded by torchvision"),
+        (["--data-root", str(tmp_path), "--download", "CIFAR10-JPEG"], "--download[0] must be one of 'CIFAR10'"),
     ):
         assert told in amnesia("data", *words, status=2)
