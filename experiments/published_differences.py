@@ -84,7 +84,7 @@ class AuthorsMemory(TaskMemory):
     """500 samples of all tasks, whose logits stay those of the step that drew them, whatever is unlearned."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(MEMORY, seed, MEMORY)
+        super().__init__(MEMORY, seed)
 
     def store(self, *args: Any, **kwargs: Any) -> None:
         """Draw nothing at a task's end: :class:`AuthorsReplay` draws while it trains."""
@@ -118,7 +118,10 @@ class AuthorsReplay(DarkReplayPlugin):
         task = int(strategy.experience.task_label)
         samples = Samples(*map(torch.stack, zip(*self._drawn, strict=True)), frozenset({task}))
         quota = MEMORY // (len(self.memory.samples) + 1)
-        self.memory.samples = {t: held.first(quota) for t, held in {**self.memory.samples, task: samples}.items()}
+        self.memory.samples = {
+            t: held.at(torch.arange(min(quota, len(held))))
+            for t, held in {**self.memory.samples, task: samples}.items()
+        }
         self._drawn, self._seen = [], 0
 
 

@@ -13,11 +13,11 @@ import os
 import re
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
@@ -27,7 +27,7 @@ import shtab
 from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.signing import signed_by
-from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, seconds_in_words, wrapped
+from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, wrapped
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.executors import clusters, jobs
@@ -737,19 +737,16 @@ def _call_factory(name: str, option: str) -> Any:
 
 
 def _progress_printer() -> Callable[[Any, Any, int], None]:
-    """Return a callback that prints each finished job and the estimated remaining time."""
-    begun, ends = time.monotonic(), list[float]()
+    """Return a callback that prints each finished job."""
+    n_done = count(1)
 
     def tell(job: Any, result: Any, n_left: int) -> None:
-        ends.append(time.monotonic())
-        # The time until the first end includes the start of the workers.
-        each = (ends[-1] - ends[0]) / (len(ends) - 1) if len(ends) > 1 else ends[0] - begun
         if isinstance(result, BaseException):
             words = f"failed: {type(result).__name__}: {result}"
         else:
             words = f"{result} trainings" if isinstance(result, int) else _run_summary(result)
-        until = f"; about {seconds_in_words(each * n_left)} left" if n_left else ""
-        _print(f"[{len(ends)}/{len(ends) + n_left}] {job.name}: {words}{until}")
+        n = next(n_done)
+        _print(f"[{n}/{n + n_left}] {job.name}: {words}")
 
     return tell
 

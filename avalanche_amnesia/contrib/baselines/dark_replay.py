@@ -47,23 +47,18 @@ class Samples:
 class TaskMemory:
     """Memory with a uniform sample of each task's training data, on the CPU; the draw depends only on (seed, task)."""
 
-    def __init__(self, memory_per_task: int, seed: int, size: int | None = None) -> None:
+    def __init__(self, memory_per_task: int, seed: int) -> None:
         self.memory_per_task = checks.whole_number("memory_per_task", memory_per_task)
-        self.size = None if size is None else checks.whole_number("size", size)
         self.seed = checks.whole_number("seed", seed, None)
         self.samples: Mapping[int, Samples] = {}
 
     def store(self, model: MultiHeadModel, experience: Any, task: int, known: Collection[int] | None = None) -> None:
         """Draw and store a task's samples and the model's logits, which depend on the tasks ``known`` (None: all)."""
-        others = {other: samples for other, samples in self.samples.items() if other != task}
-        quota = self.memory_per_task if self.size is None else self.size // (len(others) + 1)
         generator = torch.Generator().manual_seed(derive_seed(self.seed, "memory", task))
-        index = torch.randperm(len(experience.dataset), generator=generator)[:quota]
+        index = torch.randperm(len(experience.dataset), generator=generator)[: self.memory_per_task]
         x, y = (part.clone() for part in task_data(experience, index))
         stored = Samples(x, y, _logits(model, x, task), frozenset(model.tasks if known is None else known))
-        first = torch.arange(quota)
-        kept = {other: samples.at(first[: len(samples)]) for other, samples in others.items()}
-        self.samples = kept | {task: stored}
+        self.samples = {other: held for other, held in self.samples.items() if other != task} | {task: stored}
 
     def renew(self, model: MultiHeadModel, task: int, *, only_right: bool = False) -> None:
         """Replace a task's stored logits by the model's current logits; ``only_right``: NaN for misclassified."""
@@ -83,16 +78,16 @@ class TaskMemory:
         return {task: part for task, part in parts.items() if len(part)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save: samples, sizes and seed."""
+        """Return the state to save: samples, their number and seed."""
         samples = {task: dict(vars(held)) for task, held in self.samples.items()}
-        return {"memory_per_task": self.memory_per_task, "size": self.size, "seed": self.seed, "samples": samples}
+        return {"memory_per_task": self.memory_per_task, "seed": self.seed, "samples": samples}
 
     def load_state(self, state: Any) -> None:
-        """Load a saved :meth:`state`; raise StateError if its sizes or seed differ from those of this memory."""
-        *sizes, samples = checked(state, memory_per_task=int, size=int | None, seed=int, samples=dict)
-        here = [self.memory_per_task, self.size, self.seed]
-        if sizes != here:
-            raise StateError(f"a memory of (memory_per_task, size, seed) = {sizes} was saved, and this one has {here}")
+        """Load a saved :meth:`state`; raise StateError if its size or seed differs from that of this memory."""
+        *saved, samples = checked(state, memory_per_task=int, seed=int, samples=dict)
+        here = [self.memory_per_task, self.seed]
+        if saved != here:
+            raise StateError(f"a memory of (memory_per_task, seed) = {saved} was saved, and this one has {here}")
         self.samples = {task: made(Samples, held) for task, held in samples.items()}
 
     def forget(self, tasks: Collection[int], change: Transaction) -> int:

@@ -48,7 +48,6 @@ class RepairPlugin(MemoryPlugin):
         steps: number of steps, each on samples of all repaired tasks; at least 1.
         batch_size: number of samples of each task in a step, at least 1.
         samples_per_task: number of samples stored for each task, at least 1.
-        size: number of samples for all tasks together, in equal parts; replaces ``samples_per_task``; at least 1.
         logits: weight of the squared distance to the stored logits (DER++), at least 0.
         labels: weight of the cross-entropy, at least 0.
         optimizer: function from a list of parameters to the repair's optimizer; by default one of the class and
@@ -72,14 +71,13 @@ class RepairPlugin(MemoryPlugin):
         steps: int = 50,
         batch_size: int = 32,
         samples_per_task: int = 50,
-        size: int | None = None,
         logits: float = 0.5,
         labels: float = 0.5,
         optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None,
         seed: int = 0,
     ) -> None:
         samples_per_task = checks.whole_number("samples_per_task", samples_per_task)
-        super().__init__(TaskMemory(samples_per_task, seed, size), DarkLoss(logits, labels))
+        super().__init__(TaskMemory(samples_per_task, seed), DarkLoss(logits, labels))
         self.steps, self.batch_size = checks.whole_number("steps", steps), checks.whole_number("batch_size", batch_size)
         self.seed = checks.whole_number("seed", seed, None)
         self.optimizer = optimizer

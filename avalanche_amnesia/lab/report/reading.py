@@ -93,7 +93,7 @@ class Run:
         seed: seed, or None if the log has none.
         versions: package → version.
         moments: evaluations between tasks, in order.
-        records: records of its unlearnings, with ``signature``: ``signed, not checked`` or ``not signed``.
+        records: records of its unlearnings.
         costs: costs of its unlearnings.
         id: random identifier from the logger.
         ended: True if the log ends without an error; False if the run was stopped or is still running.
@@ -236,10 +236,8 @@ def read_run(folder: str | Path) -> Run:
                 case "settings":
                     strategy = line["settings"]
                 case "record":
-                    text = (folder / line["path"]).read_text()
-                    record = UnlearningRecord.from_json(text)
-                    signature = "signed, not checked" if "signature" in json.loads(text) else "not signed"
-                    records.append({**asdict(record), "claim": claim_in_words(record), "signature": signature})
+                    record = UnlearningRecord.from_json((folder / line["path"]).read_text())
+                    records.append({**asdict(record), "claim": claim_in_words(record)})
                 case "row":
                     reader.take(line["values"])
                 case "end":

@@ -12,8 +12,8 @@ from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, number
-from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, of_seeds, text
-from avalanche_amnesia.lab.report.wording import MISSING, points, seconds, share, times
+from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, text
+from avalanche_amnesia.lab.report.wording import MISSING, points, share, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
 _BEFORE: Get = attrgetter("capacity_before")
@@ -68,7 +68,6 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
         "distances": Section(
             tables=of_moments("Distances", entries, partial(_distances, ("Euclidean_", "Cosine_", "CKA_")))
         ),
-        "cost": Section(tables=of_seeds("Seconds", entries, _cost_rows)),
         "settings": Section(
             tables=[
                 _compared("Settings", "setting", entries, lambda run: flat(run.settings)),
@@ -98,17 +97,6 @@ def _distances(kinds: tuple[str, ...], moment: Moment) -> Iterator[Row]:
             "value / order floor": cell(ratio_of(moment, name), times),
             "floor: seed": cell(moment.number(f"{name}_floor_seed"), distance_in_words),
             "by task": text("; ".join(by_task) or MISSING),
-        }
-
-
-def _cost_rows(run: Run) -> Iterator[Row]:
-    for cost in run.costs:
-        faster = cost.retrain / cost.unlearn if cost.unlearn else None
-        yield {
-            "after task": text(cost.after),
-            "to unlearn (s)": cell(cost.unlearn, seconds),
-            "to retrain (s)": cell(cost.retrain, seconds),
-            "times faster": cell(faster, lambda value: f"{value:,.0f}×"),
         }
 
 

@@ -154,24 +154,24 @@ def test_a_diverged_repair_is_an_error_and_nothing_is_unlearned():
 
 
 def test_the_memory_has_equally_many_samples_of_each_remaining_task():
-    strategy = amnesiac(train_epochs=1, repair=RepairPlugin(size=60))
+    strategy = amnesiac(train_epochs=1, repair=RepairPlugin(samples_per_task=15))
     plugin, first = plugin_of(strategy), None
     for position, experience in enumerate(PERMUTED.train_stream, start=1):
         assert int(experience.task_label) not in plugin.memory.samples
         strategy.train(experience)
         first = plugin.memory.samples[0] if first is None else first
-        assert [len(s) for s in plugin.memory.samples.values()] == [60 // position] * position
-    assert torch.equal(plugin.memory.samples[0].x, first.x[:15])
+        assert [len(s) for s in plugin.memory.samples.values()] == [15] * position
+    assert torch.equal(plugin.memory.samples[0].x, first.x)
     x, _ = task_data(PERMUTED.train_stream[0])
     assert all((x == sample).flatten(1).all(1).any() for sample in first.x)
     strategy.unlearn([0, 2])
     assert list(plugin.memory.samples) == [1, 3]
     strategy.train(PERMUTED.train_stream[0])
-    assert [len(s) for s in plugin.memory.samples.values()] == [15, 15, 20]
+    assert list(plugin.memory.samples) == [1, 3, 0]
 
 
 def test_wrong_arguments_are_refused():
-    for options in ({"steps": 0}, {"batch_size": 1.5}, {"samples_per_task": 0}, {"size": 0}):
+    for options in ({"steps": 0}, {"batch_size": 1.5}, {"samples_per_task": 0}):
         with pytest.raises(ValueError, match="int of at least 1"):
             RepairPlugin(**options)
     with pytest.raises(ValueError, match="weights of at least 0"):
