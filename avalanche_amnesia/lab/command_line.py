@@ -111,10 +111,7 @@ def run(
         experiment = read_experiment(file, profile, changes)
         methods, scenarios = ([] if name is None else [name] for name in (method, scenario))
     elif method is None or profile is not None:
-        raise ValueError(
-            "run needs an experiment's file, of which a profile may be, or --method and --stream: amnesia list says "
-            "which there are"
-        )
+        raise ValueError("run needs an experiment's file, or --method without --profile: amnesia list names methods")
     else:
         content: dict[str, Any] = {"methods": {_row_name(method): {"kind": method}}}
         if scenario is not None:
@@ -533,8 +530,6 @@ def _as_option(word: str, names: set[str]) -> str:
     name, equals, _ = word.partition("=")
     if not equals and re.match(r"(stream|network|training|methods|scenarios)\.", word) and not os.path.exists(word):
         raise ValueError(f"{word} lacks its value: say {word}=VALUE")
-    if equals and not name:
-        raise ValueError(f"{word} lacks the name of a setting: say NAME{word}, such as training.epochs=5")
     if not equals or word.startswith("-"):
         return word
     return f"--{word}" if f"--{name}" in names else f"--set={word}"

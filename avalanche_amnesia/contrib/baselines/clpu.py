@@ -13,9 +13,8 @@ from avalanche_amnesia.contrib.baselines.networks import SideNetworks
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
@@ -41,8 +40,6 @@ class CLPUPlugin(MemoryPlugin):
         earlier = set(strategy.model.main_tasks) & set(self.memory.samples)
         if earlier and getattr(strategy.experience, "permanent", False):
             strategy.loss = strategy.loss + self.loss(strategy.model, self.memory.draw(earlier, self.batch_size))
-
-    # Around an unlearning -------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """After a task's training: store samples of the task, and merge side networks of tasks past their deadline."""

@@ -10,9 +10,8 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.multi_head import MultiHeadModel, with_parts
+from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.unit_graph.backbones import run_on
 

@@ -13,8 +13,7 @@ from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
-from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
+from avalanche_amnesia.training import TrajectoryPlugin, UnlearningPlugin
 from avalanche_amnesia.training.plugins.wsn import ScoredWeights, SubnetPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.trajectory.removal import Removal
@@ -71,8 +70,6 @@ class PALLPlugin(SubnetPlugin):
             for name, fresh in drawn.items():
                 weight, covered = parameters[name], self.in_training.adjuster.use.covered[name]
                 weight.copy_(torch.where(covered > 0, weight, fresh.to(weight).view_as(weight)))
-
-    # As a compensation ----------------------------------------------------------------------------------------
 
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """After a task's training: store samples of the task."""

@@ -1,7 +1,6 @@
 """Optional metrics of the distance between features: Euclidean, cosine and CKA."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -9,8 +8,6 @@ from torch import Tensor
 from avalanche_amnesia.evaluation.bases import FeatureDistance, Floor
 from avalanche_amnesia.evaluation.functional import check_pair
 from avalanche_amnesia.evaluation.references import References
-
-DistanceName = Literal["euclidean", "cosine", "cka"]
 
 
 def euclidean_distance(features_a: Tensor, features_b: Tensor) -> Tensor:
@@ -58,7 +55,7 @@ class OtherDistance(FeatureDistance):
         references, noise_floor: see :class:`FeatureDistance`, also for the errors.
     """
 
-    def __init__(self, kind: DistanceName, references: References, noise_floor: Sequence[Floor] = ()) -> None:
+    def __init__(self, kind: str, references: References, noise_floor: Sequence[Floor] = ()) -> None:
         super().__init__(references, noise_floor=noise_floor)
         self.name, self.upper_bound, self._by_sample = _DISTANCES[kind]
 
@@ -67,7 +64,7 @@ class OtherDistance(FeatureDistance):
         return float(self._by_sample(features_a, features_b).mean())
 
 
-_DISTANCES: dict[DistanceName, tuple[str, float, Callable[[Tensor, Tensor], Tensor]]] = {
+_DISTANCES: dict[str, tuple[str, float, Callable[[Tensor, Tensor], Tensor]]] = {
     "euclidean": ("Euclidean", float("inf"), euclidean_distance),
     "cosine": ("Cosine", 2.0, cosine_distance),
     "cka": ("CKA", 1.0, cka_distance),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from avalanche_amnesia.evaluation import figures
 from avalanche_amnesia.evaluation.bases import CallbackMetric, EventMetric
-from avalanche_amnesia.evaluation.capacity import network_capacity, trajectory_bytes
+from avalanche_amnesia.evaluation.capacity import network_capacity
 from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.strategy import Strategy
@@ -126,24 +126,17 @@ def owners_metrics() -> list[Owners]:
 
 
 @figures.house_style
-def capacity_figure(
-    names: Sequence[str], capacity: Sequence[float], trajectory_bytes: Sequence[float], requested: Sequence[bool]
-) -> Figure:
-    """Draw the free capacity and the size of the trajectory after every event; vertical lines mark unlearnings."""
+def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: Sequence[bool]) -> Figure:
+    """Draw the free capacity after every event; vertical lines mark unlearnings."""
     room = 3.5 * max(map(len, names), default=0)  # for slanted names
-    figure = figures.new_figure(270 + room, min(max(figures.WIDTH, 32 * len(names) + 80), 1440))
-    above, below = axes = figure.subplots(2, 1, sharex=True)
-    above.plot(capacity, **figures.ROLES["here"])
-    above.set(ylabel="free capacity", ylim=(0, 1.02))
-    below.plot([size / 1024 for size in trajectory_bytes], **figures.ROLES["order"])
-    below.set(ylabel="trajectory (KiB)", xlabel="after")
-    below.set_ylim(bottom=0)
-    figures.name_ticks(below.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
-    for ax in axes:
-        ax.grid(axis="y")
-        for place in np.flatnonzero(requested):
-            ax.axvline(place, **figures.REQUEST)
-    figure.align_ylabels()
+    figure = figures.new_figure(170 + room, min(max(figures.WIDTH, 32 * len(names) + 80), 1440))
+    ax = figure.subplots()
+    ax.plot(capacity, **figures.ROLES["here"])
+    ax.set(ylabel="free capacity", ylim=(0, 1.02), xlabel="after")
+    figures.name_ticks(ax.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
+    ax.grid(axis="y")
+    for place in (at for at, asked in enumerate(requested) if asked):
+        ax.axvline(place, **figures.REQUEST)
     return figure
 
 
@@ -214,7 +207,7 @@ class CapacityPictures(CallbackMetric):
 
     def __init__(self) -> None:
         super().__init__()
-        self._events: list[tuple[str, float, int, bool]] = []
+        self._events: list[tuple[str, float, bool]] = []
 
     def after_training_exp(self, strategy: Strategy) -> list[MetricValue]:
         """After a task's training: return the pictures of masks and capacity."""
@@ -230,7 +223,7 @@ class CapacityPictures(CallbackMetric):
         capacity, model = network_capacity(strategy), strategy.model
         if capacity is None or not isinstance(model, TaskMaskedModel):
             return []
-        self._events.append((event, capacity, trajectory_bytes(strategy) or 0, requested))
+        self._events.append((event, capacity, requested))
         pictures = {
             "Figure/Masks": Picture(layers_figure, list(model.masks), layer_masks(model.masks)),
             "Figure/Capacity": Picture(capacity_figure, *zip(*self._events, strict=True)),

@@ -2,7 +2,7 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,8 @@ class FreshHead(ComparedMetric):
 
     higher_is_better = False
     lower_bound, upper_bound = 0.0, 1.0
-    name: str
+    reading: Callable[[Tensor, Tensor, Tensor, Tensor], float]
+    """Test accuracy of a head fitted to training features ``(n, features)`` and labels ``(n,)``."""
 
     def __init__(self, benchmark: Any, references: References | None = None) -> None:
         super().__init__(benchmark, references)
@@ -124,11 +125,6 @@ class FreshHead(ComparedMetric):
     @abstractmethod
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """Return the attacker's samples of a task: inputs ``(n, …)`` and labels ``(n,)``."""
-
-    @staticmethod
-    @abstractmethod
-    def reading(train_features: Tensor, train_labels: Tensor, test_features: Tensor, test_labels: Tensor) -> float:
-        """Return the test accuracy of a head fitted to training features ``(n, features)`` and labels ``(n,)``."""
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the accuracy of a new head; None if the task's mask is missing or features are not finite."""
@@ -141,9 +137,6 @@ class FreshHead(ComparedMetric):
             return None
         return self.reading(train, y, test, test_y)
 
-    def __str__(self) -> str:
-        return self.name
-
 
 class Relapse(FreshHead):
     """Metric of relapse: test accuracy of a linear probe fitted to an unlearned task's training data.
@@ -152,7 +145,7 @@ class Relapse(FreshHead):
     values, arguments and errors.
     """
 
-    name, helper = "Relapse", "relapse_metrics"
+    helper = "relapse_metrics"
     reading = staticmethod(linear_probe_accuracy)
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
@@ -182,7 +175,9 @@ class FewShot(FreshHead):
     def __init__(self, benchmark: Any, references: References | None = None, shots: int = _SHOTS) -> None:
         super().__init__(benchmark, references)
         self.shots = checks.whole_number("shots", shots)
-        self.name = "FewShot" if shots == _SHOTS else f"FewShot{shots}"
+
+    def __str__(self) -> str:
+        return "FewShot" if self.shots == _SHOTS else f"FewShot{self.shots}"
 
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
         """Return ``shots`` training samples per class of a task: inputs ``(n, …)`` and labels ``(n,)``."""

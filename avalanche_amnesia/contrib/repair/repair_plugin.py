@@ -82,8 +82,6 @@ class RepairPlugin(MemoryPlugin):
         self.seed = checks.whole_number("seed", seed, None)
         self.optimizer = optimizer
 
-    # Around a task --------------------------------------------------------------------------------------------
-
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: raise TypeError if the model has no masks."""
         if not isinstance(strategy.model, TaskMaskedModel):
@@ -95,8 +93,6 @@ class RepairPlugin(MemoryPlugin):
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a task's training: store samples of the task."""
         self.memory.store(strategy.model, strategy.experience, single_task(strategy.experience))
-
-    # Inside an unlearning -------------------------------------------------------------------------------------
 
     def repairable(self, model: nn.Module, affected: Sequence[int], tainted: Collection[int]) -> tuple[int, ...]:
         """Return tasks in ``affected`` and ``tainted`` with samples; the deletion alone restores untainted tasks."""

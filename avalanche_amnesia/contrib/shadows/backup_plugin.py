@@ -12,9 +12,8 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone, single_task
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
+from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.norm_statistics import TaskStatistics
-from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -86,8 +85,6 @@ class BackupPlugin(Plugin):
             task: {other: Backup(entries_from(held["updates"]), held["parts"]) for other, held in of.items()}
             for task, of in kept.items()
         }
-
-    # While a task trains --------------------------------------------------------------------------------------
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: check that the model is a MaskedModel and that the required plugins are present."""
@@ -176,8 +173,6 @@ class BackupPlugin(Plugin):
     def undo_training(self, strategy: Strategy) -> None:
         """Delete the shadows of the task in training."""
         self._now = None
-
-    # As a compensation ----------------------------------------------------------------------------------------
 
     def covers(self, task: int, gone: Collection[int]) -> bool:
         """Return True if a shadow learned the task without one of the tasks in ``gone``."""

@@ -13,9 +13,8 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import inside_backbone
 from avalanche_amnesia.optimizers import BareStep, sibling_optimizer
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory.sparse import SparseValues
 
 

@@ -240,9 +240,6 @@ def SplitCIFAR100(
     return split(images_of("CIFAR100", **options), n_tasks, class_order)
 
 
-# Files --------------------------------------------------------------------------------------------------------------
-
-
 def files_of(name: str) -> list[Path]:
     """Return the paths of a data set's files below a data root, by torchvision; for idx files, without ``.gz``."""
     from torchvision import datasets

@@ -64,7 +64,7 @@ def none(n_tasks: int) -> Scenario:
 
 def listed(
     n_tasks: int,
-    requests: Mapping[int | str, Sequence[int] | Mapping[str, Any]] | Sequence[Mapping[str, Any]] | None = None,
+    requests: Mapping[int, Sequence[int] | Mapping[str, Any]] | Sequence[Mapping[str, Any]] = (),
     permanent: Sequence[int] = (),
     deadline: int | None = None,
 ) -> Scenario:
@@ -78,33 +78,19 @@ def listed(
         deadline: number of later tasks after which a task becomes permanent by itself; None: never.
 
     Raises:
-        ValueError: for requests in another form; :meth:`Scenario.on` checks whether they fit a benchmark.
-        TypeError: for an unknown argument of a request.
+        TypeError: for an unknown argument of a request; :meth:`Scenario.on` checks the rest.
     """
     checks.whole_number("n_tasks", n_tasks)
     if isinstance(requests, Mapping):
-        places = {_position(at): one for at, one in requests.items()}
-        schedule: Any = {
-            at: _request(one) if isinstance(one, Mapping) else list(checks.integers(f"requests: {at}", one, "tasks"))
-            for at, one in places.items()
-        }
-    elif isinstance(requests or [], Sequence) and all(isinstance(one, Mapping) for one in requests or ()):
-        schedule = tuple(_request(one) for one in requests or ())
+        schedule: Any = {at: _request(one) for at, one in requests.items()}
     else:
-        raise ValueError(
-            f"requests={requests!r} must map positions to tasks, {{3: [0]}}, or list requests, "
-            "[{task: 1, samples: [0, 7], at: 3}]"
-        )
+        schedule = tuple(map(_request, requests))
     return Scenario(schedule, checks.integers("permanent", permanent, "tasks"), deadline)
 
 
-def _position(at: int | str) -> int:
-    if not str(at).isdecimal():
-        raise ValueError(f"requests: {at!r} is no position of the stream; give an int of at least 0")
-    return int(at)
-
-
-def _request(given: Mapping[str, Any]) -> UnlearningRequest:
+def _request(given: Any) -> Any:
+    if not isinstance(given, Mapping):  # a list of tasks
+        return given
     known_options(given, inspect.signature(UnlearningRequest).parameters, "a request")
     return UnlearningRequest(**given)
 
@@ -195,11 +181,3 @@ def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenar
             "at the latest; give tasks of 0 to after"
         )
     return Scenario({after: list(again)}, order=(*range(n_tasks), *again))
-
-
-_MAKERS = (
-    *(none, listed, published, at_random, oldest_first, newest_first),
-    *(bursts, deadline, permanent, mid_task, relearn),
-)
-SCENARIOS = {make.__name__: make for make in _MAKERS}
-"""Name → function that creates the scenario: ``make(n_tasks, **options)``."""

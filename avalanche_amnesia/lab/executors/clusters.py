@@ -80,13 +80,9 @@ class SlurmExecutor:
     ) -> None:
         submitit = _imported("submitit", "submitit", "slurm")
         if gpus != int(gpus):
-            raise ValueError(
-                f"gpus={gpus}: Slurm gives whole GPUs; give 0, 1 …, or leave gpus out and say slurm_gres=shard:1"
-            )
+            raise ValueError(f"gpus={gpus}: Slurm gives whole GPUs; give 0, 1 …, or say slurm_gres=shard:1")
         if cluster == "slurm" and shutil.which("srun") is None:
-            raise FileNotFoundError(
-                "there is no Slurm here (no srun): run this on a node that submits jobs, or take another executor"
-            )
+            raise FileNotFoundError("there is no Slurm here (no srun): run this on a node that submits jobs")
         self._submitit = submitit
         self._executor = submitit.AutoExecutor(folder=logs, cluster=cluster)
         self._executor.update_parameters(

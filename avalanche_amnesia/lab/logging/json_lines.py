@@ -9,7 +9,7 @@ import json
 import math
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging.run_lines import FORMAT, RUN_FILE, VERSION, JSONRunError, lines_of
 from avalanche_amnesia.logging.payloads import Histogram, Payload
-from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string
+from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter
 from avalanche_amnesia.saving.files import replace_file, writing
 
 _FILES = {"media": "png", "records": "json"}
@@ -107,12 +107,11 @@ class JSONLogger(RunLogger):
         group: group of the run, e.g. one experiment with several seeds.
         job_type: role of the run in its group: "main", "reference", "full", "audit", or another word.
         config: settings to log in addition to those of the strategy.
-        tags: tags of the run.
         pictures: if True, draw and log this package's pictures; their tables are always logged.
 
     Raises:
         JSONRunError: the folder is a file or is not empty.
-        TypeError: `tags` is one string, or `config` contains a value that JSON cannot represent.
+        TypeError: `config` contains a value that JSON cannot represent.
     """
 
     def __init__(
@@ -124,16 +123,12 @@ class JSONLogger(RunLogger):
         group: str | None = None,
         job_type: str | None = None,
         config: Mapping[str, Any] | None = None,
-        tags: Sequence[str] = (),
         pictures: bool = True,
     ) -> None:
-        refuse_one_string(tags)
         self._folder = Path(folder)
         if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
-            raise JSONRunError(
-                f"{folder} is not an empty folder: give each run a new one, e.g. JSONLogger('runs/seed-3')"
-            )
-        about = {"project": project, "name": name, "group": group, "job_type": job_type or "main", "tags": list(tags)}
+            raise JSONRunError(f"{folder} is not an empty folder: give each run a new one, JSONLogger('runs/seed-3')")
+        about = {"project": project, "name": name, "group": group, "job_type": job_type or "main"}
         head = {"kind": "run", "format": FORMAT, "version": VERSION, "id": uuid.uuid4().hex[:12], **about}
         line = json.dumps({**head, "config": dict(config or {})}) + "\n"  # a moved folder keeps its identifier
         with writing(self._folder):
@@ -141,17 +136,9 @@ class JSONLogger(RunLogger):
             replace_file(self._folder / RUN_FILE, line.encode())
         super().__init__(JSONWriter(self._folder), named=name is not None, pictures=pictures)
 
-    @property
-    def folder(self) -> Path:
-        """Folder of the run."""
-        return self._folder
-
     def _missing(self) -> str:
         if self._finished:
-            return (
-                f"the run in {self._folder} is finished and takes no more values: "
-                "call finish() last, or log to a new JSONLogger"
-            )
+            return f"the run in {self._folder} is finished: call finish() last, or log to a new JSONLogger"
         return f"this logger was loaded without its run, which stays in {self._folder}: make a new JSONLogger"
 
 

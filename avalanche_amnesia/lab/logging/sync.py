@@ -96,7 +96,7 @@ def _write(folder: Path, head: dict[str, Any], target: dict[str, Any]) -> int:
         shutil.rmtree(old)
     run = wandb.init(
         # Without resume=, W&B replaces an earlier run of this identifier.
-        **{name: head[name] for name in ("id", "name", "group", "job_type", "config", "tags")},
+        **{name: head[name] for name in ("id", "name", "group", "job_type", "config")},
         project=target["project"],
         mode=target["mode"],
         dir=str(folder),

@@ -1,6 +1,5 @@
 """Sections of the report page with their charts and tables."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,14 +9,13 @@ from typing import Any, NamedTuple
 from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.resolution import distance_in_words
 from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
-from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_of, ratio_of
+from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_names, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, number
 from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, text
 from avalanche_amnesia.lab.report.wording import MISSING, points, share, times
 
 _GAIN, _CONTROL = number("AccuracyDifference"), number("AccuracyDifference_control")
 _BEFORE: Get = attrgetter("capacity_before")
-_BESIDE = ("_tasks", "_floor_order", "_floor_seed", "_ratio_order")
 
 
 class Section(NamedTuple):
@@ -32,9 +30,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
     """Return key in the template → section for all sections, in the order of the page, including empty sections."""
     lines = partial(_lines, entries)
     return {
-        "accuracy": Section(
-            matrices=[matrix for matrix in map(_accuracy_matrix, entries) if matrix.columns],
-        ),
+        "accuracy": Section(matrices=[each for each in map(_accuracy_matrix, entries) if each.columns]),
         JSD.key: Section(
             lines(
                 "JSD",
@@ -43,7 +39,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("order", "floor: another data order", jsd_of("_floor_order")),
                 ("seed", "floor: another seed", jsd_of("_floor_seed")),
             ),
-            tables=of_moments("JSD", entries, partial(_distances, ("JSD_",))),
+            tables=of_moments("JSD", entries, _jsd_rows),
         ),
         **{reading.key: Section(_reading(entries, reading)) for reading in READINGS},
         "difference": Section(
@@ -54,9 +50,7 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("never", "control: only heads fitted again", _CONTROL),
             ),
         ),
-        "transfer": Section(
-            tables=of_moments("Remaining tasks", entries, _transfer_rows),
-        ),
+        "transfer": Section(tables=of_moments("Remaining tasks", entries, _transfer_rows)),
         "capacity": Section(
             lines(
                 "free capacity",
@@ -64,9 +58,6 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
                 ("here", "after each task and its requests", number("Capacity")),
                 ("never", "before these requests", _BEFORE),
             ),
-        ),
-        "distances": Section(
-            tables=of_moments("Distances", entries, partial(_distances, ("Euclidean_", "Cosine_", "CKA_")))
         ),
         "settings": Section(
             tables=[
@@ -77,18 +68,15 @@ def sections_of(entries: Sequence[Entry]) -> dict[str, Section]:
     }
 
 
-# Tables --------------------------------------------------------------------------------------------------------
-
-
 def _transfer_rows(moment: Moment) -> Iterator[Row]:
     forgetting, transfer = moment.number("Forgetting"), moment.number("BackwardTransfer")
     if forgetting is not None or transfer is not None:
         yield {"average forgetting": cell(forgetting, points), "backward transfer": cell(transfer, points)}
 
 
-def _distances(kinds: tuple[str, ...], moment: Moment) -> Iterator[Row]:
-    """Yield a row per measured distance whose name starts with one of ``kinds``, with its noise floors."""
-    for name in sorted(name for name in moment.numbers if name.startswith(kinds) and not name.endswith(_BESIDE)):
+def _jsd_rows(moment: Moment) -> Iterator[Row]:
+    """Yield a row per measured Jensen–Shannon divergence, with its noise floors."""
+    for name in jsd_names(moment):
         by_task = [f"task {task}: {distance_in_words(one)}" for task, one in sorted(moment.by_task(name).items())]
         yield {
             "distance": text(name),
@@ -104,17 +92,10 @@ def _compared(caption: str, what: str, entries: Sequence[Entry], of: Callable[[R
     """Return a table of settings or versions, with one column per strategy, from its first run."""
     found = [of(entry.first) for entry in entries]
     names = dict.fromkeys(name for each in found for name in each)
-    rows = [[text(name), *(text(_set_to(each.get(name))) for each in found)] for name in names]
+    rows = [
+        [text(name), *(text(MISSING if each.get(name) is None else each[name]) for each in found)] for name in names
+    ]
     return Table(caption, (what, *(entry.name for entry in entries)), rows)
-
-
-def _set_to(value: object) -> str:
-    if isinstance(value, dict):
-        return json.dumps(value, default=str)
-    return MISSING if value is None else str(value)
-
-
-# Lines over the stream -----------------------------------------------------------------------------------------
 
 
 def _lines(entries: Sequence[Entry], title: str, axis: Axis, *wanted: tuple[str, str, Get]) -> list[LineChart]:
@@ -144,9 +125,6 @@ def _reading(entries: Sequence[Entry], shown: Reading) -> list[LineChart]:
         ("retrained", "retrained model", number(beside)),
         ("chance", "chance", number(f"{shown.metric}_chance")),
     )
-
-
-# Matrices ------------------------------------------------------------------------------------------------------
 
 
 def _accuracy_matrix(entry: Entry) -> Matrix:

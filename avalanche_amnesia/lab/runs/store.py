@@ -164,8 +164,6 @@ class RunStore:
                     file.unlink()
             return before - self.nbytes()
 
-    # For a run ------------------------------------------------------------------------------------------------
-
     def has(self, key: str) -> bool:
         """Return True if the store contains a state with this key."""
         return (self._folder(key) / STATE).is_file()
@@ -175,10 +173,9 @@ class RunStore:
         os.utime(self._folder(key) / STATE)
         return read_state(self._folder(key), self.path / "blobs")
 
-    def files(self, key: str) -> tuple[dict[str, Any], dict[str, Path]]:
-        """Return the body of the state with this key, and place in the state → file for all tensors of the state."""
-        body, names = read_body(self._folder(key))
-        return body, {place: self.path / "blobs" / name for place, name in names.items()}
+    def node(self, key: str) -> dict[str, Any]:
+        """Return the entries of the :class:`Node` with this key that its state contains."""
+        return dict(read_body(self._folder(key))[0]["node"])
 
     def write(self, key: str, body: Mapping[str, Any], parts: Parts) -> None:
         """Store a state under a key, and delete the least recently used states if the store exceeds its limit."""
@@ -306,10 +303,7 @@ class StoredRun:
         """
         tasks = sorted(tasks)
         if unlearning_of(self._strategy) is None:
-            raise RequestError(
-                f"{type(self._strategy).__name__} does not unlearn: give it plugins=[TrajectoryPlugin(), "
-                "UnlearningPlugin()], or use AmnesiacHAT or WSN"
-            )
+            raise RequestError(f"{type(self._strategy).__name__} does not unlearn: give it an UnlearningPlugin")
         self._go(
             key=_digest([self.key, {"unlearn": tasks, "options": _told(options)}]),
             name=f"unlearn {', '.join(map(str, tasks))}",
@@ -322,7 +316,7 @@ class StoredRun:
         """Return the duration of the last step, measured when it was computed."""
         if self.key not in self._seconds:
             with suppress(StateError):
-                return float(self._store.files(self.key)[0]["node"]["seconds"])
+                return float(self._store.node(self.key)["seconds"])
             self._settle()  # compute it again: another process has deleted it
         return self._seconds[self.key]
 

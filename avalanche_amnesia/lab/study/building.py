@@ -23,9 +23,10 @@ from avalanche_amnesia.contrib.baselines import PALL, CLPUDERpp, Independent, Ra
 from avalanche_amnesia.contrib.baselines.dark_replay import DarkReplayPlugin
 from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
+from avalanche_amnesia.contrib.streams import scenarios
 from avalanche_amnesia.contrib.streams.conv_nets import cifar_resnet18
 from avalanche_amnesia.contrib.streams.image_sets import ENVIRONMENT
-from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
+from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.isolation import Pools
 from avalanche_amnesia.lab.study import settings as kinds
 from avalanche_amnesia.models import MLP, MultiHeadModel, TaskNormModel
@@ -101,7 +102,7 @@ def _called(make: Maker, given: Mapping[str, Any], offered: Mapping[str, Any], o
 
 def make_scenario(settings: kinds.ScenarioSettings, n_tasks: int) -> Scenario:
     """Build the request scenario of an experiment."""
-    make = kinds.named(settings.name, "scenario", SCENARIOS)
+    make = kinds.named(settings.name, "scenario", {name: getattr(scenarios, name) for name in kinds.SCENARIOS})
     known_options(settings.options, [*inspect.signature(make).parameters][1:], f"scenario {settings.name}")
     scenario: Scenario = make(n_tasks, **settings.options)
     return scenario
@@ -112,9 +113,7 @@ def make_network(settings: kinds.NetworkSettings, example: torch.Tensor) -> nn.M
     offered = {"shape": tuple(example.shape), "widths": settings.widths}
     network: nn.Module = _called(maker_of(settings.name, "network.name"), settings.options, offered, settings.name)
     if not isinstance(network, nn.Module):
-        raise TypeError(
-            f"{settings.name} returned {network!r}, no network: return a torch.nn.Module from inputs to features"
-        )
+        raise TypeError(f"{settings.name} returned {network!r}, no network: return a torch.nn.Module")
     if checks.integer(getattr(network, "features", None)) is None:
         try:
             with torch.no_grad():
@@ -139,10 +138,7 @@ def strategy_class(settings: kinds.MethodSettings) -> type:
     """Return the strategy class of a method."""
     kind = kinds.named(settings.kind, "methods: kind", OWN | STOCK)
     if not (isinstance(kind, type) and issubclass(kind, SupervisedTemplate)):
-        raise ValueError(
-            f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, such as "
-            "avalanche_amnesia.training:HAT"
-        )
+        raise ValueError(f"methods: kind {settings.kind} is {kind!r}: name a class of strategies, as in MODULE:HAT")
     return kind
 
 
@@ -159,10 +155,7 @@ def model_class(kind: type) -> type:
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
     if issubclass(kind, training.TaskStrategy):
-        raise ValueError(
-            f"{kind.__name__} does not say which model it trains: annotate the argument model of its __init__ with a "
-            "class that is made of a network, model: MaskedModel"
-        )
+        raise ValueError(f"{kind.__name__} does not say which model it trains: annotate it, model: MaskedModel")
     return TaskNormModel
 
 

@@ -26,7 +26,7 @@ _EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, [*"-+0123456789"])
 
 
-def from_yaml(text: str, place: str) -> Any:
+def from_yaml(text: str | bytes, place: str) -> Any:
     """Parse YAML text without running code from the text; error messages start with ``place``."""
     try:
         return yaml.load(text, _Loader)
@@ -92,10 +92,7 @@ def _extended(file: Path, extending: Sequence[Path] = ()) -> dict[str, Any]:
         raise FileNotFoundError(f"there is no file {file}{did_you_mean(file.name, there)}")
     if file.resolve() in extending:
         raise ValueError(f"{file} extends itself, by way of {', '.join(path.name for path in extending)}")
-    try:
-        content = from_yaml(file.read_text(), str(file))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no YAML (no text)") from error
+    content = from_yaml(file.read_bytes(), str(file))
     if not isinstance(content, dict):
         raise ValueError(f"{file} holds no settings: an experiment is 'name: …', 'methods: …' and so on")
     bases = content.pop("extends", [])
@@ -135,15 +132,14 @@ def cells_of(
         ValueError: the experiment lacks a name, a setting is invalid, or no combination is supported.
     """
     experiment = typed(settings.Experiment, asdict(experiment))
-    for what in ("methods", "scenarios", "seeds"):
-        if not getattr(experiment, what):
-            raise ValueError(f"experiment {experiment.name} has no {what}: name one at least")
     asked: Any = (("method", methods, experiment.methods), ("scenario", scenarios, experiment.scenarios))
     for what, given, known in asked:
         for name in given:
             _known(f"experiment {experiment.name}", what, name, known)
     wanted = product(methods or experiment.methods, scenarios or experiment.scenarios, seeds or experiment.seeds)
     cells = [settings.Cell(experiment, *names) for names in wanted]
+    if not cells:
+        raise ValueError(f"experiment {experiment.name} needs a method, a scenario and a seed at least")
     hindered = [_hindrance(experiment.methods[cell.method], experiment.scenarios[cell.scenario]) for cell in cells]
     found = [cell for cell, why in zip(cells, hindered, strict=True) if why is None]
     if not found:

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from avalanche_amnesia.saving.typed import known_name
@@ -201,11 +200,11 @@ class Cell:
     seed: int
 
 
-def named(name: str, place: str, known: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def named(name: str, place: str, known: Mapping[str, Any] | None = None) -> Any:
     """Return ``known[name]``, or import ``module:name``, also from the working directory; errors name ``place``."""
-    if name in known:
-        return known[name]
     if known:
+        if name in known:
+            return known[name]
         known_name(name, known, place)
     module, _, inside = name.partition(":")
     if not module or not inside:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from textwrap import fill
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -28,9 +27,6 @@ from avalanche_amnesia.lab.report.verdicts import claim_of
 from avalanche_amnesia.lab.report.wording import MISSING, percent, points, unitless
 from avalanche_amnesia.lab.study.experiment import slug
 from avalanche_amnesia.saving.files import replace_file
-
-_NAME_WIDTH = 28
-"""Maximum number of letters per line in the labels of a figure."""
 
 
 def read_study(folder: Path) -> list[Run]:
@@ -118,7 +114,7 @@ def figure(runs: Sequence[Run]) -> Figure:
                     ax.errorbar(value.mean, place, xerr=reach, clip_on=False, **look)
             ax.grid(axis="y")
             ax.set(title=scenario, ylim=(len(methods) - 0.5, -0.5))
-        left.set_yticks(range(len(methods)), [fill(method, _NAME_WIDTH) for method in methods])
+        left.set_yticks(range(len(methods)), methods)
         left.set_xlabel("accuracy of remaining tasks")
         left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         right.set_xlabel("JSD in units of its order floor")
@@ -152,10 +148,7 @@ def _check(runs: Sequence[Run]) -> None:
             other = seen.setdefault(what, settings)
             differ = [k for k in settings | other if k.startswith(begins) and settings.get(k) != other.get(k)]
             if differ:
-                raise ValueError(
-                    f"runs of {', '.join(what)} differ in {', '.join(differ)}: rows of different studies are no rows "
-                    "of one table; report them apart"
-                )
+                raise ValueError(f"runs of {', '.join(what)} differ in {', '.join(differ)}: report them apart")
 
 
 def write_tables(runs: Sequence[Run], out: Path) -> list[Path]:

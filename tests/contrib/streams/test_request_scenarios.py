@@ -9,9 +9,10 @@ from support.strategies import DIGITS, brief, learn
 from avalanche_amnesia import References, RequestError, UnlearningRequest
 from avalanche_amnesia.benchmarks.requests import tasks_after_each, without_requests
 from avalanche_amnesia.contrib.streams import scenarios
-from avalanche_amnesia.contrib.streams.scenarios import SCENARIOS, Scenario
+from avalanche_amnesia.contrib.streams.scenarios import Scenario
 from avalanche_amnesia.lab.report import read_run
 from avalanche_amnesia.lab.runs import measure_run
+from avalanche_amnesia.lab.study.settings import SCENARIOS
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 
@@ -22,7 +23,7 @@ def remaining_after(scenario, n_tasks):
 @settings(max_examples=25, deadline=None)
 @given(st.integers(3, 20))
 def test_every_scenario_is_accepted_and_always_leaves_a_task(n_tasks):
-    for name, make in SCENARIOS.items():
+    for name, make in ((name, getattr(scenarios, name)) for name in SCENARIOS):
         scenario = make(n_tasks)
         remaining = remaining_after(scenario, n_tasks)
         assert all(remaining), name
@@ -45,7 +46,7 @@ def test_scenarios_with_other_options_always_leave_a_task(n_tasks, every, size, 
 
 
 def test_listed_requests_are_used_unchanged():
-    scenario = scenarios.listed(4, {"1": [0], 3: [2]}, permanent=[3])  # keys of JSON and of Python
+    scenario = scenarios.listed(4, {1: [0], 3: [2]}, permanent=[3])
     assert (scenario.requests, scenario.permanent) == ({1: [0], 3: [2]}, (3,))
     assert remaining_after(scenario, 4)[-1] == (1, 3)
     with pytest.raises(RequestError, match="permanent"):
@@ -61,10 +62,9 @@ def test_listed_requests_may_name_samples_and_classes():
 
 
 REFUSED = [
-    (lambda: scenarios.listed(4, {1: 0}), r"requests: 1 must be a list of tasks"),
-    (lambda: scenarios.listed(4, {"x": [0]}), "'x' is no position of the stream"),
-    (lambda: scenarios.listed(4, [1]), r"requests=\[1\] must map positions to tasks"),
-    (lambda: scenarios.listed(4, 5), "requests=5 must map positions to tasks"),
+    (lambda: scenarios.listed(4, {1: 0}).on(tiny.blank(4)), "tasks"),
+    (lambda: scenarios.listed(4, {"x": [0]}).on(tiny.blank(4)), "at='x' is no position"),
+    (lambda: scenarios.listed(4, [1]).on(tiny.blank(4)), "1 is no UnlearningRequest"),
     (lambda: scenarios.listed(4, {1: {"task": 0, "sample": [1]}}), "no option 'sample'; did you mean 'samples'?"),
     (lambda: scenarios.listed(4, {1: {"task": 0}}), "needs samples"),
     (lambda: scenarios.listed(4, permanent=3), r"permanent must be a list of tasks .* got 3"),

@@ -25,7 +25,7 @@ DISTANCES = ("JSD_own", "JSD_remaining", "JSD_none", "Euclidean_own", "Cosine_ow
 BESIDE = ("", "_floor_order", "_ratio_order")
 PICTURES = ("Figure/Masks", "Figure/Overlap", "Figure/Capacity", "Figure/AccuracyMatrix")
 
-ABOUT: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}, "tags": ["digits"]}
+ABOUT: dict[str, Any] = {"group": "seeds", "job_type": "reference", "config": {"note": "mine"}}
 
 
 class Shown:

@@ -140,8 +140,6 @@ def test_wrong_arguments_and_used_folders_are_refused(tmp_path: Path) -> None:
     JSONLogger(tmp_path / "run").finish()
     with pytest.raises(JSONRunError, match="not an empty folder"):
         JSONLogger(tmp_path / "run")
-    with pytest.raises(TypeError, match=r"tags=\['digits'\]"):
-        JSONLogger(tmp_path / "other", tags="digits")
     with pytest.raises(TypeError, match="not JSON serializable"):
         JSONLogger(tmp_path / "other", config={"net": object()})
     assert not (tmp_path / "other").exists()
@@ -157,7 +155,7 @@ def short_run(folder: Path, value: float = 1.0, **about: Any) -> Path:
 
 
 def test_a_run_is_sent_once(tmp_path: Path, amnesia: Any) -> None:
-    short_run(tmp_path / "runs" / "a", name="A", group="seeds", job_type="reference", config={"lr": 0.1}, tags=["x"])
+    short_run(tmp_path / "runs" / "a", name="A", group="seeds", job_type="reference", config={"lr": 0.1})
     short_run(tmp_path / "runs" / "b", value=2.0)
     command = ["sync", str(tmp_path / "runs"), "--mode", "offline", "--project", "digits"]
     said = amnesia(*command).splitlines()

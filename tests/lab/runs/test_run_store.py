@@ -30,6 +30,7 @@ from avalanche_amnesia.evaluation.references import ReferencesError
 from avalanche_amnesia.lab.runs import ReferenceWorkers, RunStore
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.saving.files import read_body
 from avalanche_amnesia.training import HAT
 
 
@@ -152,7 +153,8 @@ def test_prune_needs_a_bound_and_keeps_spared_states(tmp_path):
     assert not [node for node in store.nodes() if 2 in node.trained]
     assert store.nbytes() <= 60_000
     newest, oldest = store.nodes()[0].key, store.nodes()[-1].key
-    next(iter(store.files(oldest)[1].values())).unlink()  # a state that lost a file hinders nothing
+    _, files = read_body(tmp_path / "nodes" / oldest)
+    (tmp_path / "blobs" / next(iter(files.values()))).unlink()  # a state that lost a file hinders nothing
     store.prune(0, spare=[newest])
     assert [node.key for node in store.nodes()] == [newest]
     assert bits(through(store.run(brief()), (1, 3)).strategy.model)
