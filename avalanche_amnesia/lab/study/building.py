@@ -155,7 +155,9 @@ def model_class(kind: type) -> type:
     if isinstance(annotation, type) and issubclass(annotation, MultiHeadModel) and annotation is not MultiHeadModel:
         return annotation
     if issubclass(kind, training.TaskStrategy):
-        raise ValueError(f"{kind.__name__} does not say which model it trains: annotate it, model: MaskedModel")
+        raise ValueError(
+            f"{kind.__name__} does not say which model it trains: annotate its argument model: MaskedModel"
+        )
     return TaskNormModel
 
 

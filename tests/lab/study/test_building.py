@@ -281,7 +281,7 @@ class Silent(TaskStrategy):
 
 def test_wrong_parts_from_python_are_refused():
     for call, words in (
-        (lambda: model_class(Silent), r"annotate the argument model .* model: MaskedModel"),
+        (lambda: model_class(Silent), r"annotate its argument model: MaskedModel"),
         (lambda: make_stream(StreamSettings(f"{HERE}:always_two", 3), 0), r"has 2 tasks: say stream.n_tasks=2"),
         (lambda: cells_of(replace(TINY, methods={"x": MethodSettings("Naiv")})), r"x.kind .*did you mean 'Naive'"),
     ):
