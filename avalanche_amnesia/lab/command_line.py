@@ -601,9 +601,6 @@ def _docstring_parts(thing: Any) -> tuple[str, dict[str, str]]:
     return text.partition("\n")[0], {name: " ".join(words.split()) for name, words in entries}
 
 
-# Helpers of several commands ----------------------------------------------------------------------------------
-
-
 def _check_writable(folders: dict[str, Path | None], files: dict[str, Path] | None = None) -> None:
     """Raise ValueError if an option names a folder or file that cannot be written."""
     for option, file in (files or {}).items():
