@@ -25,7 +25,6 @@ from torch import Tensor
 
 from avalanche_amnesia import AnalyticModel, RanPAC, task_benchmark
 from avalanche_amnesia.bits import state_hashes
-from avalanche_amnesia.contrib.baselines.analytic import TaskSums
 
 PER_TASK, MANY = 200, 10_000
 
@@ -42,23 +41,21 @@ def milliseconds(work: Callable[[int], object], rounds: int) -> float:
 
 
 def of_sums(width: int, rounds: int, device: torch.device) -> dict[str, float]:
-    model = AnalyticModel(None, width)
-    phi = model.features(torch.randn(MANY, width)).to(device)
+    model = AnalyticModel(None, width).to(device)
     y = torch.arange(MANY, device=device) % 10
-    sums = TaskSums(width + 1, 10, (model.step, model.bits, model.batch), device)
-    times = {
-        "add 64": milliseconds(lambda at: sums.add(phi[64 * at : 64 * at + 64], y[64 * at : 64 * at + 64]), rounds)
-    }
-    sums = TaskSums(width + 1, 10, (model.step, model.bits, model.batch), device)
-    sums.add(phi, y)
-    one = [phi[at : at + 1] for at in range(rounds)]
+    rows = model.rows(model.features(torch.randn(MANY, width, device=device)), y)
+    sums = model.new_head(10)
+    times = {"add 64": milliseconds(lambda at: sums.change(rows[64 * at : 64 * at + 64]), rounds)}
+    sums = model.new_head(10)
+    sums.change(rows)
+    one = [rows[at : at + 1] for at in range(rounds)]
     first, rest = torch.zeros(1, dtype=torch.int64), torch.arange(MANY - rounds)  # places in what remains
-    times["subtract 1"] = milliseconds(lambda at: sums.subtract(first, one[at], y[at : at + 1]), rounds)
+    times["subtract 1"] = milliseconds(lambda at: sums.change(one[at], first), rounds)
     for ridge in (1.0, None):
         model.ridge = ridge
         name = "head, cross-validated" if ridge is None else "head"
         times[name] = milliseconds(lambda _: model._regression([sums], False), 3)
-    times[f"subtract {MANY - rounds:,}"] = milliseconds(lambda _: sums.subtract(rest, phi[rounds:], y[rounds:]), 1)
+    times[f"subtract {MANY - rounds:,}"] = milliseconds(lambda _: sums.change(rows[rounds:], rest), 1)
     return times
 
 

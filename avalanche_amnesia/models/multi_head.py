@@ -111,7 +111,7 @@ class MultiHeadModel(MultiTaskModule):
 
     @property
     def _device(self) -> torch.device:
-        return next(self.backbone.parameters()).device
+        return next(self.parameters()).device
 
     @property
     def _stores(self) -> list[TaskStore]:

@@ -1,9 +1,9 @@
 """Model of a frozen network and ridge regression from sums of whole numbers: any sample can be subtracted exactly."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import lru_cache
-from math import frexp, sqrt
+from math import sqrt
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel
+from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel, NoHead
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
 from avalanche_amnesia.unit_graph.backbones import as_batch, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
-_RIDGES = tuple(10.0**power for power in range(-1, 7))
+_AT_ONCE = 2**20  # samples: products of 15 bits, added up, stay below 2**53, where float64 is exact
+_RIDGES = [10.0**power for power in range(-1, 7)]
 """Ridges that generalised cross-validation compares."""
 
 
@@ -30,93 +31,80 @@ def _lower(width: int, device: torch.device) -> Tensor:
     return row * width + column
 
 
-class TaskSums(nn.Module):
-    """Sums over one task's samples: whole numbers in float64, so the samples' order does not matter.
+class TaskSums(NoHead):
+    """Sums over one task's samples: whole numbers, so the samples' order does not matter. All are int64 but ``kept``.
 
     Attributes: ``φ`` is that of :class:`AnalyticModel`.
-        gram: lower triangle of ``Σ φφᵀ``, row by row, float64 ``(D (D + 1) / 2,)``.
-        classes: labels of the classes with samples, in order, int64 ``(C,)``.
-        counts: number of samples of each class, int64 ``(C,)``.
-        sums: sum of ``φ`` of each class, float64 ``(C, D)``.
-        hashes: 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, in the order of learning, int64 ``(n,)``.
-        originals: the user's class of each label in the task, int64 ``(n_classes,)``.
-        units: the model's ``step``, ``bits`` and ``batch``, float64 ``(3,)``.
+        gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``.
+        classes: labels of the classes with samples, in order, ``(C,)``.
+        sums: sum of ``φ`` of each class, ``(C, D)``.
+        hashes: 8 bytes of the BLAKE3 hash of each sample's row (``φ`` and label), in the order of learning, ``(n,)``.
+        kept: these rows, int16 ``(n, D + 1)``, if the model keeps features; else ``(n, 0)``.
+        originals: the user's class of each label in the task, ``(n_classes,)``.
         seen: ``φ`` of the current training mini-batch, else None.
     """
 
     gram: Tensor
     classes: Tensor
-    counts: Tensor
     sums: Tensor
     hashes: Tensor
+    kept: Tensor
     originals: Tensor
-    units: Tensor
 
-    def __init__(self, width: int, n_classes: int, units: Sequence[float], device: torch.device) -> None:
-        super().__init__()
-        self.out_features = n_classes
-        real, whole = torch.zeros(0, dtype=torch.float64, device=device), torch.arange(0, device=device)
-        self.register_buffer("gram", real.new_zeros(width * (width + 1) // 2))
-        self.register_buffer("sums", real.new_zeros((0, width)))
-        for name in ("classes", "counts", "hashes"):
-            self.register_buffer(name, whole.clone())
-        self.register_buffer("originals", torch.arange(n_classes, device=device))
-        self.register_buffer("units", real.new_tensor(units))
+    def __init__(self, width: int, n_classes: int, *, keep: bool, device: torch.device) -> None:
+        super().__init__(n_classes)
         self.seen: Tensor | None = None
+        originals = torch.arange(n_classes, device=device)
+        self.register_buffer("gram", originals.new_zeros(width * (width + 1) // 2))
+        self.register_buffer("classes", originals.new_zeros(0))
+        self.register_buffer("sums", originals.new_zeros((0, width)))
+        self.register_buffer("hashes", originals.new_zeros(0))
+        self.register_buffer("kept", originals.new_zeros((0, width + 1 if keep else 0), dtype=torch.int16))
+        self.register_buffer("originals", originals)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Store the first mini-batch since the last :meth:`add`, which adds it; return zeros as logits."""
+        """Store the first mini-batch since samples were added the last time; return zeros as logits."""
         self.seen = features if self.seen is None else self.seen
-        return features.new_zeros((len(features), self.out_features))
+        return super().forward(features)
 
     @torch.inference_mode(False)
-    def add(self, features: Tensor, labels: Tensor) -> None:
-        """Add samples, ``φ`` ``(n, D)`` and labels ``(n,)``."""
-        self.hashes, self.seen = torch.cat([self.hashes, hashes_of(features, labels)]), None
-        self._change(features, labels, 1)
-
-    @torch.inference_mode(False)
-    def subtract(self, rows: Tensor, features: Tensor, labels: Tensor) -> bool:
-        """Subtract the samples at places ``rows`` of :attr:`hashes`; return False if they have other hashes there."""
-        if not torch.equal(self.hashes[rows], hashes_of(features, labels)):
-            return False
-        kept = torch.ones_like(self.hashes, dtype=torch.bool)
-        kept[rows] = False
-        self.hashes = self.hashes[kept]
-        self._change(features, labels, -1)
-        return True
-
-    def _change(self, features: Tensor, labels: Tensor, sign: int) -> None:
-        classes = torch.cat([self.classes, labels]).unique()
-        counts = self.counts.new_zeros(len(classes))
-        sums = self.sums.new_zeros((len(classes), features.shape[1]))
-        held, given = torch.searchsorted(classes, self.classes), torch.searchsorted(classes, labels)
-        counts[held], sums[held] = self.counts, self.sums
-        counts += sign * torch.bincount(given, minlength=len(classes))
-        sums += sign * (nn.functional.one_hot(given, len(classes)).to(features).T @ features)
-        self.classes, self.counts, self.sums = (part[counts > 0] for part in (classes, counts, sums))
-        products = (features.T @ features).view(-1)[_lower(features.shape[1], features.device)]
-        self.gram = torch.add(self.gram, products, alpha=sign)
+    def change(self, rows: Tensor, places: Tensor | None = None) -> None:
+        """Add samples, rows of ``φ`` and label int16 ``(n, D + 1)``; or subtract those at ``places`` of ``hashes``."""
+        if places is None:
+            self.hashes = torch.cat([self.hashes, hashes_of(rows)])
+            self.kept = torch.cat([self.kept, rows[:, : self.kept.shape[1]]])
+        else:
+            left = torch.ones_like(self.hashes, dtype=torch.bool)
+            left[places] = False
+            self.hashes, self.kept = self.hashes[left], self.kept[left]
+        sign, width = 1 if places is None else -1, self.sums.shape[1]
+        for phi in rows[:, :-1].double().split(_AT_ONCE):
+            products = (phi.T @ phi).view(-1).index_select(0, _lower(width, phi.device))
+            self.gram = torch.add(self.gram, products.long(), alpha=sign)
+        classes, of = torch.cat([self.classes, rows[:, -1]]).unique(return_inverse=True)
+        terms = torch.cat([self.sums, sign * rows[:, :-1].long()])
+        sums = terms.new_zeros((len(classes), width)).index_add_(0, of, terms)
+        there = sums[:, -1] > 0  # the constant's
+        self.classes, self.sums = classes[there], sums[there]
 
 
-def hashes_of(features: Tensor, labels: Tensor) -> Tensor:
-    """Return 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, int64 ``(n,)``."""
-    rows = torch.cat([features.to(torch.int32), labels[:, None].to(torch.int32)], 1).cpu().numpy()
-    made = [int.from_bytes(blake3(row.tobytes()).digest(8), "little", signed=True) for row in rows]
-    return torch.tensor(made, dtype=torch.int64, device=features.device)
+def hashes_of(rows: Tensor) -> Tensor:
+    """Return 8 bytes of the BLAKE3 hash of each row of whole numbers, int64 ``(n,)``."""
+    made = [int.from_bytes(blake3(row.tobytes()).digest(8), "little", signed=True) for row in rows.cpu().numpy()]
+    return torch.tensor(made, dtype=torch.int64, device=rows.device)
 
 
-_SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear]]] = WeakKeyDictionary()
-"""Model → its heads, each with the versions of the sums it was computed from; outside of the model: no state of it."""
+_SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear, list[Tensor]]]] = WeakKeyDictionary()
+"""Model → its heads, with versions and tensors of the sums they were computed from; they are no state of the model."""
 
 
 class AnalyticModel(MultiHeadModel):
     """Frozen network with a ridge regression head that is computed from sums of whole numbers.
 
     ``z`` is the layer norm of a sample's features. ``u`` is ``ReLU(z R)`` with a random projection ``R``, or else
-    ``z``. ``φ`` is ``round(u / step)``, then the constant ``1 / step``: D whole numbers. The state is ``Σ φφᵀ`` and
-    ``Σ φyᵀ`` (one-hot labels ``y``) of each task. Whole numbers below 2⁵³ are exact in float64, so subtracting a sample
-    undoes its addition exactly. Head: ``W = (Σ φφᵀ + λ / step² I)⁻¹ Σ φyᵀ``.
+    ``z``. ``φ`` is ``round(u / step)``, then the constant ``1 / step``: D whole numbers. A task's state is ``Σ φφᵀ``
+    and ``Σ φyᵀ`` (one-hot labels ``y``). These sums are exact (int64: for 2³³ samples, and for more with fewer bits),
+    so subtracting a sample undoes its addition. Head: ``W = (Σ φφᵀ + λ / step² I)⁻¹ Σ φyᵀ``.
 
     ``model(x)`` adds up the sums of all tasks and scores all classes, numbered by the experiences' ``original_classes``
     if they have them. ``model(x, task_labels)`` uses each task's own regression and labels. The given network is frozen
@@ -129,9 +117,11 @@ class AnalyticModel(MultiHeadModel):
         projection: number of random ReLU features; 0: no projection, ``u`` is ``z``.
         ridge: λ > 0, in the scale of ``Σ uuᵀ``; None: chosen by generalised cross-validation from the sums, at the cost
             of an eigendecomposition.
-        step: rounding step of ``u``, a power of 2, at most 1.
-        bits: ``round(u / step)`` is limited to ``[-2^bits, 2^bits - 1]``; 1 to 24.
+        step: rounding step of ``u``, a power of 2, from 2⁻¹⁴ to 1.
+        bits: ``round(u / step)`` is limited to ``[-2^bits, 2^bits - 1]``; 1 to 15.
         batch: samples per forward of the network, at least 1.
+        keep_features: whether each task also keeps ``φ`` and label of every sample, ``2 (D + 1)`` bytes a sample, so
+            that requests for samples and classes need no data.
         seed: seed of the projection.
 
     Raises:
@@ -147,6 +137,7 @@ class AnalyticModel(MultiHeadModel):
     subtracts = True  # a request for samples calls ``subtract`` instead of a training
     _head_entry = "gram"
     hashes = staticmethod(hashes_of)
+    units: Tensor
 
     def __init__(
         self,
@@ -158,35 +149,23 @@ class AnalyticModel(MultiHeadModel):
         step: float = 2.0**-5,
         bits: int = 10,
         batch: int = 8,
+        keep_features: bool = False,
         seed: int = 0,
     ) -> None:
-        checks.within("step", step, "(0,1]")
+        if step not in [2.0**-power for power in range(15)]:
+            raise ValueError(f"step must be a power of 2 from 2**-14 to 1, such as 2**-5, got {step!r}")
         checks.within("ridge", 1.0 if ridge is None else ridge, "(0,inf)")
-        if frexp(step)[0] != 0.5:
-            raise ValueError(f"step must be a power of 2, such as 2**-5, got {step!r}: dividing by it is then exact")
-        checks.within("bits", bits, "[1,24]")
+        checks.within("bits", bits, "[1,15]")
         super().__init__(nn.Flatten() if backbone is None else backbone, n_features)
-        self.ridge, self.step, self.bits = ridge, step, checks.whole_number("bits", bits)
-        self.batch = checks.whole_number("batch", batch)
+        self.ridge, self.keep_features = ridge, keep_features
         self.width = (checks.whole_number("projection", projection, 0) or self.n_features) + 1
         generator = torch.Generator().manual_seed(derive_seed(seed, "projection"))
         drawn = torch.randn((self.n_features if projection else 0, projection), generator=generator)
         device = next((p.device for p in self.backbone.parameters()), drawn.device)
         self.projection = nn.Parameter((drawn / sqrt(self.n_features)).to(device), requires_grad=False)
-        self.backbone.requires_grad_(False)
-        self.eval()
-
-    def train(self, mode: bool = True) -> "AnalyticModel":
-        """Set the mode of the model; the frozen network stays in evaluation mode."""
-        super().train(mode)
-        self.backbone.eval()
-        return self
-
-    @property
-    def _device(self) -> torch.device:
-        return self.projection.device
-
-    # Features -------------------------------------------------------------------------------------------------
+        units = [int(1 / step), checks.whole_number("bits", bits), checks.whole_number("batch", batch)]
+        self.register_buffer("units", torch.tensor(units, device=device))  # a state keeps them, as its sums need them
+        self.backbone.requires_grad_(False).eval()
 
     def features(self, x: Any, task: int | Tensor = 0) -> Tensor:
         """Return ``φ`` of a batch: whole numbers, float64 ``(N, D)``; the last column is ``1 / step``.
@@ -194,105 +173,89 @@ class AnalyticModel(MultiHeadModel):
         Raises:
             TaskError: for features that are not finite.
         """
-        u = self._real_features(as_batch(x))
+        scale, bits, batch = self.units.tolist()
+        u = self._real_features(as_batch(x), batch)
         if not bool(u.isfinite().all()):
             raise TaskError("features of these samples are NaN or infinite: mend the samples, or leave them out")
-        phi = (u / self.step).round().clamp(-(2.0**self.bits), 2.0**self.bits - 1).double()
-        return torch.cat([phi, phi.new_full((len(phi), 1), 1 / self.step)], 1)
+        phi = (u * scale).round().clamp(-(2**bits), 2**bits - 1).double()
+        return nn.functional.pad(phi, (0, 1), value=scale)
 
     @torch.no_grad()
-    def _real_features(self, x: Any) -> Tensor:
-        self.backbone.eval()  # its owner may have set it to training mode
+    def _real_features(self, x: Any, batch: int) -> Tensor:
+        self.backbone.eval()  # also if its owner, or train(), has set it to training mode
         made = [self.projection.new_zeros((0, self.width - 1))]
         with autocast(()):
-            for start in range(0, len(x), self.batch):
-                rows = torch.arange(start, start + self.batch, device=x.device)
+            for start in range(0, len(x), batch):
+                rows = torch.arange(start, start + batch, device=x.device)
                 part = x[rows.clamp(max=len(x) - 1)]  # padded with the last sample
                 if isinstance(part, Tensor):  # kernels for another memory format round differently
                     part = part.contiguous()
                 z = run_on(self.backbone, part)
                 shape = tuple(z.flatten(1).shape) if isinstance(z, Tensor) else type(z).__name__
-                if shape != (self.batch, self.n_features):
-                    raise TaskError(f"the network returns {shape}, and must return {(self.batch, self.n_features)}")
-                z = nn.functional.layer_norm(z.float().flatten(1), (self.n_features,))
+                if shape != (batch, self.n_features):
+                    raise TaskError(f"the network returns {shape}, and must return {(batch, self.n_features)}")
+                z = nn.functional.layer_norm(z.double().flatten(1), (self.n_features,)).float()
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
         return torch.cat(made)[: len(x)]
 
     def check_network(self, x: Any) -> None:
         """Raise TaskError if a forward changes the network, or a sample's features depend on its mini-batch."""
-        buffers = {name: buffer.clone() for name, buffer in self.backbone.named_buffers()}
-        first = x[torch.arange(self.batch, device=x.device).clamp(max=len(x) - 1)]
-        there, moved = self._real_features(first), torch.arange(self.batch, device=x.device).roll(1)
-        changed = [name for name, buffer in self.backbone.named_buffers() if not torch.equal(buffer, buffers[name])]
-        if changed:
-            raise TaskError(f"the network changes its buffers {changed} in a forward, and must stay as it is")
-        same = torch.equal(self._real_features(first[moved]), there[moved])
-        alone = first[torch.zeros_like(moved)]  # copies of one sample as its neighbours
+        buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.units[2])
+        rows = torch.arange(batch, device=x.device)
+        first = x[rows.clamp(max=len(x) - 1)]
+        there = self._real_features(first, batch)
+        if not all(map(torch.equal, buffers, self.backbone.buffers())):
+            raise TaskError("the network changes its buffers in a forward, and must stay as it is")
+        alone = first[rows * 0]  # copies of one sample as its neighbours
         if isinstance(alone, Tensor):
             alone[1:] = 0  # the mini-batch may have only one sample
-        same &= torch.equal(self._real_features(alone)[0], there[0])
-        if not same:
+        moved = self._real_features(first[rows.roll(1)], batch).roll(-1, 0)
+        if not (torch.equal(moved, there) and torch.equal(self._real_features(alone, batch)[0], there[0])):
             raise TaskError(
-                f"the features of a sample depend on its place in a mini-batch of {self.batch} or on the other samples "
+                f"the features of a sample depend on its place in a mini-batch of {batch} or on the other samples "
                 "there, or are random: it couldn't be subtracted later. AnalyticModel(…, batch=1) runs each by itself"
             )
 
-    # Sums of tasks --------------------------------------------------------------------------------------------
+    def new_head(self, n_classes: int) -> TaskSums:
+        """Return the empty sums of a task."""
+        return TaskSums(self.width, n_classes, keep=self.keep_features, device=self._device)
 
-    @property
-    def _units(self) -> tuple[float, int, int]:
-        return self.step, self.bits, self.batch
-
-    def add_head(self, task: int, n_classes: int) -> None:
-        """Create the empty sums of a task."""
-        self.store_task(task, TaskSums(self.width, n_classes, self._units, self._device))
-
-    def adaptation(self, experience: Any) -> None:
-        """Create empty sums for an experience's new tasks; store the user's class of each label."""
-        before = self.tasks
-        super().adaptation(experience)
-        for task in set(self.tasks).difference(before):
-            sums, named = self.heads[task], getattr(experience, "original_classes", ())
-            sums.originals[: len(named)] = torch.as_tensor(list(named), device=self._device)
-
-    def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
+    def head_like(self, saved: Mapping[str, Tensor]) -> TaskSums:
         """Return sums into which the tensors ``saved`` can be loaded."""
-        made = TaskSums(self.width, len(saved["originals"]), self._units, self._device)
-        for name, value in saved.items():
-            setattr(made, name, torch.zeros_like(value, device=self._device))
+        made = self.new_head(len(saved["originals"]))
+        for name in ("classes", "sums", "hashes", "kept"):  # one row for each class, or for each sample
+            like = getattr(made, name)
+            setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:])))
         return made
 
-    def learn(self, task: int, labels: Tensor) -> None:
-        """Add the mini-batch of the last ``model(x, task)`` in training to the sums of ``task``.
+    @staticmethod
+    def rows(features: Tensor, labels: Tensor) -> Tensor:
+        """Return samples as whole numbers: ``φ`` ``(n, D)`` and labels ``(n,)`` as int16 ``(n, D + 1)``."""
+        return torch.cat([features, labels[:, None]], 1).short()
+
+    def learn(self, task: int, x: Any, labels: Tensor) -> None:
+        """Add the mini-batch of the last ``model(x, task)`` in training to the sums of ``task``; labels are ``(n,)``.
 
         Raises:
-            TaskError: if a sum could exceed 2⁵³, above which float64 rounds; if ``step``, ``bits`` or ``batch`` differ
-                from another task's; if labels are negative, or not one per sample.
+            TaskError: for other labels than those of the task's classes, one per sample, or of over 2¹⁵ classes; and if
+                :meth:`check_network` raises it, at the first mini-batch.
         """
-        sums, parts = self.heads[task], [self.heads[each] for each in self.tasks]
-        n, largest = sum(len(part.hashes) for part in parts) + len(labels), max(2**self.bits, 1 / self.step) ** 2
-        fault = ""
-        if n * largest > 2**53:
-            fault = (
-                f"sums of {n} samples with bits={self.bits} and step={self.step} may exceed 2**53, and are not exact "
-                f"then: at most {int(2**53 / largest)} samples fit; take fewer bits"
-            )
-        elif (units := parts[0].units.tolist()) != [*self._units]:
-            fault = f"(step, bits, batch) of the model are {self._units}, and were {units} for task {self.tasks[0]}"
-        elif sums.seen is None or len(sums.seen) != len(labels) or int(labels.min()) < 0:
-            fault = "labels must be at least 0, one per sample of the task: did a plugin change the mini-batch?"
-        if fault:
-            raise TaskError(fault)
-        _SOLVED.pop(self, None)
-        sums.add(sums.seen, labels)
+        sums = self.heads[task]
+        if not len(sums.hashes):
+            self.check_network(x)
+        n, classes = len(labels), min(sums.out_features, 2**15)
+        if sums.seen is None or len(sums.seen) != n or not 0 <= labels.min() <= labels.max() < classes:
+            raise TaskError(f"labels must be 0 to {classes - 1}, one per sample; a plugin may have changed them")
+        sums.change(self.rows(sums.seen, labels))
+        sums.seen = None
 
-    def subtract(self, task: int, rows: Tensor, features: Tensor, labels: Tensor) -> bool:
-        """Subtract samples from a finished task's sums; see :meth:`TaskSums.subtract`."""
+    def subtract(self, task: int, places: Tensor, rows: Tensor) -> bool:
+        """Subtract the samples at ``places`` of a finished task; return False if they have other hashes there."""
+        if not torch.equal(self.heads[task].hashes[places], hashes_of(rows)):
+            return False
         new = copy(self.heads[task])
         new._buffers = dict(new._buffers)  # they are replaced
-        if not new.subtract(rows, features, labels):
-            return False
-        _SOLVED.pop(self, None)
+        new.change(rows, places)
         self.store_task(task, new)
         self.heads.finish(task)
         return True
@@ -305,31 +268,18 @@ class AnalyticModel(MultiHeadModel):
         _SOLVED.pop(self, None)
         super().remove_task(task)
 
-    # Heads ----------------------------------------------------------------------------------------------------
-
     def head(self, task: int) -> nn.Module:
-        """Return the regression of a task; for the task in training its sums, whose logits are zeros.
-
-        Raises:
-            UnknownTaskError: if the task was never trained, or was unlearned.
-        """
+        """Return the regression of a task, as the base class its head; for the task in training its sums."""
         found = super().head(task)
         in_training = self.training and task in self.heads.unfinished
         return found if in_training or not isinstance(found, TaskSums) else self._solved(task, [found])
 
     def forward(self, x: Any, task_labels: int | Tensor | None = None) -> Tensor:
-        """Return the logits of a batch.
+        """Return the logits of a batch as the base class; without ``task_labels``, of all classes of all tasks.
 
-        Args:
-            x: ``(batch, …)``; or a mapping of such tensors.
-            task_labels: one label, or one per sample ``(batch,)``; None: all classes of all tasks are compared, by
-                their numbers in the user's data (``original_classes`` of the experiences, if they have them).
-
-        Returns:
-            ``(batch, largest class + 1)``; ``-1000`` for classes without samples.
+        Those are ``(batch, largest class + 1)``, numbered as in the user's data; ``-1000`` for classes without samples.
 
         Raises:
-            UnknownTaskError: for a task without sums.
             ValueError: without ``task_labels``, if there is no task.
         """
         if task_labels is not None:
@@ -341,51 +291,44 @@ class AnalyticModel(MultiHeadModel):
 
     def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
         """Return the regression on the sums ``parts``, computed again if they have changed."""
-        buffers = [(id(buffer), buffer._version) for part in parts for buffer in part.buffers()]
-        known, versions = _SOLVED.setdefault(self, {}), (self.ridge, self._units, buffers)
+        buffers = [buffer for part in parts for buffer in part.buffers()]
+        versions = self.ridge, [(id(buffer), buffer._version) for buffer in buffers]
+        known = _SOLVED.setdefault(self, {})
         if task not in known or known[task][0] != versions:
-            units = {tuple(part.units.tolist()) for part in parts}
-            if units != {self._units}:
-                raise ModelError(f"(step, bits, batch) are {self._units} now, and {sorted(units)} in the sums")
-            known[task] = versions, self._regression(parts, task is None)
+            known[task] = versions, self._regression(parts, task is None), buffers  # no other object gets their ids
         return known[task][1]
 
     def _regression(self, parts: Sequence[TaskSums], joint: bool) -> nn.Linear:
         """Return the regression on the sums ``parts``, by classes of the user's data if ``joint``, else by labels."""
-        labels = [part.originals[part.classes] if joint else part.classes for part in parts]
-        classes = torch.cat(labels).unique()
-        sums = parts[0].sums.new_zeros((len(classes), self.width))
-        for part, named in zip(parts, labels, strict=True):
-            sums.index_add_(0, torch.searchsorted(classes, named), part.sums)
-        gram = sums.new_zeros((self.width, self.width))
-        gram.view(-1)[_lower(self.width, gram.device)] = sum(part.gram for part in parts)
-        n, unit = sum(len(part.hashes) for part in parts), self.step**-2
-        if self.ridge is not None:
-            gram.diagonal().add_(self.ridge * unit)
-            factor, failed_at = torch.linalg.cholesky_ex(gram)
-            if bool(failed_at):
-                raise ModelError(f"ridge={self.ridge} is too small for these features: take a larger one, or None")
-            weight = torch.cholesky_solve(sums.T, factor)
-        else:
-            values, vectors = torch.linalg.eigh(gram)  # of the lower triangle
-            weight = vectors @ _best_ridge(values.clamp(min=0), vectors.T @ sums.T, n, [r * unit for r in _RIDGES])[1]
+        named = torch.cat([part.originals[part.classes] if joint else part.classes for part in parts])
+        classes, of = named.unique(return_inverse=True)
+        sums = torch.cat([part.sums for part in parts])
+        sums = sums.new_zeros((len(classes), self.width)).index_add_(0, of, sums).double()
+        gram, lower = sums.new_zeros((self.width, self.width)), torch.as_tensor(sum(part.gram for part in parts))
+        gram.view(-1).index_copy_(0, _lower(self.width, gram.device), lower.double())
+        n, unit = sum(len(part.hashes) for part in parts), float(self.units[0]) ** 2
+        ridge = (
+            _best_ridge(gram, sums, n, [each * unit for each in _RIDGES]) if self.ridge is None else self.ridge * unit
+        )
+        gram.diagonal().add_(ridge)
+        factor, failed_at = torch.linalg.cholesky_ex(gram)
+        if bool(failed_at):
+            raise ModelError(f"ridge={ridge / unit} is too small for these features: take a larger one, or None")
         out = int(max(part.originals.max() for part in parts)) + 1 if joint else parts[0].out_features
         head = nn.utils.skip_init(nn.Linear, self.width, out, device=gram.device, dtype=gram.dtype)
         head.requires_grad_(False)
-        head.weight.zero_()[classes] = weight.T
+        head.weight.zero_()[classes] = torch.cholesky_solve(sums.T, factor).T
         head.bias.fill_(NO_CLASS)[classes] = 0.0
         return head
 
 
-def _best_ridge(values: Tensor, turned: Tensor, n: int, ridges: Iterable[float]) -> tuple[float, Tensor]:
-    """Return the ridge with the least generalised cross-validation, and ``(Λ + ridge)⁻¹ turned``.
+def _best_ridge(gram: Tensor, sums: Tensor, n: int, ridges: Sequence[float]) -> float:
+    """Return the ridge with the least generalised cross-validation, ``n |y - ŷ|² / (n - tr H)²``.
 
-    ``n |y - ŷ|² / (n - tr H)²`` with ``values`` Λ and ``turned = Vᵀ C`` of ``G = V Λ Vᵀ``; ``|y|² = n`` for one-hot y.
+    With ``G = V Λ Vᵀ`` (its lower triangle), ``C = Σ yφᵀ`` and ``|y|² = n`` for one-hot y, Λ and ``CV`` suffice.
     """
-    found = []
-    for ridge in ridges:
-        shrunk = turned / (values + ridge)[:, None]
-        error = n - 2 * (turned * shrunk).sum() + (values[:, None] * shrunk.square()).sum()
-        freedom = n - (values / (values + ridge)).sum()
-        found.append((float(error.clamp(min=0) / freedom.square()), ridge, shrunk))
-    return min(found, key=lambda one: one[0])[1:]
+    values, vectors = torch.linalg.eigh(gram)
+    values, power = values.clamp(min=0), (sums @ vectors).square().sum(0)
+    shrinks = 1 / (values + values.new_tensor(ridges)[:, None])
+    errors = n + (values * shrinks.square() - 2 * shrinks) @ power
+    return ridges[int((errors.clamp(min=0) / (n - shrinks @ values).square()).argmin())]

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Unpack
 
 import torch
-from avalanche.training import plugins as stock
 from torch import Tensor
 from torch.optim import SGD
 
@@ -13,27 +12,14 @@ from avalanche_amnesia.benchmarks.data import TaskError, single_task
 from avalanche_amnesia.contrib.baselines.analytic import AnalyticModel
 from avalanche_amnesia.models.multi_head import NO_CLASS
 from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
-from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.arguments import check_model
-from avalanche_amnesia.training.host.rollback import begin_finishing
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
-_NAMES = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
-_USELESS = tuple(getattr(stock, f"{name}Plugin") for name in _NAMES)  # they need gradients, or replay samples
-
-
-class _FinishSums(Plugin):
-    """Plugin that takes a finished task's sums out of the parts of the model that trainings copy."""
-
-    finishing_step = 1
-
-    def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After a task's training: finish its sums."""
-        begin_finishing(strategy)
-        strategy.model.heads.finish(single_task(strategy.experience))
+_USELESS = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
+"""Plugins of Avalanche that need gradients, or replay samples."""
 
 
 class _AllClasses(TaskInference):
@@ -45,29 +31,28 @@ class _AllClasses(TaskInference):
         if task is not None:
             return super().__call__(x, task)
         logits = self.model(as_batch(x))
-        present = (logits != NO_CLASS).any(0).nonzero()[:, 0]
-        certainty, found = self.read(logits[:, present])
-        tasks, classes = torch.zeros_like(found), torch.zeros_like(found)
+        tasks, classes = torch.zeros((2, logits.shape[1]), dtype=torch.int64, device=logits.device)
         for label in self.model.tasks:
             sums: Any = self.model.heads[label]
-            for own in sums.classes:
-                here = present[found] == sums.originals[own]
-                tasks[here], classes[here] = label, own
-        return Prediction(tasks, classes, certainty)
+            named = sums.originals[sums.classes]
+            tasks[named], classes[named] = label, sums.classes
+        present = (logits != NO_CLASS).any(0).nonzero()[:, 0]
+        certainty, found = self.read(logits[:, present])
+        return Prediction(tasks[present][found], classes[present][found], certainty)
 
 
 class RanPAC(TaskStrategy):
     """Strategy with a frozen network: unlearns tasks, classes and samples exactly, by subtraction.
 
     Training adds each sample of a task to the task's sums, in one pass in the order of the data, without an optimizer.
-    To unlearn samples or classes, it computes their features again, compares them with stored hashes, and subtracts
-    them. No task is trained again. ``strategy.predict(x)`` chooses among the classes of all tasks.
+    To unlearn samples or classes, it reads their features, computed again from ``data`` or kept by the model, compares
+    them with stored hashes, and subtracts them. ``strategy.predict(x)`` chooses among the classes of all tasks.
 
     Args:
         model: an :class:`AnalyticModel`.
         unlearning: settings of the unlearning, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: seed of random transforms in the data. If the data has such transforms, only whole tasks can be unlearned.
-        options: Avalanche's own options, see :class:`TaskStrategy`; ``train_epochs`` is 1.
+        options: Avalanche's own options, see :class:`TaskStrategy`; a training refuses ``train_epochs`` other than 1.
 
     Raises:
         TypeError: if ``model`` is not an :class:`AnalyticModel`, or for an unknown option.
@@ -92,41 +77,40 @@ class RanPAC(TaskStrategy):
         **options: Unpack[StrategyOptions],
     ) -> None:
         check_model(model, AnalyticModel)
-        wrong = [type(plugin).__name__ for plugin in options.get("plugins") or () if isinstance(plugin, _USELESS)]
-        if wrong:
-            raise ValueError(f"RanPAC trains no parameter and replays no sample: leave {wrong[0]} out of plugins")
+        for name in (type(plugin).__name__ for plugin in options.get("plugins") or ()):
+            if name.removesuffix("Plugin") in _USELESS:
+                raise ValueError(f"RanPAC trains no parameter and replays no sample: leave {name} out of plugins")
         obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         super().__init__(
             model=model,
             optimizer=SGD(model.parameters(), lr=0.0),  # the host asks for one; no parameter gets a gradient
-            method=[_FinishSums(), TrajectoryPlugin(), obeying],
+            method=[TrajectoryPlugin(), obeying],
             seed=seed,
             **options,
         )
-        self._check_epochs()
-
-    def _check_epochs(self) -> None:
-        if self.train_epochs != 1:
-            raise ValueError(
-                f"train_epochs must be 1, got {self.train_epochs}: a second pass would count samples twice"
-            )
 
     def train(self, experiences: Any, eval_streams: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         """Add samples to their tasks' sums, with the arguments of the base class; ``shuffle`` has no effect."""
-        self._check_epochs()
+        if self.train_epochs != 1:
+            raise ValueError(f"train_epochs must be 1, got {self.train_epochs}: another pass adds all samples again")
         return super().train(experiences, eval_streams, **kwargs | {"shuffle": False})  # sums have no order
 
     def backward(self) -> None:
         """Do nothing: no parameter is trained."""
 
     def optimizer_step(self) -> None:
-        """Add the mini-batch to the sums of its task; before the first one, check the network with it."""
+        """Add the mini-batch to the sums of its task."""
         try:
-            if not self.clock.train_exp_iterations:
-                self.model.check_network(self.mb_x)
-            self.model.learn(single_task(self.experience), self.mb_y)
+            self.model.learn(single_task(self.experience), self.mb_x, self.mb_y)
         except TaskError as error:
             self._refuse(str(error), error)
+
+    def _after_training_exp(self, **kwargs: Any) -> None:
+        """Store the user's class of each label of the task, and finish its sums; then call all plugins."""
+        task, named = single_task(self.experience), getattr(self.experience, "original_classes", ())
+        self.model.heads[task].originals[: len(named)] = torch.tensor(list(named))
+        self.model.heads.finish(task)
+        super()._after_training_exp(**kwargs)
 
     def _inference(self, rule: InferenceRule) -> TaskInference:
         return _AllClasses(self.model, rule)

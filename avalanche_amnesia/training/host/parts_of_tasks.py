@@ -65,32 +65,29 @@ class ForgottenSamples:
 
 
 class LeftOut:
-    """A request for samples or classes of a task, checked against the task's original data.
+    """A request for samples or classes of a task, checked against ``labels``, position → label of its samples by now.
 
     Attributes: ``hashes`` of the requested samples; ``closed``, labels without remaining samples; ``forgotten``, hashes
-    of all samples unlearned by then; ``experience``, the remaining samples; ``as_trained``, also the requested ones.
+    of all samples unlearned by then; ``gone``, ``before`` and ``held``, positions of the requested samples, of those
+    forgotten before, and of all but the latter.
     """
 
     def __init__(
-        self, forgotten: ForgottenSamples, task: int, request: UnlearningRequest, experience: Any, event: str
+        self, forgotten: ForgottenSamples, task: int, request: UnlearningRequest, labels: dict[int, int], event: str
     ) -> None:
-        labels = targets_of(experience).tolist()
-        before, n = set(forgotten.positions(task, len(labels))), len(labels)
-        there = {label for at, label in enumerate(labels) if at not in before}
+        n, there = len(labels) + len(forgotten.hashes.get(task, ())), set(labels.values())
         check_part(request, task, n, there, event)
-        gone = {*request.samples, *(at for at, label in enumerate(labels) if label in request.classes)} - before
-        if not gone:
+        self.held, self.before = list(labels), set(range(n)) - labels.keys()
+        self.gone = {*request.samples, *(at for at in labels if labels[at] in request.classes)} - self.before
+        if not self.gone:
             raise RequestError(f"{event}: all of these samples of task {task} are forgotten already")
-        if len(gone) + len(before) == n:
+        if len(self.gone) == len(labels):
             raise RequestError(f"{event}: task {task} would be left without samples: unlearn it as a whole, [{task}]")
         salted = forgotten if forgotten.salt else replace(forgotten, salt=of_first(secrets.token_hex(16)))
-        self.hashes = tuple(sorted(salted.hashes_of(task, gone)))
+        self.hashes = tuple(sorted(salted.hashes_of(task, self.gone)))
         held = salted.hashes.get(task, frozenset()).union(self.hashes)
         self.forgotten = replace(salted, hashes={**salted.hashes, task: held})
-        self.experience = experience_without(experience, gone | before)
-        self.as_trained = experience_without(experience, before) if before else experience
-        self.gone, self.before = gone, before
-        self.closed = tuple(label for label in self.experience.closed_classes if label in there)
+        self.closed = tuple(sorted(there - {labels[at] for at in labels if at not in self.gone}))
 
     def copies(self, experience: Any) -> list[int]:
         """Return the positions of remaining samples that equal a requested sample bit for bit."""
@@ -193,8 +190,13 @@ def retraining(
             f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
             "samples: DisjointSubnets, Independent and RanPAC can"
         )
-    experience = plugin.stream.experience_of(task, data, plugin.data[task], event)
-    left = LeftOut(plugin.forgotten, task, request, experience, event)
+    kept = strategy.model.heads[task].kept if subtracts and data is None else torch.zeros(0)
+    stored, forgotten = bool(kept.numel()), plugin.forgotten
+    experience = None if stored else plugin.stream.experience_of(task, data, plugin.data[task], event)
+    n = len(kept) + len(forgotten.hashes.get(task, ())) if stored else len(targets_of(experience))
+    held = sorted(set(range(n)).difference(forgotten.positions(task, n)))
+    labels = (kept[:, -1] if stored else targets_of(experience)[held]).tolist()
+    left = LeftOut(forgotten, task, request, dict(zip(held, labels, strict=True)), event)
     first = plugin.claims.training(task)
     not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
     if not_kept:
@@ -216,7 +218,7 @@ def retraining(
             raise RequestError(f"{event}: task {task} can't be trained {how}: {error}. Nothing was changed") from error
 
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        trained(left.experience, "without these samples", context, change)
+        trained(experience_without(experience, left.gone | left.before), "without these samples", context, change)
         warn_of_copies(left.copies(experience), task, event)  # last, because some data sets change when they are read
         change.set(plugin, forgotten=left.forgotten)
         reasons = plugin.claims.reasons_beside(context, first)
@@ -224,7 +226,8 @@ def retraining(
         return replace(context.plan, **plugin.claims.decided(context, reasons, unproved))
 
     def as_before(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
-        trained(left.as_trained, "again with all of its samples (reproduce=False leaves that out)", context, change)
+        first_data = experience_without(experience, left.before) if left.before else experience
+        trained(first_data, "again with all of its samples (reproduce=False leaves that out)", context, change)
         hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
         raise Reproduced(hashes, plugin.claims.training(task).place)
 
@@ -232,11 +235,9 @@ def retraining(
 
 
 def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftOut, experience: Any) -> TrainAgain:
-    """Return a function that subtracts requested samples from the sums of an AnalyticModel."""
-    strategy, event = context.strategy, context.event
-    model: Any = strategy.model
-    sums, logs, n = model.task_state(), context.trajectory.logs, len(experience.dataset)
-    position_of = [at for at in range(n) if at not in left.before]  # of each sample in the sums
+    """Return a function that subtracts requested samples from the sums of an AnalyticModel; None: of stored samples."""
+    strategy, event, model = context.strategy, context.event, context.strategy.model
+    sums, logs = model.task_state(), context.trajectory.logs
 
     def refusal(why: str) -> RequestError:
         return RequestError(
@@ -244,36 +245,38 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
             f"settings with which the task was learned, or unlearn the whole task, [{task}]"
         )
 
-    def read(some: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features and labels of the samples at places ``some`` of the sums."""
+    def read(places: Tensor) -> Tensor:
+        """Return features and labels of the samples at ``places`` of the sums."""
+        if experience is None:
+            return model.heads[task].kept[places]
         with preserved_rng():
             before = generators()
             try:
-                x, y = task_data(experience, torch.tensor(position_of)[some], training=True)
-                features = model.features(x.to(strategy.device))
+                x, y = task_data(experience, torch.tensor(left.held)[places], training=True)
+                rows = model.rows(model.features(x.to(strategy.device)), y.to(strategy.device))
             except Exception as error:  # of the user's data, or of a network that can't run on them
                 raise refusal(f"the samples can't be read ({type(error).__name__}: {error})") from error
             if generators() != before:
                 raise refusal(f"the data of task {task} draw random numbers")
-        return features, y.to(strategy.device)
+        return rows
 
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         plugin.forget(strategy, context.tasks, change)
         model.restore_task_state(sums)  # the task was removed as a whole
         context.trajectory.restore(logs)
-        held = model.heads[task].hashes
-        if len(held) != len(position_of):
-            raise refusal(f"task {task} learned {len(held)} samples, and its data has {len(position_of)} by now")
-        rows = torch.tensor([row for row, at in enumerate(position_of) if at in left.gone])
-        copies = torch.isin(held.cpu(), held.cpu()[rows])
-        copies[rows] = False
+        hashes = model.heads[task].hashes
+        if len(hashes) != len(left.held):
+            raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.held)} by now")
+        places = torch.tensor([place for place, at in enumerate(left.held) if at in left.gone])
+        copies = torch.isin(hashes.cpu(), hashes.cpu()[places])
+        copies[places] = False
         for some in copies.nonzero()[:, 0].split(_AT_A_TIME) if bool(copies.any()) else ():
-            if not torch.equal(model.hashes(*read(some)), held[some]):
+            if not torch.equal(model.hashes(read(some)), hashes[some]):
                 raise refusal(f"a loader or plugin repeated samples of task {task}")
-        for some in reversed(rows.split(_AT_A_TIME)):  # the last ones first, so that the places of others stay
-            if not model.subtract(task, some, *read(some)):
-                raise refusal(f"samples {[position_of[row] for row in some[:10]]} of task {task} have other features")
-        warn_of_copies([position_of[row] for row in copies.nonzero()[:, 0]], task, event)
+        for some in reversed(places.split(_AT_A_TIME)):  # the last ones first, so that the places of others stay
+            if not model.subtract(task, some, read(some)):
+                raise refusal(f"samples {[left.held[at] for at in some[:10]]} of task {task} have other features")
+        warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)
         change.set(plugin, forgotten=left.forgotten)
         first = plugin.claims.training(task)
         return replace(context.plan, **plugin.claims.decided(context, plugin.claims.reasons_beside(context, first)))
