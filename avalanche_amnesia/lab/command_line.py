@@ -240,7 +240,7 @@ def unlearn(
         samples: positions in the task's training data, from 0
         classes: class labels in the task's training data
         factory: MODULE:FUNCTION without arguments; returns an untrained strategy with the saved one's arguments
-        benchmark: MODULE:NAME of the benchmark with the data of --task, or of a function that returns it
+        benchmark: MODULE:NAME of the benchmark with --task's data (unless features are kept), or of a function for it
         record: JSON file for the record of the unlearning
         out: directory for the new state (default: replace STATE)
         sign: PEM file of the private key to sign the record and the new state with
@@ -248,19 +248,19 @@ def unlearn(
     """
     if (tasks is None) == (task is None) or (task is None) != (samples is None and classes is None):
         raise ValueError("unlearn needs one of --tasks TASK … and --task TASK with --samples, --classes or both")
-    if (benchmark is None) != (task is None):
-        raise ValueError("--task needs --benchmark MODULE:NAME, whose data it is trained on again; --tasks needs none")
+    if benchmark is not None and task is None:
+        raise ValueError(f"--benchmark {benchmark} is for --task, whose data it has; --tasks needs none")
     into = state if out is None else out
     _check_writable({"--out": out}, {"--record": record})
     strategy, unlearning, key = _load_strategy(state, into, factory, sign, public_key)
-    if benchmark is None:
-        done = unlearning.unlearn(strategy, tasks or ())
-    else:
-        data = [each for each in _load_benchmark(benchmark).train_stream if list(each.task_labels) == [task]]
-        if not data:
+    data = None
+    if benchmark is not None:
+        stream = _load_benchmark(benchmark).train_stream
+        data = next((each for each in stream if list(each.task_labels) == [task]), None)
+        if data is None:
             raise ValueError(f"--benchmark {benchmark} has no task {task} in its train stream")
-        parts = {"samples": samples or (), "classes": classes or ()}
-        done = unlearning.unlearn(strategy, task=task, data=data[0], **parts)
+    parts = {"task": task, "samples": samples or (), "classes": classes or ()}
+    done = unlearning.unlearn(strategy, tasks or (), data=data, **parts)
     _save_with_record(strategy, into, done, record, key)
     _print_summary(outcome_in_words(done, into, state), f"{done}\n\nstate: {into}\nrecord: {record}")
 

@@ -178,7 +178,7 @@ TASK = [*UNLEARN, "bad.json"]
 BAD_PART = [*PART, "bad.json", "--samples"]
 REFUSED = [
     ([*PART, "bad.json", "--benchmark", "train:digits"], "--task TASK with --samples, --classes or both"),
-    ([*BAD_PART, "1"], "--task needs --benchmark MODULE:NAME"),
+    ([*BAD_PART, "1"], "its data is needed (in a shell, --benchmark)"),
     ([*BAD_PART, "1", "--benchmark", "train:torch"], "no benchmark"),
     ([*BAD_PART, "999", "--benchmark", "train:digits"], "has 80 samples"),
     ([*BAD_PART, "1", "--tasks", "1", "--benchmark", "train:digits"], "unlearn needs one of"),

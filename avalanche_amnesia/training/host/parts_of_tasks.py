@@ -135,8 +135,8 @@ class StreamInUse:
         of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(
-                f"{event}: for this request to task {task} its data is needed: give its experience, "
-                f"data=benchmark.train_stream[…]" + ("" if given is None else f", in the place of {given!r}")
+                f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
+                f"experience, data=benchmark.train_stream[…]" + ("" if given is None else f", instead of {given!r}")
             )
         same = next((e for e in of_task if labels_fingerprint(e) == fingerprint), None)
         if same is None:
