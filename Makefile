@@ -24,8 +24,15 @@ $(READY): pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e ".[dev]"
 	touch $(READY)
 
+# The script of docs/pretrained.md with ARGS=--pretrained.
 demo: $(READY)
+ifeq ($(ARGS),--pretrained)
+	mkdir -p runs
+	sed -n '/^```python/,/^```$$/{/^```/!p;}' docs/pretrained.md > runs/pretrained.py
+	$(BIN)/python runs/pretrained.py
+else
 	$(BIN)/python -m avalanche_amnesia demo $(ARGS)
+endif
 
 lint: types
 	$(BIN)/ruff check .

@@ -59,6 +59,12 @@ def test_the_python_of_every_page_runs(name, tmp_path):
         assert words in printed
 
 
+def test_the_demo_of_a_pretrained_network_is_the_script_of_its_page():
+    lines = re.search(r"sed -n '(.*)' docs/pretrained.md", (ROOT / "Makefile").read_text())[1].replace("$$", "$")
+    done = subprocess.run(["sed", "-n", lines, DOCS / "pretrained.md"], capture_output=True, text=True, check=True)
+    assert [done.stdout] == written(DOCS / "pretrained.md")
+
+
 def commands(program: str) -> Iterator[tuple[str, list[str]]]:
     """Page and words of every command line of a program in a shell block."""
     for page in [ROOT / "README.md", *DOCS.glob("*.md")]:
