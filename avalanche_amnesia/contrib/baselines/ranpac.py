@@ -10,7 +10,6 @@ from torch.optim import SGD
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, single_task
 from avalanche_amnesia.contrib.baselines.analytic import AnalyticModel
-from avalanche_amnesia.models.multi_head import NO_CLASS
 from avalanche_amnesia.models.task_inference import InferenceRule, Prediction, TaskInference
 from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -31,12 +30,12 @@ class _AllClasses(TaskInference):
         if task is not None:
             return super().__call__(x, task)
         logits = self.model(as_batch(x))
-        tasks, classes = torch.zeros((2, logits.shape[1]), dtype=torch.int64, device=logits.device)
+        tasks, classes, known = torch.zeros((3, logits.shape[1]), dtype=torch.int64, device=logits.device)
         for label in self.model.tasks:
             sums: Any = self.model.heads[label]
             named = sums.originals[sums.classes]
-            tasks[named], classes[named] = label, sums.classes
-        present = (logits != NO_CLASS).any(0).nonzero()[:, 0]
+            tasks[named], classes[named], known[named] = label, sums.classes, 1
+        present = known.nonzero()[:, 0]
         certainty, found = self.read(logits[:, present])
         return Prediction(tasks[present][found], classes[present][found], certainty)
 
