@@ -20,8 +20,7 @@ from avalanche_amnesia.unit_graph.backbones import as_batch, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 
 _AT_ONCE = 2**20  # samples: products of 15 bits, added up, stay below 2**53, where float64 is exact
-_RIDGES = [10.0**power for power in range(-1, 7)]
-"""Ridges that generalised cross-validation compares."""
+_RIDGES = [10.0**power for power in range(-1, 7)]  # compared by generalised cross-validation
 
 
 @lru_cache(maxsize=4)
@@ -32,10 +31,10 @@ def _lower(width: int, device: torch.device) -> Tensor:
 
 
 class TaskSums(NoHead):
-    """Sums over one task's samples: whole numbers, so the samples' order does not matter. All are int64 but ``kept``.
+    """Sums over one task's samples: whole numbers, int64 if not stated, so the samples' order does not matter.
 
     Attributes: ``φ`` is that of :class:`AnalyticModel`.
-        gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``.
+        gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
         classes: labels of the classes with samples, in order, ``(C,)``.
         sums: sum of ``φ`` of each class, ``(C, D)``.
         hashes: 8 bytes of the BLAKE3 hash of each sample's row (``φ`` and label), in the order of learning, ``(n,)``.
@@ -55,7 +54,7 @@ class TaskSums(NoHead):
         super().__init__(n_classes)
         self.seen: Tensor | None = None
         originals = torch.arange(n_classes, device=device)
-        self.register_buffer("gram", originals.new_zeros(width * (width + 1) // 2))
+        self.register_buffer("gram", originals.new_zeros(width * (width + 1) // 2, dtype=torch.int32))
         self.register_buffer("classes", originals.new_zeros(0))
         self.register_buffer("sums", originals.new_zeros((0, width)))
         self.register_buffer("hashes", originals.new_zeros(0))
@@ -77,10 +76,11 @@ class TaskSums(NoHead):
             left = torch.ones_like(self.hashes, dtype=torch.bool)
             left[places] = False
             self.hashes, self.kept = self.hashes[left], self.kept[left]
-        sign, width = 1 if places is None else -1, self.sums.shape[1]
+        sign, width, gram = 1 if places is None else -1, self.sums.shape[1], self.gram
         for phi in rows[:, :-1].double().split(_AT_ONCE):
             products = (phi.T @ phi).view(-1).index_select(0, _lower(width, phi.device))
-            self.gram = torch.add(self.gram, products.long(), alpha=sign)
+            gram = torch.add(gram, products.long(), alpha=sign)
+        self.gram = gram.int() if gram.max() < 2**31 else gram  # the largest entry is one of the diagonal
         classes, of = torch.cat([self.classes, rows[:, -1]]).unique(return_inverse=True)
         terms = torch.cat([self.sums, sign * rows[:, :-1].long()])
         sums = terms.new_zeros((len(classes), width)).index_add_(0, of, terms)
@@ -223,10 +223,15 @@ class AnalyticModel(MultiHeadModel):
     def head_like(self, saved: Mapping[str, Tensor]) -> TaskSums:
         """Return sums into which the tensors ``saved`` can be loaded."""
         made = self.new_head(len(saved["originals"]))
+        made.gram = made.gram.to(saved["gram"].dtype)
         for name in ("classes", "sums", "hashes", "kept"):  # one row for each class, or for each sample
             like = getattr(made, name)
             setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:])))
         return made
+
+    def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
+        """Return False: sums of equal shapes may be of other types."""
+        return False
 
     @staticmethod
     def rows(features: Tensor, labels: Tensor) -> Tensor:
@@ -304,7 +309,7 @@ class AnalyticModel(MultiHeadModel):
         classes, of = named.unique(return_inverse=True)
         sums = torch.cat([part.sums for part in parts])
         sums = sums.new_zeros((len(classes), self.width)).index_add_(0, of, sums).double()
-        gram, lower = sums.new_zeros((self.width, self.width)), torch.as_tensor(sum(part.gram for part in parts))
+        gram, lower = sums.new_zeros((self.width, self.width)), torch.as_tensor(sum(part.gram.long() for part in parts))
         gram.view(-1).index_copy_(0, _lower(self.width, gram.device), lower.double())
         n, unit = sum(len(part.hashes) for part in parts), float(self.units[0]) ** 2
         ridge = (
@@ -323,10 +328,7 @@ class AnalyticModel(MultiHeadModel):
 
 
 def _best_ridge(gram: Tensor, sums: Tensor, n: int, ridges: Sequence[float]) -> float:
-    """Return the ridge with the least generalised cross-validation, ``n |y - ŷ|² / (n - tr H)²``.
-
-    With ``G = V Λ Vᵀ`` (its lower triangle), ``C = Σ yφᵀ`` and ``|y|² = n`` for one-hot y, Λ and ``CV`` suffice.
-    """
+    """Return the ridge with the least generalised cross-validation, ``n |y - ŷ|² / (n - tr H)²``; ``|y|² = n``."""
     values, vectors = torch.linalg.eigh(gram)
     values, power = values.clamp(min=0), (sums @ vectors).square().sum(0)
     shrinks = 1 / (values + values.new_tensor(ridges)[:, None])

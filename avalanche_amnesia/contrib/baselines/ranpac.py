@@ -18,7 +18,6 @@ from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrate
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
 _USELESS = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
-"""Plugins of Avalanche that need gradients, or replay samples."""
 
 
 class _AllClasses(TaskInference):
