@@ -35,8 +35,7 @@ class TaskSums(NoHead):
 
     Attributes: ``φ`` is that of :class:`AnalyticModel`.
         gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
-        classes: labels of the classes with samples, in order, ``(C,)``.
-        sums: sum of ``φ`` of each class, ``(C, D)``.
+        classes, sums: labels of the classes with samples, in order, ``(C,)``, and the sum of ``φ`` of each, ``(C, D)``.
         hashes: 8 bytes of the BLAKE3 hash of each sample's row (``φ`` and label), in the order of learning, ``(n,)``.
         kept: these rows, int16 ``(n, D + 1)``, if the model keeps features; else ``(n, 0)``.
         originals: the user's class of each label in the task, ``(n_classes,)``.
@@ -229,9 +228,13 @@ class AnalyticModel(MultiHeadModel):
             setattr(made, name, like.new_zeros((len(saved[name]), *like.shape[1:])))
         return made
 
-    def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
-        """Return False: sums of equal shapes may be of other types."""
-        return False
+    def _match_tasks(self, state: Mapping[str, Any]) -> None:
+        """Replace all sums by finished ones into which ``state`` can be loaded: equal shapes may be of other types."""
+        for task in self.tasks:
+            self.remove_task(task)
+        super()._match_tasks(state)
+        for task in self.tasks:
+            self.heads.finish(task)
 
     @staticmethod
     def rows(features: Tensor, labels: Tensor) -> Tensor:
@@ -242,8 +245,7 @@ class AnalyticModel(MultiHeadModel):
         """Add the mini-batch of the last ``model(x, task)`` in training to the sums of ``task``; labels are ``(n,)``.
 
         Raises:
-            TaskError: for other labels than those of the task's classes, one per sample, or of over 2¹⁵ classes; and if
-                :meth:`check_network` raises it, at the first mini-batch.
+            TaskError: unless each sample has a label of the task's classes (at most 2¹⁵); as :meth:`check_network`.
         """
         sums = self.heads[task]
         if not len(sums.hashes):
@@ -312,13 +314,11 @@ class AnalyticModel(MultiHeadModel):
         gram, lower = sums.new_zeros((self.width, self.width)), torch.as_tensor(sum(part.gram.long() for part in parts))
         gram.view(-1).index_copy_(0, _lower(self.width, gram.device), lower.double())
         n, unit = sum(len(part.hashes) for part in parts), float(self.units[0]) ** 2
-        ridge = (
-            _best_ridge(gram, sums, n, [each * unit for each in _RIDGES]) if self.ridge is None else self.ridge * unit
-        )
-        gram.diagonal().add_(ridge)
+        ridge = self.ridge or _best_ridge(gram, sums, n, unit)
+        gram.diagonal().add_(ridge * unit)
         factor, failed_at = torch.linalg.cholesky_ex(gram)
         if bool(failed_at):
-            raise ModelError(f"ridge={ridge / unit} is too small for these features: take a larger one, or None")
+            raise ModelError(f"ridge={ridge} is too small for these features: take a larger one, or None")
         out = int(max(part.originals.max() for part in parts)) + 1 if joint else parts[0].out_features
         head = nn.utils.skip_init(nn.Linear, self.width, out, device=gram.device, dtype=gram.dtype)
         head.requires_grad_(False)
@@ -327,10 +327,10 @@ class AnalyticModel(MultiHeadModel):
         return head
 
 
-def _best_ridge(gram: Tensor, sums: Tensor, n: int, ridges: Sequence[float]) -> float:
+def _best_ridge(gram: Tensor, sums: Tensor, n: int, unit: float, ridges: Sequence[float] = _RIDGES) -> float:
     """Return the ridge with the least generalised cross-validation, ``n |y - ŷ|² / (n - tr H)²``; ``|y|² = n``."""
     values, vectors = torch.linalg.eigh(gram)
     values, power = values.clamp(min=0), (sums @ vectors).square().sum(0)
-    shrinks = 1 / (values + values.new_tensor(ridges)[:, None])
+    shrinks = 1 / (values + unit * values.new_tensor(ridges)[:, None])
     errors = n + (values * shrinks.square() - 2 * shrinks) @ power
     return ridges[int((errors.clamp(min=0) / (n - shrinks @ values).square()).argmin())]

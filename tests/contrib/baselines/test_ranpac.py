@@ -104,8 +104,7 @@ def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
     before = int((strategy.model.heads[1].hashes == hashed).sum())
     strategy.unlearn(task=1, samples=[5])
     assert (before, int((strategy.model.heads[1].hashes == hashed).sum())) == (1, 0)
-    record = strategy.prove(ranpac, benchmark)
-    assert (record.claim, record.proof.tasks) == ("exact", (1, 2))
+    assert strategy.prove(ranpac, benchmark).proof.tasks == (1, 2)
 
 
 def test_with_features_kept_a_loaded_strategy_unlearns_samples_and_classes_without_data(tmp_path):
@@ -117,6 +116,7 @@ def test_with_features_kept_a_loaded_strategy_unlearns_samples_and_classes_witho
         load_state(make(lambda: network().double()), tmp_path)
     strategy, other = make(), [at for at, label in enumerate(STREAM.train_stream[0].targets) if label == 1]
     load_state(strategy, tmp_path)
+    assert not strategy.model.heads.unfinished
     for request in ({"task": 1, "samples": [9, 3, 9]}, {"task": 0, "classes": [1]}, {"task": 1, "samples": [4]}):
         assert strategy.unlearn(**request).claim == "exact"
     fresh = learn(make(size=5), without_samples(STREAM, {0: other, 1: [3, 4, 9]}), 2)
@@ -179,7 +179,7 @@ def test_the_ridge_is_the_one_with_the_least_generalised_cross_validation():
     for ridge in (0.1, 3.0, 100.0):
         hat = phi @ torch.linalg.solve(phi.T @ phi + ridge * torch.eye(12, dtype=torch.float64), phi.T)
         errors[ridge] = float((y - hat @ y).square().sum() / (40 - hat.trace()) ** 2)
-    assert analytic._best_ridge(phi.T @ phi, y.T @ phi, 40, [*errors]) == min(errors, key=errors.get)
+    assert analytic._best_ridge(phi.T @ phi, y.T @ phi, 40, 1.0, [*errors]) == min(errors, key=errors.get)
 
 
 def test_random_features_of_pixels_read_a_stream_of_permutations():
