@@ -136,7 +136,6 @@ class AnalyticModel(MultiHeadModel):
     subtracts = True  # a request for samples calls ``subtract`` instead of a training
     _head_entry = "gram"
     hashes = staticmethod(hashes_of)
-    units: Tensor
 
     def __init__(
         self,
@@ -156,14 +155,15 @@ class AnalyticModel(MultiHeadModel):
         checks.within("ridge", 1.0 if ridge is None else ridge, "(0,inf)")
         checks.within("bits", bits, "[1,15]")
         super().__init__(nn.Flatten() if backbone is None else backbone, n_features)
-        self.ridge, self.keep_features = ridge, keep_features
+        self.ridge = ridge
         self.width = (checks.whole_number("projection", projection, 0) or self.n_features) + 1
         generator = torch.Generator().manual_seed(derive_seed(seed, "projection"))
         drawn = torch.randn((self.n_features if projection else 0, projection), generator=generator)
         device = next((p.device for p in self.backbone.parameters()), drawn.device)
         self.projection = nn.Parameter((drawn / sqrt(self.n_features)).to(device), requires_grad=False)
-        units = [int(1 / step), checks.whole_number("bits", bits), checks.whole_number("batch", batch)]
-        self.register_buffer("units", torch.tensor(units, device=device))  # a state keeps them, as its sums need them
+        numbers = [int(1 / step), checks.whole_number("bits", bits), checks.whole_number("batch", batch), keep_features]
+        # The sums depend on these numbers: a state has them, and a proof refuses a model with others.
+        self.settings = nn.Parameter(torch.tensor(numbers, device=device), requires_grad=False)
         self.backbone.requires_grad_(False).eval()
 
     def features(self, x: Any, task: int | Tensor = 0) -> Tensor:
@@ -172,7 +172,7 @@ class AnalyticModel(MultiHeadModel):
         Raises:
             TaskError: for features that are not finite.
         """
-        scale, bits, batch = self.units.tolist()
+        scale, bits, batch, _ = self.settings.tolist()
         u = self._real_features(as_batch(x), batch)
         if not bool(u.isfinite().all()):
             raise TaskError("features of these samples are NaN or infinite: mend the samples, or leave them out")
@@ -199,7 +199,7 @@ class AnalyticModel(MultiHeadModel):
 
     def check_network(self, x: Any) -> None:
         """Raise TaskError if a forward changes the network, or a sample's features depend on its mini-batch."""
-        buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.units[2])
+        buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
         there = self._real_features(first, batch)
@@ -217,7 +217,7 @@ class AnalyticModel(MultiHeadModel):
 
     def new_head(self, n_classes: int) -> TaskSums:
         """Return the empty sums of a task."""
-        return TaskSums(self.width, n_classes, keep=self.keep_features, device=self._device)
+        return TaskSums(self.width, n_classes, keep=bool(self.settings[3]), device=self._device)
 
     def head_like(self, saved: Mapping[str, Tensor]) -> TaskSums:
         """Return sums into which the tensors ``saved`` can be loaded."""
@@ -313,7 +313,7 @@ class AnalyticModel(MultiHeadModel):
         sums = sums.new_zeros((len(classes), self.width)).index_add_(0, of, sums).double()
         gram, lower = sums.new_zeros((self.width, self.width)), torch.as_tensor(sum(part.gram.long() for part in parts))
         gram.view(-1).index_copy_(0, _lower(self.width, gram.device), lower.double())
-        n, unit = sum(len(part.hashes) for part in parts), float(self.units[0]) ** 2
+        n, unit = sum(len(part.hashes) for part in parts), float(self.settings[0]) ** 2
         ridge = self.ridge or _best_ridge(gram, sums, n, unit)
         gram.diagonal().add_(ridge * unit)
         factor, failed_at = torch.linalg.cholesky_ex(gram)
