@@ -3,6 +3,7 @@
 import random
 from copy import deepcopy
 from functools import partial
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -67,6 +68,9 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
     size = draw.choice([7, 64])
     strategy, left_out = make(size=size), {}
     for task in range(5):
+        if draw.random() < 0.5:  # a training fails in the middle of a sum
+            with pytest.raises(ZeroDivisionError), patch.object(analytic, "_lower", lambda *given: 1 / 0):
+                strategy.train(benchmark.train_stream[task])
         strategy.train(benchmark.train_stream[task])
         left_out[task] = set()
         one = draw.choice(list(left_out))
@@ -144,7 +148,6 @@ def test_a_class_without_samples_leaves_the_head():
     strategy.unlearn(task=0, classes=[1])
     assert strategy.model.heads[0].classes.tolist() == [0]
     assert bool((strategy.model(x)[:, 1] == -1000).all())
-    assert bool((strategy.model(x, 0)[:, 1] == -1000).all())
     assert not strategy.predict(x, 0).classes.any()
     strategy.eval(STREAM.test_stream)  # samples of the class among them
     strategy.unlearn([0, 1])
@@ -165,7 +168,6 @@ def test_both_heads_equal_a_ridge_regression_of_scikit_learn():
         expected = torch.from_numpy(peer.predict((model.features(test) * unit).numpy()))
         torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
     found = strategy.predict(test)
-    assert len(found.tasks.unique()) > 1
     originals = torch.stack([torch.tensor(e.original_classes) for e in STREAM.train_stream[:3]])
     assert torch.equal(originals[found.tasks, found.classes], model(test).argmax(1))
     assert torch.equal(strategy.predict(test, 1).classes, model(test, 1).argmax(1))
@@ -204,9 +206,7 @@ def test_neighbours_and_place_change_no_bit_of_a_sample(backbone, width):
     model = AnalyticModel(backbone and backbone(), width, projection=40, batch=8)
     x = task_data(STREAM.train_stream[0])[0][:64]
     whole = model.features(x)
-    order = torch.randperm(64)
-    assert torch.equal(model.features(x[order]), whole[order])
-    for some in ([3], [60, 3], range(5, 27)):
+    for some in ([3], [60, 3], range(5, 27), torch.randperm(64)):
         assert torch.equal(model.features(x[list(some)]), whole[list(some)])
     assert torch.equal(model.features(x.to(memory_format=torch.channels_last)), whole)
     with torch.autocast("cpu", dtype=torch.bfloat16):
