@@ -10,6 +10,7 @@ from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.models.random_features import ridge_scores
 from avalanche_amnesia.models.task_store import TaskModules, TaskStore, whole
 from avalanche_amnesia.unit_graph.backbones import (
     HEADS_OF_ITS_OWN,
@@ -25,6 +26,7 @@ from avalanche_amnesia.unit_graph.task_owned import OwnModules
 NO_CLASS = -1000.0
 _BACKBONE = "backbone."
 _KNOWN = "known_label"
+_RIDGE = "ridge"
 _OF_TASK = re.compile(r"heads\.(\d+)\.(.+)")
 Value = TypeVar("Value")
 
@@ -263,20 +265,31 @@ class MultiHeadModel(MultiTaskModule):
             if self.features_per_task or not self.tasks:
                 return {task: self.forward(x, task) for task in self.tasks}
             features = self.features(x, self.tasks[0])  # one pass, because features do not depend on the task
-            return {task: self.head(task)(features) for task in self.tasks}
+            return {task: self._logits(features, x, task) for task in self.tasks}
         task = single_task(task_labels)
         if task is not None:
-            return self.head(task)(self.features(x, task))
+            return self._logits(self.features(x, task), x, task)
         task_labels = _one_each(task_labels, len(x))
-        heads = {int(t): self.head(int(t)) for t in task_labels.unique()}
+        tasks = task_labels.unique().tolist()
+        width = max(self.head(t).out_features for t in tasks)  # type: ignore[type-var]
         features = self.features(x, task_labels)
-        width = max(head.out_features for head in heads.values())  # type: ignore[type-var]
         logits = features.new_full((len(features), int(width)), NO_CLASS)  # type: ignore[arg-type]
-        for t, head in heads.items():
+        for t in tasks:
             rows = (task_labels == t).nonzero()[:, 0]
-            own = head(features[rows])
+            own = self._logits(features[rows], x[rows], t)
             logits[rows, : own.shape[1]] = own
         return logits
+
+    def _logits(self, features: Tensor, x: Tensor, task: int) -> Tensor:
+        """Return logits by the head of ``task``, plus the scores of its regression on random features of ``x``."""
+        head = self.head(task)
+        logits: Tensor = head(features)
+        ridge = head._buffers.get(_RIDGE)
+        return logits if ridge is None else logits + ridge_scores(x, ridge).to(logits.dtype)
+
+    def add_regression(self, task: int, ridge: Tensor) -> None:
+        """Add a regression on random features of the inputs, by :func:`fitted_ridge`, to the logits of ``task``."""
+        self.heads[task].register_buffer(_RIDGE, ridge)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a state like ``nn.Module.load_state_dict``, after adding and removing tasks to match it.
@@ -342,7 +355,10 @@ class MultiHeadModel(MultiTaskModule):
     def head_like(self, saved: Mapping[str, Tensor]) -> nn.Module:
         """Return a new head, with a task's other modules in it, into which the tensors ``saved`` can be loaded."""
         own = {name.removeprefix("own."): value for name, value in saved.items() if name.startswith("own.")}
-        return with_parts(self.new_head(saved["weight"].shape[0]), self.parts_like(own))
+        head = self.new_head(saved["weight"].shape[0])
+        if _RIDGE in saved:
+            head.register_buffer(_RIDGE, torch.empty_like(saved[_RIDGE], device=self._device))
+        return with_parts(head, self.parts_like(own))
 
 
 def with_parts(head: nn.Module, parts: nn.Module | None) -> nn.Module:

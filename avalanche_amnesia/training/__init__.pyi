@@ -6,9 +6,11 @@ from .host.saving import load_state as load_state
 from .host.saving import save_state as save_state
 from .host.states import Conversion as Conversion
 from .host.states import register_state as register_state
+from .plugins.averaged_weights import AveragedWeights as AveragedWeights
 from .plugins.counterfactual import CounterfactualPlugin as CounterfactualPlugin
 from .plugins.hat import HATPlugin as HATPlugin
 from .plugins.in_memory_loader import InMemoryLoaderPlugin as InMemoryLoaderPlugin
+from .plugins.random_features import RandomFeatures as RandomFeatures
 from .plugins.seeding import SeedingPlugin as SeedingPlugin
 from .plugins.task_mask import DivergedError as DivergedError
 from .plugins.task_mask import TaskMaskPlugin as TaskMaskPlugin

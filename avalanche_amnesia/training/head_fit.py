@@ -125,8 +125,6 @@ def _half(values: Tensor) -> Tensor:
     return short if bool(short.isfinite().all()) else values
 
 
-STATISTICS_BATCHES = 16
-"""Number of mini-batches used to compute running statistics again."""
 BATCH, BATCH_OF_LARGE, BATCH_OF_ROWS = 512, 32, 2048
 """Samples per forward; few in a large network, because activations of many images exceed the caches of a CPU."""
 SURE = 0.02

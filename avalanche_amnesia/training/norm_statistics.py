@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from avalanche_amnesia.models.multi_head import single_task
-from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.processes import gathered, n_processes
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import evaluating
+
+STATISTICS_BATCHES = 16
+"""Number of mini-batches used to compute running statistics again."""
 
 
 # Statistics of training lag after few steps, and mix the soft masks of every scale with hard ones. So statistics
@@ -21,9 +23,9 @@ from avalanche_amnesia.unit_graph.backbones import evaluating
 class TaskStatistics:
     """Norms (BatchNorm) of one task, and its last mini-batches, to compute running statistics again."""
 
-    def __init__(self, model: TaskMaskedModel, task: int, n_batches: int) -> None:
+    def __init__(self, model: Any, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
-        self.norms = running_norms(model.task_parts(task))
+        self.norms = running_norms(model.task_parts(task) if getattr(model, "state_per_task", False) else model)
         self._seen: deque[Tensor] = deque(maxlen=n_batches)
 
     def see(self, strategy: Strategy) -> None:
@@ -32,11 +34,11 @@ class TaskStatistics:
         own = x if single_task(labels) == self.task else x[labels == self.task]
         self._seen.append(own if n_processes() == 1 or strategy.dataloader.samples else x[:0])
 
-    def retake(self, parts: nn.Module | None, run: Callable[[Tensor], object]) -> None:
-        """Compute running statistics of ``parts``, the task's modules or a copy, from the stored mini-batches."""
+    def retake(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
+        """Compute running statistics of ``norms``, the task's or copies of them, from the stored mini-batches."""
         seen = [tree_map_only(Tensor, gathered, x) for x in self._seen]
         with evaluating(self.model):  # a mini-batch of one sample has no variance
-            retake(running_norms(parts), [x for x in seen if len(x) > 1], run)
+            retake(norms, [x for x in seen if len(x) > 1], run)
 
 
 def running_norms(parts: nn.Module | None) -> list[Any]:

@@ -13,7 +13,7 @@ from avalanche_amnesia.models.multi_head import inside_backbone, single_task
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import HATPlugin, TrajectoryPlugin
-from avalanche_amnesia.training.norm_statistics import TaskStatistics
+from avalanche_amnesia.training.norm_statistics import TaskStatistics, running_norms
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -164,7 +164,7 @@ class BackupPlugin(Plugin):
         mine = entries_in_use(strategy.model, task)
         for other, shadow in self._now.shadows.items():
             if other in unlearnable and shadow.settle():
-                self._now.statistics.retake(shadow.parts, shadow.masked_features)
+                self._now.statistics.retake(running_norms(shadow.parts), shadow.masked_features)
                 parts = {name: value.clone() for name, value in shadow.parts.state_dict().items()}
                 both = {name: mine[name] & used for name, used in entries_in_use(strategy.model, other).items()}
                 self.kept[task][other] = Backup(shadow.learned(both), parts)

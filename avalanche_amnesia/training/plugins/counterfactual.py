@@ -21,7 +21,7 @@ from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import head_fit
 from avalanche_amnesia.training.head_fit import CounterfactualFeatures, fitted_head
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.norm_statistics import running_norms
+from avalanche_amnesia.training.norm_statistics import STATISTICS_BATCHES, running_norms
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.task_faults import samples_at, training_samples
@@ -181,7 +181,7 @@ class CounterfactualPlugin(Plugin):
         seen = []
         if running_norms(model.task_parts(task)):
             size = strategy.train_mb_size
-            drawn, _ = training_samples(strategy, head_fit.STATISTICS_BATCHES * size, seed)
+            drawn, _ = training_samples(strategy, STATISTICS_BATCHES * size, seed)
             seen = [some for some in drawn.split(size) if len(some) > 1]
         without = _WithoutTasks(model, trajectory, sources)
         features_now = CounterfactualFeatures(model, task, x, seen)

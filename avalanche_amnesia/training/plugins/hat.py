@@ -217,7 +217,7 @@ class HATPlugin(TaskMaskPlugin):
             self._fix_mask(model)
         self.commit(strategy)
         # After the commit: statistics of the committed weights, through the fixed mask.
-        now.statistics.retake(model.task_parts(now.task), lambda x: model.features(x, now.task))
+        now.statistics.retake(now.statistics.norms, lambda x: model.features(x, now.task))
         model.finish_task()
         self.settle_head(strategy, now.task)
         if self.rule.measure is not None:

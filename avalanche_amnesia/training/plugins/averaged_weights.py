@@ -1,0 +1,107 @@
+"""Plugin that ends a task's training with the mean of its last weights."""
+
+from typing import Any
+
+import torch
+from avalanche.models.utils import avalanche_forward
+from torch import Tensor, nn
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import TaskError, single_task
+from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.strategy import Plugin, Strategy
+from avalanche_amnesia.training.norm_statistics import STATISTICS_BATCHES, TaskStatistics
+from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unlearning.context import UnlearningContext
+from avalanche_amnesia.unlearning.purging.purgers import register_purger
+
+
+class AveragedWeights(Plugin):
+    """Plugin that ends a task's training with the mean of its weights after each of the last steps.
+
+    The mean is set at the end of the last epoch: before masks are stored, heads are fitted and updates are recorded.
+    Entries that do not move keep their bits, so that claims are as without the plugin. The running statistics of
+    BatchNorm are computed again for the mean weights, from the last 16 mini-batches. Works with any Avalanche strategy.
+
+    Args:
+        last: fraction of the task's steps whose weights are averaged, in ``(0, 1]``.
+
+    Raises:
+        ValueError: for an invalid value.
+        TaskError: in a training, if the loader does not know its number of mini-batches.
+
+    Reference: Izmailov et al., Averaging weights leads to wider optima and better generalization, UAI 2018.
+    """
+
+    def __init__(self, last: float = 0.3) -> None:
+        super().__init__()
+        checks.within("last", last, "(0, 1]")
+        self.last = last
+        self._drop()
+
+    def _drop(self) -> None:
+        self._steps, self._first_step, self._averaged = 0, 0.0, 0
+        self._learning: list[nn.Parameter] = []
+        self._mean: list[Tensor] = []
+        self._statistics: TaskStatistics | None = None
+
+    def undo_training(self, strategy: Strategy) -> None:
+        """Drop the mean of the task whose training is undone."""
+        self._drop()
+
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before a task's first step: find the first step of the mean, and the norms with running statistics."""
+        self._drop()
+        try:
+            n_steps = strategy.train_epochs * len(strategy.dataloader)
+        except TypeError as error:
+            raise TaskError(
+                f"AveragedWeights(last={self.last}) needs the number of a task's mini-batches, and "
+                f"{type(strategy.dataloader).__name__} has no __len__: give the loader one"
+            ) from error
+        self._first_step = (1 - self.last) * n_steps
+        if not isinstance(strategy.model, MaskedModel):  # HATPlugin computes statistics itself, under the final mask
+            task = single_task(strategy.experience)
+            self._statistics = TaskStatistics(strategy.model, task, STATISTICS_BATCHES)
+
+    def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before the backward pass: keep the mini-batch, if statistics will be computed again."""
+        if self._statistics is not None and self._statistics.norms:
+            self._statistics.see(strategy)
+
+    @torch.no_grad()
+    def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a step: add the weights to the mean, if it is one of the last steps."""
+        self._steps += 1
+        if self._steps <= self._first_step:
+            return
+        if not self._mean:
+            groups = strategy.optimizer.param_groups
+            self._learning = [p for group in groups for p in group["params"] if p.requires_grad]
+            self._mean = [p.to(torch.promote_types(p.dtype, torch.float32), copy=True) for p in self._learning]
+        self._averaged += 1
+        now = [p.to(mean.dtype) for p, mean in zip(self._learning, self._mean, strict=True)]
+        torch._foreach_lerp_(self._mean, now, 1 / self._averaged)  # keeps the bits of entries that do not move
+
+    @torch.no_grad()
+    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After the last epoch: set the weights to their mean, and compute BatchNorm's statistics again."""
+        if strategy.clock.train_exp_epochs + 1 < strategy.train_epochs or not self._mean:
+            return
+        for parameter, mean in zip(self._learning, self._mean, strict=True):
+            parameter.copy_(mean)
+        if self._statistics is not None:
+            model, task = strategy.model, self._statistics.task
+            labels = torch.tensor([task], device=strategy.device)
+            learning = [norm for norm in self._statistics.norms if norm.training]
+            self._statistics.retake(learning, lambda x: avalanche_forward(model, x, labels.expand(len(x))))
+        self._drop()
+
+
+@register_purger(AveragedWeights)
+def _begin_again(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
+    """Begin the mean of the task in training again, unless the task shares no weights with the unlearned ones."""
+    if getattr(context.model, "isolates", False):
+        return "AveragedWeights: its mean is of weights that no unlearned task has"
+    change.set(plugin, _averaged=0, _learning=[], _mean=[])
+    return "AveragedWeights: its mean, if a task was in training, began again"

@@ -1,0 +1,67 @@
+"""Plugin that adds a regression on random features of the inputs to a task's logits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks.data import TaskError, single_task
+from avalanche_amnesia.models.multi_head import MultiHeadModel
+from avalanche_amnesia.models.random_features import fitted_ridge, random_features
+from avalanche_amnesia.seeding import derive_seed, preserved_rng
+from avalanche_amnesia.strategy import Plugin, Strategy
+from avalanche_amnesia.training.host.arguments import check_model
+from avalanche_amnesia.training.task_faults import drawn_positions, samples_at
+
+_MOST, _SCALE = 5000, 2.0
+"""Number of samples of a regression, and the factor of its scores, best of 2, 5, 10 on validation images of five
+streams: no stream loses more than .02 points."""
+
+
+class RandomFeatures(Plugin):
+    """Plugin that adds, when a task ends, a ridge regression on random features of its inputs to the task's logits.
+
+    The features are ``ReLU(z R)``, for the layer norm ``z`` of a flattened input and a fixed random ``R``. The
+    regression of one-hot labels needs one pass over up to 5000 of the task's samples, and no other task: claims are as
+    without the plugin. It is removed with the task's head. Logits grow by twice its scores. It pays for inputs of which
+    a linear regression on random features is a good classifier by itself, such as digits and clothes.
+
+    Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MultiHeadModel`.
+
+    Args:
+        width: number of random features, at least 1. A task takes ``2 (width + 1)`` bytes per class.
+
+    Raises:
+        ValueError: for an invalid value.
+        TypeError: before a training, for another model.
+        TaskError: in a training, if the task's inputs are no tensor of floating-point numbers.
+
+    Reference: Rahimi and Recht, Random features for large-scale kernel machines, NeurIPS 2007.
+    """
+
+    def __init__(self, width: int = 2000) -> None:
+        super().__init__()
+        self.width = checks.whole_number("width", width)
+
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before a task's training: check the model."""
+        check_model(strategy.model, MultiHeadModel)
+
+    @torch.no_grad()
+    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
+        """After a task's last epoch: add the regression to the task's logits."""
+        if strategy.clock.train_exp_epochs + 1 < strategy.train_epochs:
+            return
+        task = single_task(strategy.experience)
+        with preserved_rng():
+            x, y = samples_at(strategy, drawn_positions(strategy, _MOST, derive_seed(0, "random features", task)))
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TaskError(
+                f"RandomFeatures needs inputs that are one tensor of floating-point numbers, task {task} has "
+                f"{x.dtype if isinstance(x, Tensor) else type(x).__name__}: leave RandomFeatures out of plugins"
+            )
+        device = strategy.device
+        features = random_features(x.to(device), self.width)
+        n_classes = int(strategy.model.heads[task].out_features)
+        strategy.model.add_regression(task, fitted_ridge(features, y.to(device), n_classes, _SCALE))

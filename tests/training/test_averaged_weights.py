@@ -1,0 +1,147 @@
+"""A task ends with the mean of its last weights."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.fault_injection import FailsAtEvent, InjectedError
+from support.small_runs import make, split
+from support.strategies import BatchNormedConvNet, Hears, learn
+from support.strategy_state import same_state, state
+from torch.utils.data import DataLoader
+
+from avalanche_amnesia import HAT, WSN, AmnesiacHAT, DisjointModel, DisjointSubnets
+from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks.data import TaskError
+from avalanche_amnesia.contrib.baselines import Independent
+from avalanche_amnesia.isolation import Pools
+from avalanche_amnesia.training import AveragedWeights, UnlearningPlugin
+from avalanche_amnesia.training.host.lookup import find_plugin
+
+STREAM = split(1000)
+STEPS = 2 * 13  # two epochs of 200 samples in mini-batches of 16
+
+
+def averaging(kind=DisjointSubnets, last=0.3, plugins=(), **options):
+    if kind is DisjointSubnets:
+        options = {"isolation": Pools(5), "optimizer": "adam", "fit_head": False, **options}
+    return make(kind, plugins=[AveragedWeights(last), *plugins], **options)
+
+
+def weights_of(strategy):
+    learning = {id(p) for group in strategy.optimizer.param_groups for p in group["params"]}
+    named = strategy.model.named_parameters()
+    return {name: p.detach().double().clone() for name, p in named if p.requires_grad and id(p) in learning}
+
+
+@pytest.mark.parametrize("last", [0.02, 0.3, 1])
+@pytest.mark.parametrize("kind", [DisjointSubnets, Independent, WSN])
+def test_the_weights_are_the_mean_after_each_of_the_last_steps(kind, last):
+    after, ended = [], {}
+    ears = Hears(
+        after_training_iteration=lambda s: after.append(weights_of(s)),
+        after_training_epoch=lambda s: ended.update(weights_of(s)),
+    )
+    learn(averaging(kind, last, [ears]), STREAM, 1)
+    assert len(after) == STEPS
+    averaged = after[int((1 - last) * STEPS + 1e-9) :]
+    assert len(averaged) == {0.02: 1, 0.3: 8, 1: 26}[last]
+    for name, found in ended.items():
+        expected = torch.stack([weights[name] for weights in averaged]).mean(0)
+        assert torch.allclose(found, expected, atol=1e-6)
+    assert any(not torch.equal(ended[name], after[-1][name]) for name in ended) is (last > 0.02)
+
+
+def test_frozen_weights_keep_their_bits():
+    strategy = averaging(HAT)
+    x = STREAM.test_stream[0].dataset[0][0][None]
+    strategy.train(STREAM.train_stream[0])
+    before = strategy.model.eval()(x, 0)
+    strategy.train(STREAM.train_stream[1])
+    assert torch.equal(strategy.model.eval()(x, 0), before)
+
+
+@pytest.mark.parametrize("kind", [DisjointSubnets, Independent])
+def test_norms_have_the_statistics_of_the_mean_weights(kind):
+    batches, seen = [], []
+    ears = Hears(before_backward=lambda s: batches.append(s.mb_x))
+    model = learn(averaging(kind, plugins=[ears], net=BatchNormedConvNet), STREAM, 1).model
+    norm = model.network(0).norm
+    hook = norm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        for x in batches[-16:]:
+            model.eval()(x, 0)
+    hook.remove()
+    expected = torch.stack([x.mean((0, 2, 3)) for x in seen]).mean(0)
+    assert torch.allclose(norm.running_mean, expected, atol=1e-5)
+    assert norm.momentum == 0.1
+
+
+def factory(requests=(), **options):
+    stream = with_unlearning(STREAM, requests) if requests else STREAM
+    return stream, partial(averaging, net=BatchNormedConvNet, fit_head=True, train_epochs=3, **options)
+
+
+def test_an_unlearning_stays_exact_and_is_proved():
+    stream, make_strategy = factory()
+    strategy = learn(make_strategy(), stream, 3)
+    record = strategy.unlearn([1])
+    assert record.claim == "exact", record.reasons
+    assert strategy.prove(make_strategy, stream).proof
+    assert strategy.unlearn(task=2, samples=[3, 5], data=stream.train_stream[2]).claim == "exact"
+    assert strategy.prove(make_strategy, stream).proof
+
+
+def test_a_request_in_the_middle_of_the_mean_stays_exact():
+    request = UnlearningRequest((0,), 1, "iteration", 34)  # of 39; the mean begins at 27
+    stream, make_strategy = factory([request])
+    strategy = learn(make_strategy(), stream, 2)
+    only = learn(make_strategy(), STREAM, [1])
+    assert same_state(state(strategy.model), state(only.model))
+
+
+def test_a_mean_of_shared_weights_begins_again_after_a_request():
+    request = UnlearningRequest((0,), 1, "iteration", 34)
+    heard = []
+    ears = Hears(after_unlearning=lambda s: heard.append(find_plugin(s, AveragedWeights)._averaged))
+    strategy = averaging(AmnesiacHAT, plugins=[ears], train_epochs=3)
+    learn(strategy, with_unlearning(STREAM, [request]), 2)
+    (record,) = find_plugin(strategy, UnlearningPlugin).records
+    assert any("began again" in line for line in record.purged)
+    assert heard == [0]
+
+
+@pytest.mark.parametrize("event", ["after_training_iteration", "after_training_epoch", "after_training_exp"])
+def test_an_interrupted_task_leaves_no_mean(event):
+    whole = learn(averaging(), STREAM, 2)
+    strategy = averaging(plugins=[(failing := FailsAtEvent(event, times=24 if "iteration" in event else 0))])
+    with pytest.raises(InjectedError):
+        strategy.train(STREAM.train_stream[0])
+    failing.event = ""
+    learn(strategy, STREAM, 2)
+    assert same_state(state(strategy.model), state(whole.model))
+
+
+class Endless:
+    """A loader that does not know its length."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def test_a_loader_without_a_length_is_refused():
+    class Own(DisjointSubnets):
+        def make_train_dataloader(self, **kwargs):
+            self.dataloader = Endless(list(DataLoader(self.adapted_dataset, batch_size=16)))
+
+    with pytest.raises(TaskError, match=r"AveragedWeights\(last=0.3\) needs .* Endless has no __len__"):
+        learn(averaging(Own, wrap=DisjointModel), STREAM, 1)
+
+
+@pytest.mark.parametrize("last", [0, 1.5, -1, "all", None])
+def test_a_wrong_fraction_is_refused(last):
+    with pytest.raises(ValueError, match=r"last must lie in \(0, 1\], got"):
+        AveragedWeights(last)
