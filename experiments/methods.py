@@ -128,7 +128,7 @@ def make(
         benchmark: the stream's tasks and requests.
         settings: of the method.
         fitted: whether heads are fitted when their task ends; False: as the method does it.
-        kwargs: of the strategy (``evaluator``).
+        kwargs: of the strategy (``evaluator``, ``criterion``, ``plugins``).
     """
     how = METHODS[method]
     heads = [FitHead(seed)] if fitted and how.heads == "here" else []
@@ -141,7 +141,7 @@ def make(
     options, planned = how.options(value, fitted), Pools.planned(benchmark)
     if options.get("isolation") == "planned":
         options["isolation"] = planned
-    plugins = [*options.pop("plugins", []), *heads]
+    plugins = [*options.pop("plugins", []), *kwargs.pop("plugins", []), *heads]
     torch.manual_seed(seed)
     narrow = method.endswith("narrow")
     network = stream.narrow(1 + max(planned.slots.values())) if narrow else stream.network()

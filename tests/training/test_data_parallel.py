@@ -37,13 +37,13 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.baselines import PALL, Independent, NetworkPerTask
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.processes import rank
-from avalanche_amnesia.training import data_parallel, load_state
+from avalanche_amnesia.training import AveragedWeights, RandomFeatures, data_parallel, load_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
 STREAM = SplitDigits(n_train=200, n_test=100)
 KINDS = {kind.__name__: kind for kind in (HAT, AdaHAT, AmnesiacHAT, WSN, DisjointSubnets, PALL, Independent)}
 STOCK = ("ewc", "lwf", "replay")
-SHADOWED = "AmnesiacHAT with shadows"
+SHADOWED, AVERAGED = "AmnesiacHAT with shadows", "DisjointSubnets with averages"
 
 
 def hashes(strategy):
@@ -58,6 +58,9 @@ def strategy_of(name, net=NormedConvNet, **options):
         return host(name, **options)
     if name == SHADOWED:
         name, options = "AmnesiacHAT", {"compensation": BackupPlugin, **options}
+    if name == AVERAGED:
+        name, net = "DisjointSubnets", BatchNormedConvNet
+        options = {"plugins": [AveragedWeights(), RandomFeatures(30)], **options}
     return make(KINDS[name], net=net, optimizer="momentum", **{"train_mb_size": 37, **options})
 
 
@@ -77,7 +80,7 @@ def lives(names):
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_all_processes_hold_the_same_bits_records_and_metrics(n):
-    first, *others = in_group(n, lives, [*KINDS, *STOCK, SHADOWED, "ranpac"])
+    first, *others = in_group(n, lives, [*KINDS, *STOCK, SHADOWED, AVERAGED, "ranpac"])
     for name, found in first.items():
         assert all(other[name] == found for other in others), name
     assert first["DisjointSubnets"][1][0].claim == "exact"

@@ -12,13 +12,15 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, task_data
 from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, unlearning_of
 from avalanche_amnesia.evaluation.functional import accuracy
-from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.unit_graph.backbones import evaluating
 
 Kind = Literal["accuracy", "membership"]
 SAMPLES = 10_000
 """Largest number of a task's training samples that a metric reads, evenly spread."""
+_BATCH = 512
+"""Samples per forward."""
 
 
 def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
@@ -140,10 +142,9 @@ class ForgottenSamples(ComparedMetric):
         return membership_auc(*losses)
 
     def _logits(self, model: Any, x: Tensor, task: int) -> Tensor:
-        features = task_features(model, x, task)
-        with torch.no_grad():
-            logits: Tensor = model.head(task)(features.to(next(model.parameters()).device)).cpu()
-        return logits
+        device = next(model.parameters()).device
+        with evaluating(model):
+            return torch.cat([model(part.to(device), task).cpu() for part in x.split(_BATCH)])
 
     def __str__(self) -> str:
         return f"ForgottenSamples_{self.kind}"
