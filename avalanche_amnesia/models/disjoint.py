@@ -349,8 +349,8 @@ class DisjointModel(MultiHeadModel):
                 self.heads.finish(task)
 
     def _fits(self, task: int, saved: Mapping[str, Tensor]) -> bool:
-        same = _DEALT in saved and self.share(task) == Share.decoded(saved[_DEALT])
-        return same and super()._fits(task, saved)
+        dealt = saved.get(f"own.{_DEALT}")
+        return dealt is not None and self.share(task) == Share.decoded(dealt) and super()._fits(task, saved)
 
     def parts_like(self, saved: Mapping[str, Tensor]) -> TaskShare:
         """Return a finished task's :class:`TaskShare`, into which the tensors in ``saved`` can be loaded."""
