@@ -31,13 +31,13 @@ RECIPES = {
 METHODS = ("DisjointSubnets", "Independent")
 ORDER = ("rotated", "permuted 20", "permuted fashion", "omniglot", "permuted", "split cifar")
 NOTES = """Streams, networks, epochs, requests and trials are those of the [comparison](comparison.md): each row has six
-learning rates of Adam on held out training images (seed 101), and five seeds (31 to 35) on test images, which nothing was
-chosen on. *Label smoothing*: .1. *All three*: with it `AveragedWeights(.3)` and `RandomFeatures(2000)`. Accuracy (%) of
-the tasks that remain after all requests, ± standard deviation; all records claim `exact`. *Independent* has a network of full size
-for each task."""
-PAIRED = """Points above *Independent, plain*, mean over the same seeds with its 95 % interval (Student's); bold where the
-interval does not contain 0."""
-COST = """Bytes of a saved state after the last request, and CPU seconds of a whole run with its requests (while other
+learning rates of Adam on held out training images (seed 101), and five seeds (31 to 35) on test images. *Label
+smoothing*: .1. *All three*: with it `AveragedWeights(.3)` and `RandomFeatures(2000)`. Accuracy (%) of the tasks that
+remain after all requests, ± standard deviation. *Independent* has a network of full size for each task.
+DisjointSubnets' records claim `exact`; Independent's are `conditional`, as a plugin of this script fits its heads."""
+PAIRED = """Points above *Independent, plain*: mean over the same seeds with its 95 % interval (Student's), bold where
+the interval does not contain 0."""
+COST = """Bytes of a saved state after the last request, and CPU seconds of the training with its requests (while other
 programs ran), both relative to the method's plain row."""
 
 

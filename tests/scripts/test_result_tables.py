@@ -2,12 +2,14 @@
 
 import json
 import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from experiments import published, published_differences
+from experiments import published, published_differences, recipe
 from experiments.mask_learning import CONTENDERS, NOTES, data, learn_mask, main, mean_and_error, run, table
+from experiments.trials import best, rows_of, rows_tested
 
 RESULTS = Path(__file__).parents[2] / "experiments" / "results"
 
@@ -22,6 +24,17 @@ def test_the_table_of_the_published_method_is_made_of_its_rows():
 def test_the_table_of_the_authors_code_is_made_of_its_rows(monkeypatch):
     monkeypatch.chdir(RESULTS.parents[1])
     assert (RESULTS / "published_differences.md").read_text() == published_differences.table()
+
+
+def test_the_table_of_the_recipe_is_made_of_its_rows_and_of_equally_many_trials():
+    rows = rows_of(recipe.OUTPUT)
+    assert recipe.OUTPUT.with_suffix(".md").read_text() == recipe.table(rows)
+    names = ("stream", "method", "recipe")
+    trials = Counter(tuple(row[name] for name in names) for row in rows if row["validation"])
+    assert set(trials.values()) == {6}
+    for row in rows_tested(rows):
+        assert row["seed"] in range(31, 36)
+        assert row["settings"] == best(rows, "settings", **{name: row[name] for name in names})
 
 
 COMMITTED = json.loads((RESULTS / "mask_learning.json").read_text())
