@@ -30,15 +30,15 @@ def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float)
     """Return ``scale`` times the ridge regression of one-hot labels, float16 ``(n_classes, width + 1)``, bias last.
 
     ``W = (Pᵀ P + λ I)⁻¹ Pᵀ Y`` of centred features ``P (n, width)`` and labels ``Y``, or the equal
-    ``Pᵀ (P Pᵀ + λ I)⁻¹ Y`` if there are fewer samples than features.
+    ``Pᵀ (P Pᵀ + λ I)⁻¹ Y`` if there are fewer samples than features. Not finite if features are not, or hardly vary.
     """
     wanted = one_hot(labels, n_classes).to(features)
     mean, mean_wanted = features.mean(0), wanted.mean(0)
     rows, wanted = features - mean, wanted - mean_wanted
     few = len(rows) < rows.shape[1]
     gram = rows @ rows.T if few else rows.T @ rows
-    gram.diagonal().add_(_RIDGE * rows.square().sum() / rows.shape[1])
-    factor = torch.linalg.cholesky(gram)
+    gram.diagonal().add_(_RIDGE * rows.square().sum() / rows.shape[1] + torch.finfo(rows.dtype).tiny)
+    factor, _ = torch.linalg.cholesky_ex(gram)
     weight = rows.T @ torch.cholesky_solve(wanted, factor) if few else torch.cholesky_solve(rows.T @ wanted, factor)
     return (scale * torch.cat([weight.T, (mean_wanted - mean @ weight)[:, None]], 1)).half()
 

@@ -93,13 +93,30 @@ def test_stock_strategies_take_it_too():
     assert not torch.equal(logits(strategy, STREAM.test_stream[0]), logits(plain, STREAM.test_stream[0]))
 
 
-def test_inputs_of_other_kinds_are_refused_and_the_task_is_undone():
-    pair = torch.randint(0, 9, (20, 64)), torch.arange(20) % 2
-    stream = task_benchmark(pair, pair, [[0, 1]])
-    strategy = with_regression(net=partial(nn.Sequential, nn.Embedding(9, 4), nn.Flatten(), nn.Linear(256, 16)))
-    with pytest.raises(TaskError, match=r"RandomFeatures needs inputs .* task 0 has torch.int64"):
-        learn(strategy, stream)
+@pytest.mark.parametrize(
+    ("x", "fault"),
+    [
+        (torch.arange(320).view(5, 64) % 9, "that are one tensor of floating-point numbers, task 0 has torch.int64"),
+        (torch.randn(5, 64) * 1e30, "whose features are finite and vary, unlike those of task 0"),
+    ],
+)
+def test_inputs_that_have_no_regression_are_refused_and_the_task_is_undone(x, fault):
+    pair = x, torch.arange(5) % 2
+    net = partial(nn.Sequential, Bounded(), nn.Linear(64, 16))
+    strategy = with_regression(net=net)
+    with pytest.raises(TaskError, match=f"RandomFeatures needs inputs {fault}: leave RandomFeatures out"):
+        learn(strategy, task_benchmark(pair, pair, [[0, 1]]))
     assert not strategy.model.tasks
+
+
+class Bounded(nn.Module):
+    def forward(self, x):
+        return x.float().tanh()
+
+
+def test_equal_samples_have_a_regression_without_weights():
+    assert not fitted_ridge(torch.ones(4, 7), torch.tensor([0, 1, 1, 1]), 2, 2.0)[:, :-1].any()
+    assert fitted_ridge(torch.ones(4, 7), torch.tensor([0, 1, 1, 1]), 2, 2.0)[:, -1].tolist() == [0.5, 1.5]
 
 
 @pytest.mark.parametrize("width", [0, -3, 2.5, "wide"])
