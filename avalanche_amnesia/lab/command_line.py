@@ -28,6 +28,7 @@ from avalanche_amnesia import __version__, training
 from avalanche_amnesia import audit as records
 from avalanche_amnesia.audit.signing import signed_by
 from avalanche_amnesia.audit.words import claim_in_words, gone_in_words, outcome_in_words, wrapped
+from avalanche_amnesia.checks import did_you_mean
 from avalanche_amnesia.lab import executors, logging, runs, study
 from avalanche_amnesia.lab import report as pages
 from avalanche_amnesia.lab.executors import clusters, jobs
@@ -517,10 +518,16 @@ def _parsed(words: list[str]) -> dict[str, Any]:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for function in COMMANDS:
         _add(commands, function)
+    if words and not words[0].startswith("-") and words[0] not in commands.choices:
+        near = did_you_mean(words[0], commands.choices) or f"; there are {', '.join(commands.choices)}"
+        raise ValueError(f"there is no command {words[0]!r}{near}")
     names = set(commands.choices[words[0]]._option_string_actions) if words and words[0] in commands.choices else set()
     if "--set" in names:
         words = [_as_option(word, names) for word in words]
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        near = did_you_mean(f"--{unknown[0].lstrip('-').partition('=')[0]}", names)
+        raise ValueError(f"unrecognized arguments: {' '.join(unknown)}{near}")
     del options.print_completion
     return vars(options)
 

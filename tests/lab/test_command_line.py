@@ -45,4 +45,4 @@ def test_help_imports_nothing_slow_and_wrong_files_are_refused_without_importing
     assert "there is no file absent.json" in told[0]
     assert told[1] == "amnesia: binary.yaml: it is no text"
     assert told[5] == "amnesia: binary.yaml is no YAML (no text)"
-    assert told[10].startswith("amnesia: argument COMMAND: invalid choice: 'nothing' (choose from 'demo'")
+    assert told[10].startswith("amnesia: there is no command 'nothing'")
