@@ -21,7 +21,7 @@ _LEAVES = (str, bytes, int, float, type(None), type, ModuleType)
 def is_known(thing: object) -> bool:
     """Return True if an object's attributes may be searched: its class is of this package or of Avalanche.
 
-    False for strategies, networks and data, for objects that cannot change, and for those with their own ``restorer``.
+    False for strategies, networks and data, and for objects that cannot change.
     """
     kind: Any = type(thing)
     return _is_known(kind)
@@ -31,7 +31,7 @@ def is_known(thing: object) -> bool:
 def _is_known(kind: type) -> bool:
     if issubclass(kind, (BaseTemplate, nn.Module, AvalancheDataset, CLExperience, Dataset)):
         return False
-    if is_frozen(kind) or hasattr(kind, "restorer") or not kind.__dictoffset__:
+    if is_frozen(kind) or not kind.__dictoffset__:
         return False
     return is_known_class(kind)
 

@@ -43,8 +43,7 @@ class AmnesiacHAT(TaskStrategy):
             :class:`~avalanche_amnesia.contrib.shadows.BackupPlugin` (shadow copies).
         repair: a few steps for the affected tasks on their samples, which are stored for it: a
             :class:`~avalanche_amnesia.contrib.repair.RepairPlugin`. None (default): no data is stored.
-        trajectory: how updates are stored, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
-            lossless, in memory.
+        trajectory: how updates are stored, ``TrajectoryPlugin(dtype=…)``; by default all of them, lossless.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…, deletion=…)``.
         seed: every random draw derives from it and the task.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
@@ -90,7 +89,7 @@ class AmnesiacHAT(TaskStrategy):
                 f"repair must be a plugin that repairs, or None, got {repair!r}: "
                 "avalanche_amnesia.contrib.repair.RepairPlugin()"
             )
-        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
+        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(dtype=...)")
         chosen = [compensation if compensation != "none" else None, repair]
         super().__init__(
             model=model,

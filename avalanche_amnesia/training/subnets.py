@@ -28,8 +28,7 @@ class WSN(TaskStrategy):
         model: a :class:`SubnetModel`.
         optimizer: any torch optimizer over ``model.parameters()``.
         masks: settings of learning which weights a task uses, ``ScoredWeights(score_lr=…)``.
-        trajectory: how updates are stored, ``TrajectoryPlugin(dtype=…, path=…)``; by default all of them,
-            lossless, in memory.
+        trajectory: how updates are stored, ``TrajectoryPlugin(dtype=…)``; by default all of them, lossless.
         unlearning: how requests are obeyed, ``UnlearningPlugin(deadline=…, keep_probes=…)``.
         seed: every random draw derives from it and the task.
         options: ``reset_optimizer`` and Avalanche's own, as of :class:`TaskStrategy`.
@@ -54,7 +53,7 @@ class WSN(TaskStrategy):
         seed: int = 0,
         **options: Unpack[StrategyOptions],
     ) -> None:
-        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(path=..., dtype=...)")
+        recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(dtype=...)")
         obeying = checks.object_of("unlearning", unlearning, UnlearningPlugin, "UnlearningPlugin(deadline=...)")
         super().__init__(
             model=model,

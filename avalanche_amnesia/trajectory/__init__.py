@@ -1,4 +1,4 @@
-"""Trajectory of a training: undo logs of all tasks, removal of tasks by replay, and log files."""
+"""Trajectory of a training: undo logs of all tasks, and removal of tasks by replay."""
 
 import lazy_loader
 

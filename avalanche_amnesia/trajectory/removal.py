@@ -305,9 +305,8 @@ def work_out(
             value = moved_along(now, before[name], new_before[name])
             index = positions(~same_bits(value, now))
             moved[name] = Moved(now.shape, index, take(now, index), take(value, index))
-    # Merged logs have entries to undo removed writers, which are not needed any more. Unchanged logs keep their file.
-    kept = {writer: log.unless_same(recorded[writer]) for writer, log in without_unneeded(logs, merged).items()}
-    return Removal(tuple(tasks), moved, new_before, kept, shared, updates, current)
+    # Merged logs have entries to undo removed writers, which are not needed any more.
+    return Removal(tuple(tasks), moved, new_before, without_unneeded(logs, merged), shared, updates, current)
 
 
 def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
@@ -317,8 +316,6 @@ def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[in
     Of several merged writers without such a write between them, the first one's log is enough, unless that log computes
     old values from its writer's written values.
     """
-    if not merged:
-        return dict(logs)
     result = {task: log.with_entries(log) for task, log in logs.items()}
     for name in {name for task in merged & set(logs) for name in logs[task]}:
         wrote: Tensor | None = None
@@ -339,4 +336,4 @@ def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[in
                 del log[name]
             elif not torch.equal(needed, where):
                 log[name] = log[name].restricted(needed)
-    return {task: log.unless_same(logs[task]) for task, log in result.items()}
+    return result

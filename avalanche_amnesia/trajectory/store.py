@@ -20,9 +20,8 @@ the log were rounded, a removal would leave residue of unlearned tasks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import sqrt
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,58 +30,47 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import StateError, checked
-from avalanche_amnesia.trajectory.log_files import LogDirectory, TrajectoryError, check_file
 from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, without_unneeded, work_out
 from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded, united
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log
+
+
+class TrajectoryError(ValueError):
+    """Error for a log that can't be recorded, found or removed."""
 
 
 class Trajectory:
     """Undo logs of the remaining tasks and of repairs, in the order of writing.
 
     Args:
-        path: directory with one safetensors file per task's log, memory-mapped; existing logs are continued. By
-            default logs are in memory. A directory belongs to one trajectory, and has only the files of its current
-            logs: files replaced by a change or an unlearning are deleted. A pickled trajectory contains its logs.
-            After unpickling it reads nothing from the directory, and its first change takes the directory over:
-            missing files are written, and all other log files deleted, unless another trajectory was started there.
-            From then on, the former owner's changes are refused. A ``copy.deepcopy`` has its logs in memory and leaves
-            the directory to the original.
         dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; None:
             lossless.
 
+    Attributes:
+        logs: task, or negative number of a repair → its undo log. It is replaced by each change, never changed itself.
+
     Raises:
         ValueError: for an invalid dtype.
-        TrajectoryError: if ``path`` has other or damaged files, or can't be written to; later, if a log's file turns
-            out to be damaged (files have checksums), or before a change if the directory belongs to another trajectory.
     """
 
-    def __init__(self, *, path: str | Path | None = None, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, *, dtype: torch.dtype | None = None) -> None:
         if dtype is not None and dtype not in DTYPES:
             raise ValueError(
                 f"dtype must be one of {', '.join(map(str, DTYPES))}, or None to keep values as they are; got {dtype!r}"
             )
         self.dtype = dtype
-        self._directory = None if path is None else LogDirectory(path)
-        self._logs: dict[int, Log] = {}
+        self.logs: Mapping[int, Log] = {}
         self._merged: frozenset[int] = frozenset()
-        if self._directory is not None:
-            self._logs, self._merged = self._directory.open()
-
-    @property
-    def directory(self) -> Path | None:
-        """Return the directory of the log files; None if logs are in memory."""
-        return None if self._directory is None else self._directory.path
 
     @property
     def tasks(self) -> tuple[int, ...]:
         """Return the recorded tasks, in training order."""
-        return tuple(writer for writer in self._logs if writer >= 0)
+        return tuple(writer for writer in self.logs if writer >= 0)
 
     @property
     def repairs(self) -> Mapping[int, frozenset[int] | None]:
         """Return repair number (negative) → tasks whose removal also removes the repair; None: any removal does."""
-        return {writer: log.repair_of for writer, log in self._logs.items() if writer < 0}
+        return {writer: log.repair_of for writer, log in self.logs.items() if writer < 0}
 
     def writers(self, tasks: Iterable[int]) -> list[int]:
         """Return the writers that a removal of ``tasks`` removes: the tasks, and the repairs that depend on them."""
@@ -91,12 +79,13 @@ class Trajectory:
 
     def nbytes(self, task: int | None = None) -> int:
         """Return the size of a task's log in bytes, or of all logs if ``task`` is None."""
-        logs = self._logs.values() if task is None else [self._logs[task]]
+        logs = self.logs.values() if task is None else [self.logs[task]]
         return sum(log.nbytes for log in logs)
 
     def moved(self, writer: int) -> dict[str, Tensor]:
         """Return tensor name → bool tensor, True at the entries in a task's or repair's log: those that it changed."""
-        return {name: entry.where for name, entry in self._log(writer).items()}
+        self._refuse_unknown([writer])
+        return {name: entry.where for name, entry in self.logs[writer].items()}
 
     def moved_with(self, tasks: Iterable[int]) -> dict[str, Tensor]:
         """Return tensor name → bool tensor, True at entries changed by ``tasks`` or repairs removed with them."""
@@ -112,7 +101,7 @@ class Trajectory:
         """
         rows: dict[int, dict[str, float]] = {}
         for task in self.tasks:
-            log = self._log(task)
+            log = self.logs[task]
             entries, parameters = sum(int(entry.where.sum()) for entry in log.values()), max(log.parameters, 1)
             rows[task] = {
                 "entries": entries,
@@ -146,9 +135,8 @@ class Trajectory:
 
         Raises:
             TrajectoryError: if the task is recorded already, or negative, or a tensor changed its shape.
-            OSError: if the log can't be written; the trajectory is unchanged.
         """
-        if task in self._logs:
+        if task in self.logs:
             raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
         if task < 0:
             raise TrajectoryError(f"task {task}: labels must be at least 0; negative numbers are those of repairs")
@@ -172,7 +160,7 @@ class Trajectory:
             if bool(entries.where.any()):
                 moved[name] = entries
         counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
-        self._change({**self._logs, task: Log(moved, counted, error)}, self._merged)
+        self.logs = {**self.logs, task: Log(moved, counted, error)}
         return committed
 
     def _kept(self, before: Tensor, trained: Tensor) -> tuple[Tensor, SparseEntries]:
@@ -200,8 +188,6 @@ class Trajectory:
 
         Raises:
             TrajectoryError: if ``tasks`` is None, and such a repair is recorded already.
-            OSError: if the log can't be written; the trajectory is unchanged. On disk the old files stay until
-                :meth:`settle`.
         """
         repairs = self.repairs
         if tasks is None and None in repairs.values():
@@ -212,7 +198,7 @@ class Trajectory:
         if entries:
             repair_of = None if tasks is None else frozenset(tasks)
             log = Log(entries, sum(where.numel() for where in moved.values()), repair_of=repair_of)
-            self._swap({**self._logs, min(repairs, default=0) - 1: log}, self._merged)
+            self.logs = {**self.logs, min(repairs, default=0) - 1: log}
 
     def merge(self, tasks: Iterable[int]) -> None:
         """Merge the updates of ``tasks``, which can then never be removed; this is irreversible.
@@ -221,15 +207,11 @@ class Trajectory:
         one value per sequence of merged writers. A later call adds to the merged tasks.
 
         Raises:
-            TrajectoryError: for an unrecorded task, or a log file damaged on disk.
-            OSError: if logs can't be written; the trajectory is unchanged.
+            TrajectoryError: for an unrecorded task.
         """
         merged = self._merged | frozenset(tasks)
-        self._look_at(merged)
-        if merged == self._merged:
-            return
-        self._look_at(self._logs)
-        self._change(without_unneeded(self._logs, merged), merged)
+        self._refuse_unknown(merged)
+        self.logs, self._merged = without_unneeded(self.logs, merged), merged
 
     def remove(
         self,
@@ -251,19 +233,16 @@ class Trajectory:
             revisions: new updates of remaining tasks that were recorded after the first removed task.
 
         Raises:
-            TrajectoryError: for an unrecorded or merged task, or a log file damaged on disk.
+            TrajectoryError: for an unrecorded or merged task.
         """
-        self._look_at(tasks)
+        self._refuse_unknown(tasks)
         gone = set(self.writers(tasks))
         if gone & self._merged:
             raise TrajectoryError(
                 f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
                 "merged; recorded with merge_permanent=False they would have stayed apart"
             )
-        order = list(self._logs)
-        any_of_them = self._merged or readers or revisions  # only these need logs before the first removed one
-        self._look_at(order[0 if any_of_them else min(map(order.index, gone), default=len(order)) :])
-        return work_out(tasks, gone, self._logs, self._merged, current, before, readers, revisions)
+        return work_out(tasks, gone, self.logs, self._merged, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return all values before a task's training; entries written since only by merged tasks have current values.
@@ -273,86 +252,38 @@ class Trajectory:
             current: tensor name → current values.
 
         Raises:
-            TrajectoryError: for an unrecorded task, or a log file damaged on disk.
+            TrajectoryError: for an unrecorded task.
         """
-        self._log(task)
-        order = list(self._logs)
+        self._refuse_unknown([task])
+        order = list(self.logs)
         since = order[order.index(task) :]
-        self._look_at(since[1:])
         result = {}
         for name, now in current.items():
             value = now.detach().cpu().reshape(-1).clone()
-            wind_back(value, [(later, self._logs[later].get(name)) for later in since])
+            wind_back(value, [(later, self.logs[later].get(name)) for later in since])
             result[name] = value.reshape(now.shape).to(now.device)
         return result
 
     def apply(self, removal: Removal) -> None:
-        """Replace the logs by those of a computed removal; old files stay on disk until :meth:`settle`."""
-        self._swap(removal.logs, self._merged)
+        """Replace the logs by those of a computed removal."""
+        self.logs = removal.logs
 
-    @property
-    def logs(self) -> Mapping[int, Log]:
-        """Return all logs, as a reference and not a copy, for :meth:`restore`."""
-        return self._logs
-
-    def restore(self, logs: Mapping[int, Log]) -> None:
-        """Restore a former value of :attr:`logs`; in memory, this succeeds even if writing to disk fails."""
-        self._logs = dict(logs)
-        self._swap(logs, self._merged)
-
-    def restorer(self) -> Callable[[], None]:
-        """Return a function that restores the current logs, if they have been replaced when it is called."""
-        logs = self.logs
-        return lambda: None if self.logs is logs else self.restore(logs)
-
-    def check_directory(self) -> None:
-        """Raise TrajectoryError if another trajectory has changed the directory of the log files."""
-        if self._directory is not None:
-            self._directory.check()
-
-    def settle(self) -> None:
-        """Delete log files that the directory's index no longer lists."""
-        if self._directory is not None:
-            self._directory.sweep()
-
-    def _change(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
-        """Replace the logs and merged tasks, and delete old files; if an error occurs, restore the former ones."""
-        before = self._logs, self._merged
-        self._swap(logs, merged)  # keeps the old files on disk until the change has succeeded
-        try:
-            self.settle()
-        except BaseException:
-            self._logs, self._merged = before
-            self._swap(*before)
-            raise
-
-    def _swap(self, logs: Mapping[int, Log], merged: frozenset[int]) -> None:
-        """Replace the logs and merged tasks, on disk first and then in memory."""
-        self._logs = dict(logs) if self._directory is None else self._directory.write(logs, merged)
-        self._merged = merged
-
-    def _log(self, task: int) -> Log:
-        if task not in self._logs:
-            raise TrajectoryError(f"task {task} is not recorded; recorded tasks: {list(self.tasks)}")
-        check_file(task, self._logs[task])
-        return self._logs[task]
-
-    def _look_at(self, writers: Iterable[int]) -> None:
-        """Raise TrajectoryError if a writer (task or repair) is not recorded, or if its log file is damaged."""
+    def _refuse_unknown(self, writers: Iterable[int]) -> None:
+        """Raise TrajectoryError if a writer (task or repair) is not recorded."""
         for writer in writers:
-            self._log(writer)
+            if writer not in self.logs:
+                raise TrajectoryError(f"task {writer} is not recorded; recorded tasks: {list(self.tasks)}")
 
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return the logs, merged tasks and dtype for a saved state, which stores each log in a separate file."""
-        self._look_at(self._logs)  # a damaged log must not get a new checksum
-        logs = {writer: Apart(log.state, (log,)) for writer, log in self._logs.items()}
+        logs = {writer: Apart(log.state, (log,)) for writer, log in self.logs.items()}
         return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
 
     def load_state(self, state: Any) -> None:
-        """Load a result of :meth:`state`; the next change writes the loaded logs to this trajectory's directory."""
+        """Load a result of :meth:`state`."""
         dtype, logs, merged = checked(state, dtype=str, logs=dict[int, dict], merged=frozenset[int])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
-        self._logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged
+        self.logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged

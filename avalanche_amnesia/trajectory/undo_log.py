@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,16 +36,6 @@ class AddedError:
         return AddedError(self.entries + other.entries, largest, self.squares + other.squares)
 
 
-@dataclass(frozen=True)
-class LogFile:
-    """File of a memory-mapped log: path, (device, inode), size in bytes, and checksum."""
-
-    path: Path
-    place: tuple[int, int]
-    size: int
-    checksum: str
-
-
 class Log(dict[str, SparseEntries]):
     """Undo log: tensor name → the entries that a task or repair changed, with their old values."""
 
@@ -56,16 +45,12 @@ class Log(dict[str, SparseEntries]):
         parameters: int,
         error: AddedError = AddedError(),
         repair_of: frozenset[int] | None = None,
-        file: LogFile | None = None,
     ) -> None:
         super().__init__(entries)
-        self.parameters, self.error, self.repair_of, self.file = parameters, error, repair_of, file
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "file": None}
+        self.parameters, self.error, self.repair_of = parameters, error, repair_of
 
     def state(self) -> dict[str, Any]:
-        """Return the log for a saved state, without the path of its file."""
+        """Return the log for a saved state."""
         return {
             "entries": entries_state(self),
             "parameters": self.parameters,
@@ -86,13 +71,8 @@ class Log(dict[str, SparseEntries]):
         return sum(entry.nbytes for entry in self.values())
 
     def with_entries(self, entries: Mapping[str, SparseEntries]) -> Log:
-        """Return a copy of this log with new ``entries`` and without a file."""
+        """Return a copy of this log with new ``entries``."""
         return Log(entries, self.parameters, self.error, self.repair_of)
-
-    def unless_same(self, other: Log) -> Log:
-        """Return ``other`` if its entries are the same objects (it may have a file), else this log."""
-        same = self.keys() == other.keys() and all(self[name] is other[name] for name in self)
-        return other if same else self
 
 
 class Updates(Mapping[str, Tensor]):

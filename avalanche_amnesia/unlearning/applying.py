@@ -63,7 +63,7 @@ def apply(
                 del context.before[name]
         for task in context.tasks:
             remove_task_modules(model, task, change)
-        change.call(context.trajectory.restore, context.trajectory.logs)
+        change.keep(context.trajectory, "logs")
         context.trajectory.apply(removal)
         # Compensations and repairs build on a model and a trajectory without the tasks.
         for compensation in context.compensations:
@@ -88,8 +88,6 @@ def apply(
             change.set(claims, _hashes=dict(after))
         record = _record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)
-        # Old log files are deleted last, after everything else has succeeded; a failure here can still be undone.
-        context.trajectory.settle()
         change.commit()
     return record
 

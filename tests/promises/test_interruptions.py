@@ -47,15 +47,14 @@ mlp = partial(MLP, 64, hidden=(12,), features=8)
 
 
 def ours(kind, *, net=mlp, **options):
-    def made(path):
-        given = {name: value(path) if callable(value) else value for name, value in options.items()}
-        return make(kind, net=net, **OPTIONS, **given)
+    def made():
+        return make(kind, net=net, **OPTIONS, **options)
 
     return made
 
 
 def stock(kind, *, wrap=MultiHeadModel, masks=list, plugins=list, **options):
-    def made(path):
+    def made():
         given = [SeedingPlugin(0), *masks(), TrajectoryPlugin(), UnlearningPlugin(), *plugins()]
         of_all = {"net": mlp, "optimizer": "momentum", "criterion": nn.CrossEntropyLoss(), "evaluator": quiet()}
         return make(kind, wrap=wrap, plugins=given, **of_all, **OPTIONS, **options)
@@ -65,35 +64,32 @@ def stock(kind, *, wrap=MultiHeadModel, masks=list, plugins=list, **options):
 
 KINDS = {
     "no requests": ours(AdaHAT, net=NormedConvNet),
-    "backup and repair": ours(
-        AmnesiacHAT, compensation=lambda path: BackupPlugin(), repair=lambda path: RepairPlugin()
-    ),
-    "disk": ours(AmnesiacHAT, trajectory=lambda path: TrajectoryPlugin(path=path)),
+    "backup and repair": ours(AmnesiacHAT, compensation=BackupPlugin, repair=RepairPlugin),
     "merging": ours(
         AmnesiacHAT,
-        trajectory=lambda path: TrajectoryPlugin(merge_permanent=True, dtype=torch.int8),
-        unlearning=lambda path: UnlearningPlugin(deadline=3),
+        trajectory=lambda: TrajectoryPlugin(merge_permanent=True, dtype=torch.int8),
+        unlearning=lambda: UnlearningPlugin(deadline=3),
     ),
     "weight pools": ours(DisjointSubnets, net=NormedConvNet),
     "wsn, best": ours(WSN, net=NormedConvNet, masks=ScoredWeights(keep="best")),
     "pall": ours(PALL, repair_steps=3),
-    "clpu": ours(CLPUDERpp, unlearning=lambda path: UnlearningPlugin(deadline=1), merge_steps=3),
-    "ranpac": lambda path: ranpac(train_mb_size=10),
+    "clpu": ours(CLPUDERpp, unlearning=lambda: UnlearningPlugin(deadline=1), merge_steps=3),
+    "ranpac": lambda: ranpac(train_mb_size=10),
     "naive with masks": stock(Naive, wrap=MaskedModel, masks=lambda: [HATPlugin()]),
     "ewc, lwf and replay": stock(Naive, plugins=lambda: [EWCPlugin(1.0), LwFPlugin(1.0, 2.0), ReplayPlugin(20)]),
     "der": stock(DER, wrap=lambda net: nn.Sequential(net, nn.Linear(8, 2)), mem_size=20, batch_size_mem=5),
 }
 
 
-NOT_COPIED = {"disk", "der"}
-"""Directories have one owner, and the host's own loaders can't be copied in the middle of a training."""
+NOT_COPIED = {"der"}
+"""The host's own loaders can't be copied in the middle of a training."""
 
 
-def made(kind, path, stream):
+def made(kind, stream):
     """A strategy that has trained two tasks, and the stream that it goes on with."""
     torch.manual_seed(0)
     random.seed(0)
-    strategy = KINDS[kind](path)
+    strategy = KINDS[kind]()
     # Without the plugin no request is obeyed; a deadline forbids it; DER renews logits with the half-trained model.
     if find_plugin(strategy, UnlearningPlugin) is None or kind in ("clpu", "der"):
         stream = DIGITS.train_stream
@@ -117,8 +113,8 @@ def sampled(things, kind, most):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in NOT_COPIED])
-def test_an_error_at_any_line_after_the_last_epoch_leaves_the_state_before_or_after_the_task(kind, tmp_path):
-    strategy, stream = made(kind, tmp_path, STREAM)
+def test_an_error_at_any_line_after_the_last_epoch_leaves_the_state_before_or_after_the_task(kind):
+    strategy, stream = made(kind, STREAM)
     before = comparable_state(copy.deepcopy(strategy))  # a copy's samples lie in a tensor of their own
     copied = at_the_end_of(strategy, stream[2])
     copied()._after_training_exp()  # some lines run once in a process
@@ -141,26 +137,26 @@ def test_an_error_at_any_line_after_the_last_epoch_leaves_the_state_before_or_af
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_training_interrupted_at_any_line_can_be_repeated(kind, tmp_path):
+def test_a_training_interrupted_at_any_line_can_be_repeated(kind):
     """Task 0 is requested in the middle; after that, the repeated training is one without task 0."""
 
-    first, stream = made(kind, tmp_path / "first", IN_THE_MIDDLE)
+    first, stream = made(kind, IN_THE_MIDDLE)
 
-    def fresh(name):
-        return made(kind, tmp_path / str(name), IN_THE_MIDDLE)[0] if kind in NOT_COPIED else copy.deepcopy(first)
+    def fresh():
+        return made(kind, IN_THE_MIDDLE)[0] if kind in NOT_COPIED else copy.deepcopy(first)
 
-    straight = fresh("straight")
+    straight = fresh()
     # Some lines run once in a process; the last ones are those of the test above.
     lines = len(lines_of(lambda: state_after(straight, stream[2]))) * 19 // 20
     expected = {False: all_but_records(state_after(straight, stream[3]))}
     if 0 not in learned_tasks(straight):
-        without = fresh("without")
+        without = fresh()
         find_plugin(without, UnlearningPlugin).unlearn(without, [0])
         state_after(without, DIGITS.train_stream[2])
         expected[True] = all_but_records(state_after(without, DIGITS.train_stream[3]))
     draw = random.Random(kind)
-    for trial in range(examples(1)):
-        broken = fresh(trial)
+    for _ in range(examples(1)):
+        broken = fresh()
         position = draw.randrange(lines)
         with pytest.raises(Interrupted) as error, interrupted_at(position):
             state_after(broken, stream[2])

@@ -1,26 +1,23 @@
-"""Killed runs that continue from their last checkpoint end like undisturbed ones."""
+"""Killed runs that continue from their last saved state end like undisturbed ones."""
 
 import hashlib
 import json
 import os
 import random
-import re
-import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from support.fault_injection import FILE_OPERATIONS, at_operations
+from support.fault_injection import at_operations
 from support.forked import forked
 from support.strategies import amnesiac
 from support.strategy_state import bits, frozen, trajectory, unlearning_plugin
 
-from avalanche_amnesia import SplitDigits, TrajectoryPlugin, UnlearningRequest, with_unlearning
-from avalanche_amnesia.ledger import RequestError
-from avalanche_amnesia.saving.files import unsealed
+from avalanche_amnesia import SplitDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.saving.files import STATE
+from avalanche_amnesia.training.host.saving import load_state
 
 REQUESTS = [
     UnlearningRequest(tasks=(0,), at=1),
@@ -29,22 +26,12 @@ REQUESTS = [
 ]
 
 
-OPERATIONS = [operation for operation in FILE_OPERATIONS if operation[1] != "write_bytes"]
-"""Operations on the files of the logs alone."""
-
-
-def keep(strategy: Any, folder: Path) -> None:
-    torch.save(strategy, folder / "strategy.part")
-    os.replace(folder / "strategy.part", folder / "strategy.pt")
-
-
-def run(folder: Path, kill_at: int = 0, saved_first: bool = True) -> None:
+def run(folder: Path, kill_at: int = 0) -> None:
     """Train the rest of the stream; write hashes of the final state into ``result.json``.
 
     Args:
-        folder: for the saved strategy and the logs.
+        folder: for the saved state.
         kill_at: number of the operation on files at which it is killed, before it if odd, else after it.
-        saved_first: whether it saves its strategy before the first task too.
     """
     torch.set_num_threads(1)
     operations = 0
@@ -55,23 +42,17 @@ def run(folder: Path, kill_at: int = 0, saved_first: bool = True) -> None:
         if number == kill_at and done == (kill_at % 2 == 0):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with at_operations(count, OPERATIONS):
-        logs = folder / "logs"
-        if (folder / "strategy.pt").exists():
-            strategy = torch.load(folder / "strategy.pt", weights_only=False)
-        else:
-            strategy = amnesiac(train_mb_size=20, train_epochs=2, trajectory=TrajectoryPlugin(path=logs))
-            if saved_first:
-                keep(strategy, folder)
+    strategy = amnesiac(train_mb_size=20, train_epochs=2)
+    with at_operations(count):
+        if (folder / "state" / STATE).exists():
+            load_state(strategy, folder / "state")
         stream = with_unlearning(SplitDigits(n_train=400, n_test=200), REQUESTS).train_stream
         for experience in stream[len(unlearning_plugin(strategy).trained) :]:
             strategy.train(experience)
-            keep(strategy, folder)
+            strategy.save(folder / "state")
         result = {
             "model": bits(strategy.model),
             "logs": hashlib.sha256(repr(frozen(dict(trajectory(strategy).logs))).encode()).hexdigest(),
-            "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in logs.glob("task_*")},
-            "index": {**unsealed((logs / "index.json").read_text()), "trajectory": None},
             "operations": operations,
         }
         (folder / "result.json").write_text(json.dumps(result))
@@ -116,24 +97,3 @@ def test_a_run_that_is_killed_twice_ends_like_an_undisturbed_one(tmp_path, undis
     (tmp_path / "result.json").unlink(missing_ok=True)
     found = result_of(begin(tmp_path), tmp_path)
     assert {**found, "operations": None} == {**expected, "operations": None}
-
-
-def begin_again(folder):
-    """Begin again after a kill: by itself where no task was recorded, else with the help of the error's one line."""
-    index = folder / "logs" / "index.json"
-    if index.exists():
-        words = rf"killed before it saved one\? Delete {re.escape(str(index.parent))} and begin again: that is safe"
-        with pytest.raises(RequestError, match=words):
-            run(folder, saved_first=False)
-        shutil.rmtree(folder / "logs")
-    run(folder, saved_first=False)
-
-
-@pytest.mark.parametrize("kill_at", [1, 2, 4, 6, 8])
-def test_a_run_that_is_killed_before_it_saved_begins_again(tmp_path, undisturbed, kill_at):
-    process = forked(run, tmp_path, kill_at, False)
-    process.join()
-    assert process.exitcode == -signal.SIGKILL
-    assert not (tmp_path / "strategy.pt").exists()
-    found = result_of(forked(begin_again, tmp_path), tmp_path)
-    assert {**found, "operations": None} == {**undisturbed[0], "operations": None}

@@ -17,7 +17,6 @@ from avalanche_amnesia import (
     MaskedModel,
     References,
     SubnetModel,
-    TrajectoryPlugin,
 )
 from avalanche_amnesia.training.host.saving import load_state
 
@@ -64,10 +63,7 @@ def test_weight_pools_unlearn_to_the_bit(how):
 
 @pytest.mark.parametrize("kind", [AmnesiacHAT, WSN])
 def test_weights_in_channels_last_order_are_saved_and_unlearned(kind, tmp_path):
-    def new(name):
-        return made(kind, "channels last", trajectory=TrajectoryPlugin(path=tmp_path / name))
-
-    strategy, loaded = new("logs"), new("again")
+    strategy, loaded = made(kind, "channels last"), made(kind, "channels last")
     learn(strategy, DIGITS.train_stream[:3])
     strategy.save(tmp_path / "state")
     load_state(loaded, tmp_path / "state")

@@ -106,11 +106,8 @@ def perform(scenario: Scenario, event: tuple) -> None:
     optimizer=st.sampled_from(["adam", "momentum", "adamw"]),
     deadline=st.sampled_from([None, None, 2]),
 )
-def test_promises_hold_after_every_event_of_a_random_life(
-    tmp_path_factory, kind, events, marked, net, optimizer, deadline
-):
-    folder = tmp_path_factory.mktemp(kind)
-    scenario = Scenario(KINDS[kind], folder, marked=marked, net=net, optimizer=optimizer, deadline=deadline)
+def test_promises_hold_after_every_event_of_a_random_life(kind, events, marked, net, optimizer, deadline):
+    scenario = Scenario(KINDS[kind], marked=marked, net=net, optimizer=optimizer, deadline=deadline)
     scenario.train(0, None, None, None)
     scenario.train(1, None, None, None)
     for event in events:
@@ -118,12 +115,11 @@ def test_promises_hold_after_every_event_of_a_random_life(
     scenario.request(tuple(scenario.oracle.unlearnable), None, None)  # without tasks every entry is initial again
 
 
-def test_an_unlearning_that_changes_nothing_breaks_a_promise(tmp_path, monkeypatch):
+def test_an_unlearning_that_changes_nothing_breaks_a_promise(monkeypatch):
     """The control of the scenarios above, whose checks lie in support.scenario."""
     monkeypatch.setattr(applying, "_move", lambda *_: None)
-    scenario = Scenario(
-        KINDS["backup and repair"], tmp_path, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None
-    )
+    kind = KINDS["backup and repair"]
+    scenario = Scenario(kind, marked=False, net=sorted(NETS)[0], optimizer="adam", deadline=None)
     scenario.train(0, None, None, None)
     scenario.train(1, None, None, None)
     with pytest.raises(AssertionError):

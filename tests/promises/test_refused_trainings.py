@@ -385,9 +385,10 @@ def test_an_unlearning_plugin_that_is_not_the_strategys_own_is_refused():
     assert unlearning_plugin(strategy).unlearn(strategy, [0]).tasks == (0,)
 
 
-def test_logs_of_another_run_are_not_continued(tmp_path):
-    trained(1, train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
-    strategy = amnesiac(train_epochs=1, trajectory=TrajectoryPlugin(path=tmp_path))
+def test_logs_of_another_run_are_not_continued():
+    recorder = TrajectoryPlugin()
+    trained(1, train_epochs=1, trajectory=recorder)
+    strategy = amnesiac(train_epochs=1, trajectory=recorder)
     before = bits(strategy.model)
     for task in (0, 1):
         with pytest.raises(RequestError, match=r"holds updates of tasks \[0\], which another strategy trained"):

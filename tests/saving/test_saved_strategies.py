@@ -194,19 +194,6 @@ def test_a_save_replaces_changed_files_and_deletes_those_of_an_unlearned_task(tm
     assert before & after - {"state.json"}  # the log of task 0 is kept
 
 
-def test_loaded_logs_are_written_to_the_directory_of_the_new_strategy(tmp_path):
-    make = ours(AmnesiacHAT)
-    strategy = make()
-    go_on(strategy, 0, 2)
-    strategy.save(tmp_path / "state")
-    loaded = ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(path=tmp_path / "logs"))()
-    load_state(loaded, tmp_path / "state")
-    for one in (strategy, loaded):
-        go_on(one, 2)
-    assert outcome(loaded) == outcome(strategy)
-    assert len(list((tmp_path / "logs").glob("task_*"))) == 2
-
-
 def test_an_interrupted_training_is_saved_as_before_the_training(tmp_path, monkeypatch):
     make = STRATEGIES["AmnesiacHAT"]
     whole = make()

@@ -10,8 +10,6 @@ from unittest.mock import patch
 
 from avalanche.core import SupervisedPlugin
 
-from avalanche_amnesia.trajectory import log_files
-
 
 class InjectedError(BaseException):
     """Raised where a test wants it; no handler of ``Exception`` catches it."""
@@ -26,10 +24,7 @@ def raiser(error: type[BaseException]) -> Callable[..., None]:
     return fail
 
 
-FILE_OPERATIONS = (
-    *((log_files, "save_file"), (os, "replace"), (os, "fsync")),
-    *((Path, "write_bytes"), (Path, "unlink"), (Path, "mkdir")),
-)
+FILE_OPERATIONS = ((os, "replace"), (os, "fsync"), (Path, "write_bytes"), (Path, "unlink"), (Path, "mkdir"))
 
 
 @contextmanager

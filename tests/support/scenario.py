@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,17 +41,11 @@ IMAGES = [experience.tensors[0][:8] for experience in SplitDigits(n_train=150, n
 class Scenario(SupervisedPlugin):
     """A strategy, an oracle of its ledger, and the checks; as a plugin of the strategy it sees every unlearning."""
 
-    def __init__(
-        self, kind: StrategyKind, folder: Path, *, marked: bool, net: str, optimizer: str, deadline: int | None
-    ) -> None:
+    def __init__(self, kind: StrategyKind, *, marked: bool, net: str, optimizer: str, deadline: int | None) -> None:
         super().__init__()
-        options = dict(kind.options)
-        self.files = folder / options["path"] if "path" in options else None
-        if self.files is not None:
-            options["path"] = self.files
         self.kind, self.marked, self.fails, self.oracle = kind, marked, FailsAtEvent(), LedgerOracle(deadline)
         others = {"net": NETS[net], "optimizer": optimizer, "plugins": [self, self.fails], "deadline": deadline}
-        self.strategy = kind.make(MarkedUpdates(marked, **options), **others)
+        self.strategy = kind.make(MarkedUpdates(marked, **kind.options), **others)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_((parameter * 8).round() / 8 if marked else parameter)
@@ -99,7 +92,6 @@ class Scenario(SupervisedPlugin):
 
     def comparable_state(self) -> Any:
         """Everything that must stay where nothing may happen."""
-        index = None if self.files is None else self.files / "index.json"
         ewc, heads = find_plugin(self.strategy, EWCPlugin), find_plugin(self.strategy, CounterfactualPlugin)
         shadows, repair = (find_plugin(self.strategy, kind) for kind in (BackupPlugin, RepairPlugin))
         stores = [
@@ -107,7 +99,6 @@ class Scenario(SupervisedPlugin):
             repair and {task: vars(samples) for task, samples in repair.memory.samples.items()},
             ewc and [dict(ewc.saved_params), dict(ewc.importances)],
             heads and [dict(heads.sources), {t: {w: vars(h) for w, h in of.items()} for t, of in heads.heads.items()}],
-            index and index.exists() and index.read_bytes(),
         ]
         return [part for part in fingerprint(self.strategy, stores) if part[0] != "current"]
 

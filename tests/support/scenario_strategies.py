@@ -93,9 +93,7 @@ KINDS = {
     "hat": StrategyKind(hat(), protects=True),
     "exclusive": StrategyKind(hat(deletion="exclusive"), protects=True, keeps_shared=True),
     "backup and repair": StrategyKind(hat(**REPAIRED), protects=True, revises=True),
-    "int8 on disk": StrategyKind(
-        hat(adjustment=AdaHATRule(alpha=1e-2)), {"path": "logs", "dtype": torch.int8}, tolerance=1e-5
-    ),
+    "int8": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2)), {"dtype": torch.int8}, tolerance=1e-5),
     "constant": StrategyKind(hat(adjustment=ConstantRule(alpha=0.5), reset_optimizer=False)),
     "wsn": StrategyKind(wsn(scores="redraw"), protects=True, keeps_shared=True),
     "wsn, best": StrategyKind(wsn(keep="best", score_bits=2), protects=True, keeps_shared=True),

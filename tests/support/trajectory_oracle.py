@@ -1,7 +1,6 @@
 """A slow twin of the trajectory that keeps every state and update, and random tasks and removals for both."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Trajectory
-from support.strategy_state import frozen
 
 SHAPES = {"w": (3, 4), "b": (5,), "scalar": ()}
 
@@ -69,26 +67,6 @@ EVENTS = st.lists(LEARN | st.tuples(st.just("remove"), st.sets(st.integers(0, 9)
 
 def states(*values: list[float]) -> list[dict[str, Tensor]]:
     return [{"w": torch.tensor(value)} for value in values]
-
-
-def contents(store):
-    """Return the contents of a trajectory in a form that can be compared."""
-    logs = [(task, {name: dict(entry.parts) for name, entry in log.items()}) for task, log in store.logs.items()]
-    return frozen(logs), store.report()
-
-
-def files(path):
-    return sorted(file.name for file in Path(path).iterdir())
-
-
-def with_three_tasks(path, **options):
-    generator = torch.Generator().manual_seed(0)
-    state = {"w": torch.randn(20, generator=generator)}
-    store = Trajectory(path=path, **options)
-    for task in range(3):
-        after = {"w": state["w"] + torch.randn(20, generator=generator)}
-        state = {**after, **store.record(task, state, after)}
-    return store, state
 
 
 def recorded(*rows):

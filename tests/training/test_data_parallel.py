@@ -30,13 +30,11 @@ from avalanche_amnesia import (
     MaskedModel,
     RequestError,
     SeedingPlugin,
-    TrajectoryPlugin,
 )
 from avalanche_amnesia.benchmarks import SplitDigits, task_benchmark, with_unlearning
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.contrib.baselines import PALL, Independent, NetworkPerTask
 from avalanche_amnesia.contrib.shadows import BackupPlugin
-from avalanche_amnesia.processes import rank
 from avalanche_amnesia.training import AveragedWeights, RandomFeatures, data_parallel, load_state
 from avalanche_amnesia.training.host.lookup import unlearning_of
 
@@ -230,11 +228,9 @@ def test_statistics_of_a_task_are_those_of_its_samples(named):
     torch.testing.assert_close(together, alone, rtol=1e-3, atol=1e-5)
 
 
-def refused(what, folder):
+def refused(what):
     if what == "tasks":
         strategy = strategy_of("AmnesiacHAT", BatchNormedConvNet, plugins=[ReplayPlugin(mem_size=30)])
-    elif what == "logs":
-        strategy = make(AmnesiacHAT, trajectory=TrajectoryPlugin(path=folder / f"{rank()}"))
     else:
         strategy = strategy_of("HAT", criterion=nn.CrossEntropyLoss(**what))
     try:
@@ -251,11 +247,10 @@ MEAN = "on several processes it must be the mean over all samples"
     [
         *(({"reduction": "sum"}, MEAN), ({"ignore_index": 1}, MEAN), ({"weight": torch.eye(2)[0]}, MEAN)),
         ("tasks", "mini-batches of several tasks ([0, 1]) can't be normalised task by task"),
-        ("logs", "is for one process, and here are 2"),
     ],
 )
-def test_what_processes_can_not_share_is_refused(what, words, tmp_path):
-    assert all(words in found for found in in_group(2, refused, what, tmp_path, fails=True))
+def test_what_processes_can_not_share_is_refused(what, words):
+    assert all(words in found for found in in_group(2, refused, what, fails=True))
 
 
 def sent(name):

@@ -15,8 +15,8 @@ from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.trajectory.removal import Revision, moved_along, replay
+from avalanche_amnesia.trajectory.store import TrajectoryError
 from avalanche_amnesia.trajectory.undo_log import Log, Updates
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)

@@ -14,7 +14,6 @@ from support.trajectory_oracle import assert_same, recorded, states
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.log_files import TrajectoryError
 from avalanche_amnesia.trajectory.sparse import (
     SparseValues,
     chosen_by,
@@ -26,6 +25,7 @@ from avalanche_amnesia.trajectory.sparse import (
     take,
     unpack,
 )
+from avalanche_amnesia.trajectory.store import TrajectoryError
 
 
 def test_a_change_from_zero_to_negative_zero_is_recorded_and_removed():
@@ -92,7 +92,7 @@ def test_restored_logs_are_not_changed_by_later_records():
     logs = store.logs
     store.apply(store.remove([0], s[1]))
     store.record(1, s[0], s[1])
-    store.restore(logs)
+    store.logs = logs
     assert store.tasks == (0,)
     store.record(1, s[1], s[2])
     assert list(logs) == [0]

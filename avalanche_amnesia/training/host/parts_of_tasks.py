@@ -263,7 +263,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
     def again(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         plugin.forget(strategy, context.tasks, change)
         model.restore_task_state(sums)  # the task was removed as a whole
-        context.trajectory.restore(logs)
+        context.trajectory.logs = logs
         hashes = model.heads[task].hashes
         if len(hashes) != len(left.held):
             raise refusal(f"task {task} learned {len(hashes)} samples, and its data has {len(left.held)} by now")

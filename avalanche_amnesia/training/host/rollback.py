@@ -6,7 +6,6 @@ first of these steps, and dropped in one assignment after the last. Restoring it
 """
 
 from collections.abc import Iterator
-from functools import partial
 from operator import is_
 from typing import Any
 
@@ -58,9 +57,7 @@ class Snapshot:
         parts += [part for module in modules for part in _parts_of(module)]
         self._contents = [(part, entries_of(part)) for part in parts]
         self._values = [(each, each.detach().clone(), each.requires_grad, each.grad) for each in tensors]
-        self._restorers = [each.restorer() for each in found if hasattr(type(each), "restorer")]
-        if complete:
-            self._restorers.append(partial(restore_users, states_of_users(strategy)))
+        self._users = states_of_users(strategy) if complete else ()
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -76,8 +73,7 @@ class Snapshot:
                 tensor.detach().copy_(value)
             if tensor.is_leaf:
                 tensor.requires_grad_(learns).grad = gradient
-        for restorer in self._restorers:
-            restorer()
+        restore_users(self._users)
 
 
 def _parts_of(module: nn.Module) -> Iterator[Any]:

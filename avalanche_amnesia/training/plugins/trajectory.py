@@ -1,7 +1,6 @@
 """Plugin that records the update of every task, for any Avalanche strategy."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,6 @@ from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.substitutes import kept_tensors
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
-from avalanche_amnesia.processes import n_processes
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
@@ -30,8 +28,8 @@ class TrajectoryPlugin(Plugin):
     """Plugin that records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
-    ones (where it is dense). An interrupted training is undone before the next one; one that can't be recorded (the
-    disk is full), at once.
+    ones (where it is dense). An interrupted training is undone before the next one, and one that can't be recorded at
+    once.
 
     Digits beyond a lower precision are removed from the model when the task ends, before it is used: this costs the
     task a little accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front
@@ -40,11 +38,6 @@ class TrajectoryPlugin(Plugin):
     Args:
         dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; the task
             is set to its coded update.
-        path: directory of the logs, one file per task; by default they stay in memory. Every strategy, and every
-            reference, needs a separate one. It contains only the current logs: an unlearning deletes the task's file
-            and old files of later tasks. A strategy saved by ``torch.save`` includes its logs: after loading, its next
-            training or unlearning writes them to the directory again, and refuses any other writer from then on. A
-            ``copy.deepcopy`` keeps its logs in memory.
         merge_permanent: merge the updates of tasks that have become permanent, at the end of the next training.
 
     Attributes:
@@ -54,25 +47,16 @@ class TrajectoryPlugin(Plugin):
             unlearning can separate them: plans name them.
 
     Raises:
-        TrajectoryError: if ``path`` holds something else or damaged files, or can't be written to; before a training,
-            if another strategy uses it by then; before an unlearning, if a log's file was damaged meanwhile.
         ValueError: for an option that is not allowed; before a training, if it precedes a plugin that masks.
         ModelError: before a training, if the model keeps running statistics that all tasks share (BatchNorm): they
             can't be separated again.
-        ValueError: before a training, for ``path`` if several processes train together: all would write there.
     """
 
     finishing_step = 2
 
-    def __init__(
-        self,
-        *,
-        dtype: torch.dtype | None = None,
-        path: str | Path | None = None,
-        merge_permanent: bool = False,
-    ) -> None:
+    def __init__(self, *, dtype: torch.dtype | None = None, merge_permanent: bool = False) -> None:
         super().__init__()
-        self.trajectory = Trajectory(path=path, dtype=dtype)
+        self.trajectory = Trajectory(dtype=dtype)
         self.dtype = dtype
         self.merge_permanent = merge_permanent
         self.training: TaskInTraining | None = None
@@ -96,7 +80,7 @@ class TrajectoryPlugin(Plugin):
         return None if self.training is None else self.training.snapshot
 
     def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: undo an interrupted training; check task, model, directory and plugin order."""
+        """Before a task's training: undo an interrupted training; check task, model and plugin order."""
         refuse_second(strategy, TrajectoryPlugin)
         task, masking = single_task(strategy.experience), find_plugin(strategy, TaskMaskPlugin)
         if masking is not None and strategy.plugins.index(masking) > strategy.plugins.index(self):
@@ -112,12 +96,6 @@ class TrajectoryPlugin(Plugin):
                 f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
                 "use a backbone without them, track_running_stats=False, or a TaskNormModel (without masks) or "
                 "MaskedModel, where each task has its own"
-            )
-        self.trajectory.check_directory()
-        if self.trajectory.directory is not None and n_processes() > 1:
-            raise ValueError(
-                f"TrajectoryPlugin(path={str(self.trajectory.directory)!r}) is for one process, and here are "
-                f"{n_processes()}, which would all write there: leave out path, so that the logs stay in memory"
             )
         self._new = None if own_parameters(strategy.model, task) else task
 
@@ -182,7 +160,7 @@ class TrajectoryPlugin(Plugin):
                 parameters,
                 parameters=sum(parameter.numel() for parameter in movable),
             )
-        except BaseException:  # a full disk, say: a task that can't be removed later must not remain
+        except BaseException:  # a task that can't be removed later must not remain
             abort_training(strategy)
             raise
         for name, value in committed.items():

@@ -38,7 +38,6 @@ from avalanche_amnesia.unlearning.purging import purgers
 
 Obedience = Literal[True, False, "head"]
 Deletion = Literal["updates", "exclusive"]
-_SAFE = "that is safe, as a state that was saved has its logs with it, and needs none of these files"
 _CLEANED_ELSEWHERE = (SeedingPlugin, InMemoryLoaderPlugin, TaskEndPlugin, TrajectoryPlugin, *OF_THE_HOST)
 """Plugins that need no purger."""
 
@@ -370,12 +369,10 @@ class UnlearningPlugin(Plugin):
             return
         foreign = set(recorder.trajectory.tasks) - {*self.ledger.remaining, *self.ledger.unlearned, self.current_task}
         if foreign:
-            place = recorder.trajectory.directory
             raise RequestError(
                 f"the trajectory holds updates of tasks {sorted(foreign)}, which another strategy trained: give every "
-                "strategy and reference a TrajectoryPlugin(path=...) of its own; to go on with that run give it the "
-                "state that strategy.save(path) kept, by load_state(strategy, path)"
-                + (f". Was it killed before it saved one? Delete {place} and begin again: {_SAFE}" if place else "")
+                "strategy and reference a TrajectoryPlugin of its own; to go on with that run give it the state that "
+                "strategy.save(path) kept, by load_state(strategy, path)"
             )
 
     def _obey(self, strategy: Strategy, request: Any, task: int) -> None:

@@ -28,7 +28,7 @@ from avalanche_amnesia.seeding import rng_state
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.log_files import TrajectoryError
+from avalanche_amnesia.trajectory.store import TrajectoryError
 
 PERMUTED = PermutedDigits(4, n_train=600, n_test=300)
 TEST = PERMUTED.test_stream
@@ -286,9 +286,9 @@ def test_no_part_of_an_unlearned_update_returns():
     [({"dtype": torch.int8}, 0.0), ({}, 0.3)],
     ids=["int8", "threshold"],
 )
-def test_a_repair_is_removed_bit_for_bit_with_any_kind_of_log(tmp_path, options, threshold):
+def test_a_repair_is_removed_bit_for_bit_with_any_kind_of_log(options, threshold):
     generator = torch.Generator().manual_seed(0)
-    store, value = Trajectory(path=tmp_path, **options), torch.randn(6, 5, generator=generator)
+    store, value = Trajectory(**options), torch.randn(6, 5, generator=generator)
     for task in range(2):
         after = value + torch.randn(6, 5, generator=generator)
         after = torch.where((after - value).abs() < threshold, value, after)  # like PrunedTrajectoryPlugin
@@ -298,36 +298,34 @@ def test_a_repair_is_removed_bit_for_bit_with_any_kind_of_log(tmp_path, options,
     store.record_repair({"w": value}, {"w": repaired})
     with pytest.raises(TrajectoryError, match="a repair is recorded already"):
         store.record_repair({"w": value}, {"w": repaired})
-    store = Trajectory(path=tmp_path, **options)
     assert store.tasks == (0, 1)
     assert list(store.report()) == [0, 1]
     assert store.nbytes() > store.nbytes(0) + store.nbytes(1)
     assert store.moved_with(())["w"].sum() == 15
     assert same_bits(store.remove((), {"w": repaired}).values["w"], value).all()
-    twin = Trajectory(path=None, **options)
-    twin.restore({task: log for task, log in store.logs.items() if task >= 0})
+    twin = Trajectory(**options)
+    twin.logs = {task: log for task, log in store.logs.items() if task >= 0}
     for gone in ([0], [1]):
         assert same_bits(
             store.remove(gone, {"w": repaired}).values["w"], twin.remove(gone, {"w": value}).values["w"]
         ).all()
 
 
-def test_a_repair_is_removed_with_the_tasks_of_its_samples(tmp_path):
-    """Updates are powers of two; the log is on disk."""
-    store, value = Trajectory(path=tmp_path / "logs"), torch.zeros(2)
+def test_a_repair_is_removed_with_the_tasks_of_its_samples():
+    """Updates are powers of two."""
+    store, value = Trajectory(), torch.zeros(2)
     for task in range(4):
         before, value = value, value + torch.tensor([2.0**task, 0.0])
         store.record(task, {"w": before}, {"w": value})
     for part, tasks in ((0.5, [0, 1]), (0.25, [1, 2]), (0.125, [3])):
         before, value = value, value + part
         store.record_repair({"w": before}, {"w": value}, tasks)
-    for stored in (store, Trajectory(path=tmp_path / "logs")):
-        assert stored.tasks == (0, 1, 2, 3)
-        assert stored.repairs == {-1: {0, 1}, -2: {1, 2}, -3: {3}}
-        assert stored.values_before(3, {"w": value})["w"].tolist() == [7, 0]
-        for gone, tasks, repairs in (([0], 14, 0.375), ([1], 13, 0.125), ([2, 3], 3, 0.5), ([], 15, 0.875)):
-            new = stored.remove(gone, {"w": value}).values.get("w", value)
-            assert new.tolist() == [tasks + repairs, repairs]
+    assert store.tasks == (0, 1, 2, 3)
+    assert store.repairs == {-1: {0, 1}, -2: {1, 2}, -3: {3}}
+    assert store.values_before(3, {"w": value})["w"].tolist() == [7, 0]
+    for gone, tasks, repairs in (([0], 14, 0.375), ([1], 13, 0.125), ([2, 3], 3, 0.5), ([], 15, 0.875)):
+        new = store.remove(gone, {"w": value}).values.get("w", value)
+        assert new.tolist() == [tasks + repairs, repairs]
     store.apply(store.remove([0], {"w": value}))
     store.record_repair({"w": value}, {"w": value + 1}, [2])
     assert store.repairs == {-2: {1, 2}, -3: {3}, -4: {2}}

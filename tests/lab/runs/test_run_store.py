@@ -21,7 +21,7 @@ from support.forked_interpreters import forked_interpreters
 from support.strategies import DIGITS, amnesiac, brief, learn, make, stock
 from support.strategy_state import bits
 
-from avalanche_amnesia import TrajectoryPlugin, WandBLogger, capacity_metrics
+from avalanche_amnesia import WandBLogger, capacity_metrics
 from avalanche_amnesia.benchmarks import with_unlearning
 from avalanche_amnesia.benchmarks.requests import tasks_after_each
 from avalanche_amnesia.bits import state_hashes
@@ -39,8 +39,7 @@ def run(folder: Path, out: Path) -> None:
     torch.set_num_threads(1)
     logger = WandBLogger(dir=folder.with_name("wandb"), mode="offline")
     evaluator = EvaluationPlugin(accuracy_metrics(epoch=True), capacity_metrics(), loggers=[logger])
-    trajectory = TrajectoryPlugin(path=folder.with_name(f"logs-{os.getpid()}"))
-    through = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator, trajectory=trajectory))
+    through = RunStore(folder).run(amnesiac(train_epochs=2, evaluator=evaluator))
     (out / "begun").touch()
     learn(through, DIGITS.train_stream[:3])
     record = through.unlearn([1])
