@@ -1,9 +1,7 @@
 """Bitwise equality and hashes of tensors, and bool masks packed into bits."""
 
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,10 +10,6 @@ from torch import Tensor
 
 _BLAKE3 = "blake3:"
 """Prefix of each hash: the name of the hash function."""
-_WORTH_THREADS = 2**24
-"""Minimum number of bytes at which a second thread saves more time than it costs."""
-_WORTH_UPDATE = 2**17
-"""Minimum number of bytes at which a second blake3 call is cheaper than a copy; it also lets other threads run."""
 _WITHOUT_NUMPY = frozenset({torch.bfloat16, *(kind for name, kind in vars(torch).items() if name.startswith("float8"))})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -57,11 +51,8 @@ def _long(bits: Tensor) -> Tensor:
 
 def tensor_hash(tensor: Tensor) -> str:
     """Return the BLAKE3 hash of a tensor's dtype, shape and bits."""
-    heading, data = _heading(tensor.dtype, tensor.shape), _flat_bytes(tensor)
-    if data.nbytes < _WORTH_UPDATE:
-        return f"{_BLAKE3}{blake3(heading + data).hexdigest()}"
-    made = blake3(heading)
-    made.update(data)
+    made = blake3(_heading(tensor.dtype, tensor.shape))
+    made.update(_flat_bytes(tensor))
     return f"{_BLAKE3}{made.hexdigest()}"
 
 
@@ -81,23 +72,4 @@ def _flat_bytes(tensor: Tensor) -> memoryview:
 
 def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
     """Return name → :func:`tensor_hash` of every tensor in ``state``, sorted by name."""
-    names = sorted(state)
-    hashes = map_two_threads(lambda name: tensor_hash(state[name]), names, sum(t.nbytes for t in state.values()))
-    return dict(zip(names, hashes, strict=True))
-
-
-T = TypeVar("T")
-R = TypeVar("R")
-
-
-def map_two_threads(work: Callable[[T], R], things: Iterable[T], nbytes: int) -> list[R]:
-    """Return ``work(thing)`` for all things, in order; use two threads for large data, as ``work`` releases the GIL."""
-    things = list(things)
-    if nbytes < _WORTH_THREADS or torch.get_num_threads() < 2:
-        return list(map(work, things))
-    results: list[Any] = [None] * len(things)
-    with ThreadPoolExecutor(1) as pool:
-        others = pool.submit(lambda: list(map(work, things[1::2])))
-        results[::2] = map(work, things[::2])
-        results[1::2] = others.result()
-    return results
+    return {name: tensor_hash(state[name]) for name in sorted(state)}

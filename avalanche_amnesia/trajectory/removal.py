@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import map_two_threads, same_bits
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory.sparse import (
     SparseEntries,
     SparseValues,
@@ -284,10 +284,9 @@ def work_out(
         replayed, stays = replay(name, committed, taking_part, logs, updates, reading, revised)
         return Moved(here.shape, index, take(here, index), take(replayed, index)), stays, replayed
 
-    # Readers and revisions add tensors to logs, and their order matters, so use one thread (size 0).
-    size = 0 if revisions or readers else sum(current[name].nbytes for name in names)
-    for name, (change, stays, replayed) in zip(names, map_two_threads(without, names, size), strict=True):
+    for name in names:
         committed = base[name]
+        change, stays, replayed = without(name)
         if stays is not None and bool(stays.any()):
             shared[name] = stays
         differ = ~same_bits(change.now, change.without)

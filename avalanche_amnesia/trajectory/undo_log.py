@@ -100,7 +100,7 @@ class Updates(Mapping[str, Tensor]):
         return result
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._parts))  # two threads may have added them in any order
+        return iter(self._parts)
 
     def __len__(self) -> int:
         return len(self._parts)

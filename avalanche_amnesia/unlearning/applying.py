@@ -20,7 +20,7 @@ from avalanche_amnesia.audit.record import (
     UnlearningPlan,
     UnlearningRecord,
 )
-from avalanche_amnesia.bits import map_two_threads, state_hashes
+from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.processes import agree, of_first
@@ -177,11 +177,9 @@ def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
 
 def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
     """Write the values without the unlearned tasks into the parameters."""
-    # All undo steps are registered before the first write, so that the writes can run in two threads.
     for name, moved in removal.moved.items():
         change.call(moved.put_back, parameters[name])
-    size = sum(parameters[name].nbytes for name in removal.moved)
-    map_two_threads(lambda name: removal.moved[name].take_out(parameters[name]), removal.moved, size)
+        moved.take_out(parameters[name])
 
 
 def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac, learn, trained
-from support.strategy_state import bits, frozen, same_state, trajectory, unlearning_plugin
+from support.strategy_state import bits, frozen, trajectory, unlearning_plugin
 from support.trajectory_oracle import EVENTS, LEARN, SHAPES, DenseTwin, assert_same, drawn, recorded
 
 from avalanche_amnesia.bits import same_bits
@@ -145,26 +145,6 @@ def test_a_task_in_training_keeps_its_own_update(dtype):
     new_before = torch.tensor([4.0, 0.25, 0.0], dtype=dtype)
     moved = moved_along(current, before, new_before)
     assert same_bits(moved, torch.tensor([4.5, 0.25, 0.0], dtype=dtype)).all()
-
-
-def test_two_threads_remove_the_same_as_one(monkeypatch):
-    strategy = trained(3, train_epochs=1)
-    store = trajectory(strategy)
-    current = {name: p.detach() for name, p in strategy.model.named_parameters()}
-    monkeypatch.setattr("avalanche_amnesia.bits._WORTH_THREADS", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    two = store.remove([0, 1], current)
-    monkeypatch.setattr("avalanche_amnesia.bits._WORTH_THREADS", 2**62)
-    one = store.remove([0, 1], current)
-    assert two.values
-    assert list(two.values) == list(one.values)
-    assert same_state(two.values, one.values)
-    for name, moved in two.moved.items():
-        assert torch.equal(moved.where, one.moved[name].where)
-        assert torch.equal(moved.without, one.moved[name].without)
-    for task, updates in two.updates.items():
-        assert list(updates) == list(one.updates[task])
-        assert same_state(updates, one.updates[task])
 
 
 def test_the_fast_removal_equals_a_full_replay():
