@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.masking import call_owned, leave_closed_out, masked
+from avalanche_amnesia.unit_graph.masking import leave_closed_out
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, OwnModules
 from avalanche_amnesia.unit_graph.values import Value, leaves
 
@@ -68,7 +68,7 @@ class Program:
             if value is not None:
                 self.values[node], self.samples[node] = value, samples
 
-    def compiled(self, module: nn.Module, owned: Mapping[str, OwnedSpec]) -> Callable[..., Tensor]:
+    def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
         """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
@@ -76,7 +76,6 @@ class Program:
         follow_the_input(graph, self.dtype, self.parameter)
         for node in graph.nodes:
             as_function(node)
-        write_over(graph, lambda source: _is_fresh(source, owned))
         leave_closed_out(graph)
         return type(fx.GraphModule(module, graph)).forward
 
@@ -173,7 +172,7 @@ class MaskedBackbone(nn.Module):
         owner._modules[last] = nn.Identity()
 
     def _compile(self) -> None:
-        self._forwards = {mode: program.compiled(self, self.owned) for mode, program in self._programs.items()}
+        self._forwards = {mode: program.compiled(self) for mode, program in self._programs.items()}
 
     def forward(self, x: Any, own: Mapping[str, nn.Module], masks: Mapping[str, Tensor]) -> Tensor:
         """Return features ``(batch, features)``, computed with a task's modules ``own`` and its masks by layer name."""
@@ -257,16 +256,3 @@ def as_function(node: fx.Node) -> None:
     plain = not node.kwargs and target._overloadname in ("default", "int", "dtype", "other", "")
     if plain and isinstance(getattr(torch._C.TensorBase, method, None), types.MethodDescriptorType):
         node.op, node.target = "call_method", method
-
-
-def write_over(graph: fx.Graph, is_fresh: Callable[[fx.Node], bool]) -> None:
-    """Replace ``relu`` by the in-place ``relu_`` if no other node reads its input or shares the input's memory."""
-    for node in graph.nodes:
-        source = node.args[0] if node.target is torch.relu else None
-        if isinstance(source, fx.Node) and len(source.users) == 1 and is_fresh(source):
-            node.target = torch.relu_
-
-
-def _is_fresh(node: fx.Node, owned: Mapping[str, OwnedSpec]) -> bool:
-    norm = node.target is call_owned and owned[str(node.args[1])].kind is not None
-    return norm or node.target in (masked, torch.add, torch.conv1d, torch.conv2d, torch.conv3d)
