@@ -385,17 +385,6 @@ def test_an_unlearning_plugin_that_is_not_the_strategys_own_is_refused():
     assert unlearning_plugin(strategy).unlearn(strategy, [0]).tasks == (0,)
 
 
-def test_logs_of_another_run_are_not_continued():
-    recorder = TrajectoryPlugin()
-    trained(1, train_epochs=1, trajectory=recorder)
-    strategy = amnesiac(train_epochs=1, trajectory=recorder)
-    before = bits(strategy.model)
-    for task in (0, 1):
-        with pytest.raises(RequestError, match=r"holds updates of tasks \[0\], which another strategy trained"):
-            strategy.train(DIGITS.train_stream[task])
-    assert bits(strategy.model) == before
-
-
 @pytest.mark.parametrize("declined", [False, True])
 def test_requests_without_an_unlearning_plugin_are_warned_of(declined):
     plugins = [TrajectoryPlugin(), UnlearningPlugin(obey=False)] if declined else []

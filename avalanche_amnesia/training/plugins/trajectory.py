@@ -14,7 +14,7 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training.host.lookup import find_plugin, refuse_second
-from avalanche_amnesia.training.host.rollback import abort_training, begin_finishing, finish, go_back
+from avalanche_amnesia.training.host.rollback import begin_finishing, finish, go_back
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin, refuse_untrained
 from avalanche_amnesia.training.task_in_training import TaskInTraining, TaskSnapshot
 from avalanche_amnesia.trajectory.store import Trajectory
@@ -28,8 +28,7 @@ class TrajectoryPlugin(Plugin):
     """Plugin that records the update of every task in a :class:`~avalanche_amnesia.trajectory.Trajectory`.
 
     Works with the masked strategies (where an update is sparse, because it is committed to the mask) and with stock
-    ones (where it is dense). An interrupted training is undone before the next one, and one that can't be recorded at
-    once.
+    ones (where it is dense). An interrupted training is undone before the next one.
 
     Digits beyond a lower precision are removed from the model when the task ends, before it is used: this costs the
     task a little accuracy, and unlearning nothing (``trajectory.report()`` has both figures). Put this plugin in front
@@ -152,17 +151,9 @@ class TrajectoryPlugin(Plugin):
         finished = model.masked_tasks if isinstance(model, TaskMaskedModel) else ()  # theirs are no parameters by now
         others = own_parameters(model, *set(self.trajectory.tasks).difference(finished))
         movable = [p for name, p in parameters.items() if name in before and name not in others and p.requires_grad]
-        try:
-            self.prune(before, parameters)
-            committed = self.trajectory.record(
-                task,
-                before,
-                parameters,
-                parameters=sum(parameter.numel() for parameter in movable),
-            )
-        except BaseException:  # a task that can't be removed later must not remain
-            abort_training(strategy)
-            raise
+        self.prune(before, parameters)
+        count = sum(parameter.numel() for parameter in movable)
+        committed = self.trajectory.record(task, before, parameters, parameters=count)
         for name, value in committed.items():
             parameters[name].copy_(value)
         state = _shared_state(model)

@@ -251,7 +251,6 @@ class UnlearningPlugin(Plugin):
         # At each event learning plugins and metrics run before this one, the third last; and no plugin may have checked
         # yet whether the task is new.
         refuse_second(strategy, UnlearningPlugin)
-        self._refuse_foreign_logs(strategy)
         self.current = None  # an unlearning may have been interrupted at its last line
         last = (PeriodicEval, Clock)
         others = [plugin for plugin in strategy.plugins if plugin is not self]
@@ -362,18 +361,6 @@ class UnlearningPlugin(Plugin):
             except RequestError:  # asking again would bring the same answer
                 self._requests.answered(request)
                 raise
-
-    def _refuse_foreign_logs(self, strategy: Strategy) -> None:
-        recorder = find_plugin(strategy, TrajectoryPlugin)
-        if recorder is None:
-            return
-        foreign = set(recorder.trajectory.tasks) - {*self.ledger.remaining, *self.ledger.unlearned, self.current_task}
-        if foreign:
-            raise RequestError(
-                f"the trajectory holds updates of tasks {sorted(foreign)}, which another strategy trained: give every "
-                "strategy and reference a TrajectoryPlugin of its own; to go on with that run give it the state that "
-                "strategy.save(path) kept, by load_state(strategy, path)"
-            )
 
     def _obey(self, strategy: Strategy, request: Any, task: int) -> None:
         self._requests.fires(task, request)
