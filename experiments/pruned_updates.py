@@ -1,7 +1,6 @@
 """Pruning of a task's update before it is recorded: small entries, and entries that moved in few steps, return."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ class PrunedTrajectoryPlugin(TrajectoryPlugin):
         threshold: entries that a task moved by less than this return, above 0; None: none does.
         min_active_steps: entries that moved in less than this share of the task's steps return, in (0, 1]; None: none
             does. Counting takes a copy of the model, a counter of 4 bytes per parameter, and a comparison per step.
-        dtype, path, merge_permanent: as of :class:`TrajectoryPlugin`.
+        dtype: as of :class:`TrajectoryPlugin`.
 
     Raises:
         ValueError: for an option that is not allowed.
@@ -35,8 +34,6 @@ class PrunedTrajectoryPlugin(TrajectoryPlugin):
         threshold: float | None = None,
         min_active_steps: float | None = None,
         dtype: torch.dtype | None = None,
-        path: str | Path | None = None,
-        merge_permanent: bool = False,
     ) -> None:
         if threshold is not None:
             checks.above("threshold", threshold, 0)
@@ -45,7 +42,7 @@ class PrunedTrajectoryPlugin(TrajectoryPlugin):
                 "min_active_steps must be a share of a task's steps, above 0 and at most 1, or None to keep every "
                 f"entry; got {min_active_steps!r}"
             )
-        super().__init__(dtype=dtype, path=path, merge_permanent=merge_permanent)
+        super().__init__(dtype=dtype)
         self.threshold, self.min_active_steps = threshold, min_active_steps
         self._activity: StepActivity | None = None
 

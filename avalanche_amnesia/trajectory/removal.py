@@ -232,7 +232,6 @@ def work_out(
     tasks: Sequence[int],
     gone: Collection[int],
     recorded: Mapping[int, Log],
-    merged: frozenset[int],
     current: Mapping[str, Tensor],
     before: Mapping[str, Tensor] | None,
     readers: Readers | None,
@@ -304,35 +303,4 @@ def work_out(
             value = moved_along(now, before[name], new_before[name])
             index = positions(~same_bits(value, now))
             moved[name] = Moved(now.shape, index, take(now, index), take(value, index))
-    # Merged logs have entries to undo removed writers, which are not needed any more.
-    return Removal(tuple(tasks), moved, new_before, without_unneeded(logs, merged), shared, updates, current)
-
-
-def without_unneeded(logs: Mapping[int, Log], merged: frozenset[int]) -> dict[int, Log]:
-    """Return the logs, with those of merged tasks reduced to the entries that later removals need.
-
-    A merged task's entry is needed if an earlier, removable task wrote it too: undoing that task undoes it first.
-    Of several merged writers without such a write between them, the first one's log is enough, unless that log computes
-    old values from its writer's written values.
-    """
-    result = {task: log.with_entries(log) for task, log in logs.items()}
-    for name in {name for task in merged & set(logs) for name in logs[task]}:
-        wrote: Tensor | None = None
-        for task, log in result.items():
-            if name not in log:
-                continue
-            where = log[name].where.reshape(-1)
-            # wrote: entries written by an earlier removable task; held: those with an old value stored after it.
-            if wrote is None:
-                wrote, held = torch.zeros_like(where), torch.zeros_like(where)
-            if task not in merged:
-                wrote, held = wrote | where, held & ~where
-                continue
-            needed = where & wrote & ~held
-            if not log[name].follows_value:
-                held = held | needed
-            if not bool(needed.any()):
-                del log[name]
-            elif not torch.equal(needed, where):
-                log[name] = log[name].restricted(needed)
-    return result
+    return Removal(tuple(tasks), moved, new_before, logs, shared, updates, current)

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from math import prod
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -38,8 +37,6 @@ class _Chosen:
     chosen: Tensor
     """Positions as packed bits, or these compressed by zlib (:func:`pack`)."""
     shape: tuple[int, ...]
-    follows_value: ClassVar[bool]
-    """True if old values are computed from the values that the task wrote; False if old values are stored."""
 
     @property
     def where(self) -> Tensor:
@@ -47,14 +44,9 @@ class _Chosen:
         return unpack(self.chosen, prod(self.shape)).reshape(self.shape)
 
     @property
-    def parts(self) -> Mapping[str, Tensor]:
-        """Return the stored tensors by name; with shape and dtype they define the object."""
-        return {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
-
-    @property
     def nbytes(self) -> int:
         """Return the total size of the stored tensors in bytes."""
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(part.nbytes for part in vars(self).values() if isinstance(part, Tensor))
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,6 @@ class SparseValues(_Chosen):
     low: Tensor
     dtype: torch.dtype
     shape: tuple[int, ...]
-    follows_value = False
 
     @classmethod
     def of(cls, tensor: Tensor, where: Tensor) -> SparseValues:
@@ -135,7 +126,6 @@ class SparseUpdates(_Chosen):
     steps: Tensor
     values: Tensor
     shape: tuple[int, ...]
-    follows_value = True
 
     @property
     def dtype(self) -> torch.dtype:

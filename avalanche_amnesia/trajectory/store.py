@@ -30,7 +30,7 @@ from torch import Tensor
 from avalanche_amnesia.bits import as_integers, same_bits
 from avalanche_amnesia.saving.encoding import Apart
 from avalanche_amnesia.saving.values import StateError, checked
-from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, without_unneeded, work_out
+from avalanche_amnesia.trajectory.removal import Readers, Removal, Revisions, wind_back, work_out
 from avalanche_amnesia.trajectory.sparse import DTYPES, SparseEntries, SparseValues, coded, united
 from avalanche_amnesia.trajectory.undo_log import AddedError, Log
 
@@ -60,7 +60,6 @@ class Trajectory:
             )
         self.dtype = dtype
         self.logs: Mapping[int, Log] = {}
-        self._merged: frozenset[int] = frozenset()
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -110,7 +109,6 @@ class Trajectory:
                 "bytes_per_parameter": log.nbytes / parameters,
                 "error_max": log.error.largest,
                 "error_l2": sqrt(log.error.squares),
-                "merged": task in self._merged,
             }
         return rows
 
@@ -200,19 +198,6 @@ class Trajectory:
             log = Log(entries, sum(where.numel() for where in moved.values()), repair_of=repair_of)
             self.logs = {**self.logs, min(repairs, default=0) - 1: log}
 
-    def merge(self, tasks: Iterable[int]) -> None:
-        """Merge the updates of ``tasks``, which can then never be removed; this is irreversible.
-
-        Only the values needed to remove further tasks stay: for entries that an earlier, removable task wrote too,
-        one value per sequence of merged writers. A later call adds to the merged tasks.
-
-        Raises:
-            TrajectoryError: for an unrecorded task.
-        """
-        merged = self._merged | frozenset(tasks)
-        self._refuse_unknown(merged)
-        self.logs, self._merged = without_unneeded(self.logs, merged), merged
-
     def remove(
         self,
         tasks: Sequence[int],
@@ -233,19 +218,13 @@ class Trajectory:
             revisions: new updates of remaining tasks that were recorded after the first removed task.
 
         Raises:
-            TrajectoryError: for an unrecorded or merged task.
+            TrajectoryError: for an unrecorded task.
         """
         self._refuse_unknown(tasks)
-        gone = set(self.writers(tasks))
-        if gone & self._merged:
-            raise TrajectoryError(
-                f"tasks {sorted(gone & self._merged)} can't be taken out: they became permanent and their updates were "
-                "merged; recorded with merge_permanent=False they would have stayed apart"
-            )
-        return work_out(tasks, gone, self.logs, self._merged, current, before, readers, revisions)
+        return work_out(tasks, set(self.writers(tasks)), self.logs, current, before, readers, revisions)
 
     def values_before(self, task: int, current: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all values before a task's training; entries written since only by merged tasks have current values.
+        """Return all values before a task's training.
 
         Args:
             task: a recorded task.
@@ -277,13 +256,13 @@ class Trajectory:
     # In a saved state -----------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return the logs, merged tasks and dtype for a saved state, which stores each log in a separate file."""
+        """Return the logs and dtype for a saved state, which stores each log in a separate file."""
         logs = {writer: Apart(log.state, (log,)) for writer, log in self.logs.items()}
-        return {"dtype": str(self.dtype), "logs": logs, "merged": self._merged}
+        return {"dtype": str(self.dtype), "logs": logs}
 
     def load_state(self, state: Any) -> None:
         """Load a result of :meth:`state`."""
-        dtype, logs, merged = checked(state, dtype=str, logs=dict[int, dict], merged=frozenset[int])
+        dtype, logs = checked(state, dtype=str, logs=dict[int, dict])
         if dtype != str(self.dtype):
             raise StateError(f"a trajectory with dtype={dtype} was saved, and this one has dtype={self.dtype}")
-        self.logs, self._merged = {writer: Log.from_state(log) for writer, log in logs.items()}, merged
+        self.logs = {writer: Log.from_state(log) for writer, log in logs.items()}

@@ -65,9 +65,9 @@ def stock(kind, *, wrap=MultiHeadModel, masks=list, plugins=list, **options):
 KINDS = {
     "no requests": ours(AdaHAT, net=NormedConvNet),
     "backup and repair": ours(AmnesiacHAT, compensation=BackupPlugin, repair=RepairPlugin),
-    "merging": ours(
+    "int8": ours(
         AmnesiacHAT,
-        trajectory=lambda: TrajectoryPlugin(merge_permanent=True, dtype=torch.int8),
+        trajectory=lambda: TrajectoryPlugin(dtype=torch.int8),
         unlearning=lambda: UnlearningPlugin(deadline=3),
     ),
     "weight pools": ours(DisjointSubnets, net=NormedConvNet),

@@ -65,11 +65,7 @@ STRATEGIES = {
     "backup": ours(AmnesiacHAT, compensation=BackupPlugin),
     "repair": ours(AmnesiacHAT, repair=RepairPlugin),
     "int8": ours(AmnesiacHAT, trajectory=lambda: TrajectoryPlugin(dtype=torch.int8)),
-    "merging": ours(
-        AmnesiacHAT,
-        unlearning=partial(UnlearningPlugin, deadline=4),
-        trajectory=lambda: TrajectoryPlugin(merge_permanent=True),
-    ),
+    "deadline": ours(AmnesiacHAT, unlearning=partial(UnlearningPlugin, deadline=4)),
     "convolutions": ours(AmnesiacHAT, net=ConvNet),
     "WSN": ours(WSN),
     "weight pools": ours(DisjointSubnets),

@@ -37,7 +37,6 @@ class TrajectoryPlugin(Plugin):
     Args:
         dtype: store updates as ``torch.float32``, ``float16``, ``bfloat16`` or ``int8`` if that is smaller; the task
             is set to its coded update.
-        merge_permanent: merge the updates of tasks that have become permanent, at the end of the next training.
 
     Attributes:
         trajectory: the store.
@@ -53,11 +52,10 @@ class TrajectoryPlugin(Plugin):
 
     finishing_step = 2
 
-    def __init__(self, *, dtype: torch.dtype | None = None, merge_permanent: bool = False) -> None:
+    def __init__(self, *, dtype: torch.dtype | None = None) -> None:
         super().__init__()
         self.trajectory = Trajectory(dtype=dtype)
         self.dtype = dtype
-        self.merge_permanent = merge_permanent
         self.training: TaskInTraining | None = None
         self._new: int | None = None
         self.shared_state: frozenset[str] = frozenset()

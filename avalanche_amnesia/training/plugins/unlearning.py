@@ -346,12 +346,8 @@ class UnlearningPlugin(Plugin):
         self.claims.end(task, strategy, self._forgotten_in_task)
         self.current_task = None
         finish(self, strategy)
-        if again:
-            return
-        self._obey_overdue(strategy)
-        recorder = self._trajectory(strategy)
-        if recorder.merge_permanent:
-            recorder.trajectory.merge(self.ledger.permanent)
+        if not again:
+            self._obey_overdue(strategy)
 
     def _obey_overdue(self, strategy: Strategy) -> None:
         """Obey the requests that are due after finished tasks, also those delayed by an interruption."""

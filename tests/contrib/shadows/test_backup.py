@@ -184,14 +184,6 @@ def test_shadows_of_permanent_tasks_are_dropped():
     assert {task: set(of_task) for task, of_task in backups(strategy).kept.items()} == {0: set(), 1: set(), 3: set()}
 
 
-def test_merged_updates_of_permanent_tasks_are_revised():
-    recorder, stream = TrajectoryPlugin(merge_permanent=True), with_unlearning(PERMUTED, {}, permanent=[1])
-    strategy = learned(4, stream=stream, trajectory=recorder, adjustment="adahat", train_epochs=1)
-    assert 1 in strategy.unlearn([0]).plan.compensated
-    strategy.unlearn([2, 3])
-    assert stray(strategy.model, initial_values(amnesiac().model)) == []
-
-
 def test_norms_of_a_shadow_are_used_and_removed_with_their_task():
     plain, ours = (learned(2, stream=DIGITS, net=batch_normed, compensation=c) for c in ("none", BackupPlugin))
     state = backups(ours).kept[1][0].parts
