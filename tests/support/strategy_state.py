@@ -178,7 +178,7 @@ def mark(strategy: Any, task: int, size: float = 8.0) -> None:
                     inside = where.reshape(-1)[entry.where.reshape(-1)]
                     values = entry.values + size * inside
                     logs[other] = logs[other].with_entries({**logs[other], name: entry.rebased(values, values)})
-    store.restore(logs)
+    store.logs = logs
 
 
 def assert_marks_go(plain: Any, marked: Any, requests: list[list[int]], atol: float = 2e-5) -> None:
