@@ -39,7 +39,7 @@ def run(options):
     strategy = WSN(
         model=model,
         optimizer=optimizer,
-        masks=ScoredWeights(scores=options.scores, keep=options.keep, fit_head=False),
+        masks=ScoredWeights(scores=options.scores, fit_head=False),
         train_mb_size=10,
         train_epochs=options.epochs,
         plugins=[LRSchedulerPlugin(schedule, reset_scheduler=True, reset_lr=True)],
@@ -99,7 +99,6 @@ def main():
     parser.add_argument("--lr", type=float, default=1e-3, help="of Adam, for weights and scores (%(default)s)")
     parser.add_argument("--decay", type=float, default=1.0, help="of the learning rate, per epoch (%(default)s)")
     parser.add_argument("--scores", choices=["keep", "redraw"], default="keep")
-    parser.add_argument("--keep", choices=["last", "best"], default="last")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--table", action="store_true", help="make the table of the runs in --out, and run nothing")
     options = parser.parse_args()

@@ -30,7 +30,7 @@ from avalanche_amnesia.training.host.lookup import (
     unlearning_of,
 )
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.transaction import Transaction
@@ -324,13 +324,6 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         return TaskInference(self.model, rule)
 
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
-
-    def training_epoch(self, **kwargs: Any) -> None:
-        """Train for one epoch; skip empty mini-batches."""
-        with Transaction() as kept:
-            if not isinstance(self.dataloader, TensorBatches):
-                kept.set(self, dataloader=NonEmptyBatches(self.dataloader))
-            super().training_epoch(**kwargs)
 
     def _unpack_minibatch(self) -> None:
         self.mbatch = unpacked(self.mbatch)

@@ -93,16 +93,14 @@ LIVES = {
     "AdaHAT, no_reg": life(AdaHAT, requests=False, adjustment=AdaHATRule(sparsity=False), optimizer=SGD),
     "AmnesiacHAT": life(AmnesiacHAT),
     "shadows and repair": life(AmnesiacHAT, compensation=BackupPlugin, repair=RepairPlugin),
-    "WSN, codes": life(  # its own Adam is fused where torch has that
-        WSN, masks=ScoredWeights(score_optimizer=lambda p: Adam(p, lr=1e-3), score_bits=2, keep="best"), optimizer=SGD
-    ),
     "DisjointSubnets": life(DisjointSubnets, isolation=Pools(slots=5)),
     # SI rounds otherwise, and PackNet prunes other weights, here and there.
     **{name: stock(name) for name in HOSTS if name not in ("si", "packnet", "ewc", "replay", "er-ace")},
 }
 ROUNDED = {
     "AdaHAT, SGD": life(AdaHAT, requests=False, optimizer=SGD),
-    "WSN, fused": life(WSN),
+    "WSN": life(WSN),
+    "WSN, codes": life(WSN, masks=ScoredWeights(score_bits=2), optimizer=SGD),
     "si": stock("si"),
     "measures": measures,
 }

@@ -29,7 +29,7 @@ from avalanche_amnesia.contrib.repair import RepairPlugin
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.ledger import TaskLedger
 from avalanche_amnesia.models import MLP, MaskedModel, MultiHeadModel
-from avalanche_amnesia.training import WSN, AdaHAT, AmnesiacHAT, ScoredWeights
+from avalanche_amnesia.training import WSN, AdaHAT, AmnesiacHAT
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.rollback import is_finishing
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -71,7 +71,7 @@ KINDS = {
         unlearning=lambda: UnlearningPlugin(deadline=3),
     ),
     "weight pools": ours(DisjointSubnets, net=NormedConvNet),
-    "wsn, best": ours(WSN, net=NormedConvNet, masks=ScoredWeights(keep="best")),
+    "wsn": ours(WSN, net=NormedConvNet),
     "pall": ours(PALL, repair_steps=3),
     "clpu": ours(CLPUDERpp, unlearning=lambda: UnlearningPlugin(deadline=1), merge_steps=3),
     "ranpac": lambda: ranpac(train_mb_size=10),

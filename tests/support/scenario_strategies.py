@@ -96,6 +96,6 @@ KINDS = {
     "int8": StrategyKind(hat(adjustment=AdaHATRule(alpha=1e-2)), {"dtype": torch.int8}, tolerance=1e-5),
     "constant": StrategyKind(hat(adjustment=ConstantRule(alpha=0.5), reset_optimizer=False)),
     "wsn": StrategyKind(wsn(scores="redraw"), protects=True, keeps_shared=True),
-    "wsn, best": StrategyKind(wsn(keep="best", score_bits=2), protects=True, keeps_shared=True),
+    "wsn, 2 bits": StrategyKind(wsn(score_bits=2), protects=True, keeps_shared=True),
     "ewc": StrategyKind(stock_strategy(EWC, ewc_lambda=1.0)),
 }

@@ -58,11 +58,9 @@ class PALLPlugin(SubnetPlugin):
         super().load_state(masks)
         self.memory.load_state(memory)
 
-    def before_training_exp(
-        self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
-    ) -> None:
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's training: prepare its mask, redraw free weights; unchosen ones later become ``θ^(0)``."""
-        super().before_training_exp(strategy, shuffle, drop_last, **kwargs)
+        super().before_training_exp(strategy, **kwargs)
         model = self.model_of(strategy)
         drawn = model.by_layer(self._draw(model, "weights", model.current_task))
         parameters = dict(model.backbone.named_parameters())

@@ -7,7 +7,6 @@ import torch
 from avalanche.benchmarks.utils.data_loader import SingleDatasetDataLoader, TaskBalancedDataLoader
 from avalanche.training.templates.base_sgd import BaseSGDTemplate
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.strategy import Plugin, Strategy
@@ -66,43 +65,6 @@ class TensorBatches:
         return map(self.at, self.positions())  # one at a time, so that the first mini-batch comes at once
 
 
-def load_from_memory(
-    strategy: Strategy, tensors: tuple[Tensor, Tensor] | None, training: bool, *, shuffle: bool, drop_last: bool
-) -> TensorBatches | None:
-    """Replace a strategy's default loader by one over inputs and labels in memory; return it, or None if it stays."""
-    if tensors is None or not has_default_loader(strategy, training):
-        return None
-    x, y = (tensor.to(strategy.device) for tensor in tensors)
-    size = strategy.train_mb_size if training else strategy.eval_mb_size
-    batches = TensorBatches(x, y, int(strategy.experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
-    strategy.dataloader = batches
-    return batches
-
-
-class NonEmptyBatches:
-    """Wrapper of a loader that skips mini-batches without samples, which Poisson sampling draws."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # asked for by copies, which begin without attributes
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __iter__(self) -> Iterator[Any]:
-        return filter(_has_samples, self._loader)
-
-
-def _has_samples(batch: Any) -> bool:
-    """Return False if every tensor of a mini-batch is empty."""
-    sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
-    return not sizes or any(sizes)
-
-
 class InMemoryLoaderPlugin(Plugin):
     """Plugin that replaces Avalanche's data loader by a faster one, for experiences whose data are tensors in memory.
 
@@ -132,8 +94,11 @@ class InMemoryLoaderPlugin(Plugin):
         self, strategy: Strategy, training: bool, shuffle: bool, drop_last: bool, options: dict[str, Any]
     ) -> None:
         untouched = strategy.adapted_dataset is self.__dict__.pop("_adapted", None)  # else a plugin adapted the data
-        if untouched and not options.get("num_workers", 0):
-            tensors = getattr(strategy.experience, "tensors", None)
-            batches = load_from_memory(strategy, tensors, training, shuffle=shuffle, drop_last=drop_last)
-            if batches is not None:
-                batches.experience = strategy.experience
+        experience: Any = strategy.experience
+        tensors = getattr(experience, "tensors", None) if untouched and not options.get("num_workers", 0) else None
+        if tensors is None or not has_default_loader(strategy, training):
+            return
+        x, y = (tensor.to(strategy.device) for tensor in tensors)
+        size = strategy.train_mb_size if training else strategy.eval_mb_size
+        batches = TensorBatches(x, y, int(experience.task_label), size, shuffle=shuffle, drop_last=drop_last)
+        batches.experience, strategy.dataloader = experience, batches

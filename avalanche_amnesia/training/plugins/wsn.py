@@ -1,34 +1,24 @@
 """WSN as an Avalanche plugin: learns which weights a task uses, trains free weights and freezes used ones."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from avalanche.models import avalanche_forward
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import single_task, task_data
-from avalanche_amnesia.models.multi_head import OneTask
+from avalanche_amnesia.benchmarks.data import single_task
 from avalanche_amnesia.models.subnet import SubnetModel
 from avalanche_amnesia.optimizers import BareStep, flush_denormals
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
-from avalanche_amnesia.training.plugins.in_memory_loader import load_from_memory
 from avalanche_amnesia.training.plugins.task_mask import TaskMaskPlugin
 from avalanche_amnesia.training.task_in_training import TaskInTraining
 from avalanche_amnesia.training.update_rules import AdjustmentRule
-from avalanche_amnesia.unit_graph.backbones import evaluating
 
 ScoresRule = Literal["keep", "redraw"]
-ScoreInit = Literal["fan_in", "normal", "positive"]
-KeepRule = Literal["last", "best"]
-_HELD_OUT = 0.1
-"""Share of each task's training data that ``keep="best"`` holds out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,78 +31,32 @@ class ScoredWeights:
         score_bits: bits stored of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
             bit; the next task starts from scores with these ranks. By default scores are stored
             unchanged, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
-        score_init: distribution of new scores: ``fan_in`` U(−1/√n, 1/√n) for the ``n`` inputs of a layer's unit, as
-            Linear and Conv draw weights; ``normal`` N(0, 1); ``positive`` U(0, 1). Only the ranking within a tensor
-            counts, so that a wider distribution only makes steps smaller: give ``score_lr`` in proportion.
         score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
             of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
             tasks would get no weights to train. The rate follows a schedule of the
             strategy's learning rate within the task, in proportion.
-        score_optimizer: function from ``[scores]`` to another optimizer; nothing changes its settings.
-        keep: ``last``: the state after the last step; ``best``: that of the epoch with the highest accuracy (then the
-            lowest loss) on a tenth of the task's training data, which is held out. Weights, masked biases, scores,
-            normalisation and head are always those of one and the same step; ``fit_head`` then fits the head again.
         fit_head: whether a task's head is fitted again when the task ends, by logistic regression on the features of
             its training samples through its final mask. The paper keeps the trained head (False).
 
     Raises:
         ValueError: for an invalid value.
-        TypeError: for a ``score_optimizer`` that can't be called.
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
 
     scores: ScoresRule = "keep"
     score_bits: int | None = None
-    score_init: ScoreInit = "fan_in"
     score_lr: float = 1e-3
-    score_optimizer: Callable[[list[nn.Parameter]], Optimizer] | None = None
-    keep: KeepRule = "last"
     fit_head: bool = True
 
     def __post_init__(self) -> None:
         checks.one_of("scores", self.scores, ScoresRule)
-        checks.one_of("score_init", self.score_init, ScoreInit)
-        checks.one_of("keep", self.keep, KeepRule)
         checks.above("score_lr", self.score_lr, 0)
         bits = self.score_bits
         if bits is not None and checks.integer(bits) not in range(1, 9):
             raise ValueError(f"score_bits must be a whole number from 1 to 8, or None: as they are; got {bits!r}")
         if bits is not None and self.scores != "keep":
             raise ValueError(f"score_bits={bits} has no meaning for scores={self.scores!r}, which keeps none")
-        checks.optimizer_maker("score_optimizer", self.score_optimizer)
-
-
-class Holdout:
-    """Split of one task's training data into validation data, held out, and the rest, for training."""
-
-    def __init__(self, strategy: Strategy, seed: int, task: int) -> None:
-        whole = strategy.adapted_dataset
-        n = len(whole)
-        held = min(max(1, round(_HELD_OUT * n)), n - 1)
-        generator = torch.Generator().manual_seed(derive_seed(seed, "validation", task))
-        order = torch.randperm(n, generator=generator)
-        self.out, self.rest = order[:held].sort().values, order[held:].sort().values
-        self._is_plain = whole.targets is strategy.experience.dataset.targets
-        self._subset = strategy.adapted_dataset = whole.subset(self.rest.tolist())
-
-    def replace_loader(self, strategy: Strategy, shuffle: bool, drop_last: bool) -> None:
-        """Replace the strategy's loader by a faster one over the rest of the data, if the data is in memory."""
-        tensors = getattr(strategy.experience, "tensors_at", lambda where: None)(self.rest)
-        if self._is_plain and strategy.adapted_dataset is self._subset:  # else a plugin adapted the data
-            load_from_memory(strategy, tensors, training=True, shuffle=shuffle, drop_last=drop_last)
-
-    def score(self, strategy: Strategy) -> tuple[float, float]:
-        """Return accuracy and negative loss on the held out data, in evaluation mode; larger pairs are better."""
-        right, loss = 0, 0.0
-        task = OneTask(single_task(strategy.experience), strategy.device)
-        with evaluating(strategy.model):
-            for part in self.out.split(max(strategy.eval_mb_size, 1)):
-                x, y = (of.to(strategy.device) for of in task_data(strategy.experience, part))
-                logits = avalanche_forward(strategy.model, x, task.labels(len(y)))
-                right += int((logits.argmax(1) == y).sum())
-                loss += float(strategy._criterion(logits, y)) * len(y)
-        return right / len(self.out), -loss / len(self.out)
 
 
 class SubnetTask(TaskInTraining):
@@ -123,8 +67,6 @@ class SubnetTask(TaskInTraining):
     first_rate: float | None
     others: tuple[int, ...]
     generation: int
-    holdout: Holdout
-    best: tuple[tuple[float, float], dict[str, Tensor]] | None
 
 
 class SubnetPlugin(TaskMaskPlugin):
@@ -138,9 +80,6 @@ class SubnetPlugin(TaskMaskPlugin):
         masks: settings of learning which weights a task uses.
         seed: every random draw derives from it and the task.
 
-    Raises:
-        TypeError: before a training, if ``score_optimizer`` returns no optimizer.
-
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
 
@@ -153,22 +92,12 @@ class SubnetPlugin(TaskMaskPlugin):
 
     # Around a task --------------------------------------------------------------------------------------------
 
-    def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: hold out validation data (``keep="best"``), before a plugin reads the data."""
-        if self.masks.keep == "best":
-            self.in_training.holdout = Holdout(strategy, self.seed, single_task(strategy.experience))
-
-    def before_training_exp(
-        self, strategy: Strategy, shuffle: bool = True, drop_last: bool = False, **kwargs: Any
-    ) -> None:
+    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: take a snapshot, start the task's scores, and make the adjuster."""
         now: SubnetTask = self.in_training
         model, task = self.model_of(strategy), single_task(strategy.experience)
-        if self.masks.keep == "best" and not kwargs.get("num_workers", 0):
-            now.holdout.replace_loader(strategy, shuffle, drop_last)
         self.take_snapshot(strategy)
         now.scores = model.start_task(task, self._initial_scores(model, task))
-        now.best = None
         self._prepare(strategy)
 
     def _prepare(self, strategy: Strategy) -> None:
@@ -177,24 +106,15 @@ class SubnetPlugin(TaskMaskPlugin):
         model = self.model_of(strategy)
         now.others, now.generation = model.masked_tasks, model.generation
         now.adjuster = self.make_adjuster(model, self.task_use(model), strategy)
-        if self.masks.score_optimizer is None:
-            fused = now.scores.device.type in ("cpu", "cuda")
-            made: Optimizer = torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused)
-        else:
-            made = self.masks.score_optimizer([now.scores])
-            checks.instance("what score_optimizer returns", made, Optimizer, "lambda p: torch.optim.Adam(p, lr=1e-3)")
-        now.step_scores = BareStep(made)
+        fused = now.scores.device.type in ("cpu", "cuda")
+        now.step_scores = BareStep(torch.optim.Adam([now.scores], lr=self.masks.score_lr, fused=fused))
 
     def _initial_scores(self, model: SubnetModel, task: int) -> Tensor:
-        """Return the first scores, ``(n_weights,)``: the last remaining task's, or drawn as ``score_init`` says."""
+        """Return the first scores, ``(n_weights,)``: the last remaining task's, or drawn ones."""
         last = model.last_scores() if self.masks.scores == "keep" else None
         if last is not None:
             return last
-        purpose = ("scores",) if self.masks.scores == "keep" else ("scores", task)
-        if self.masks.score_init == "fan_in":
-            return self._draw(model, *purpose)
-        generator = torch.Generator().manual_seed(derive_seed(self.seed, *purpose))
-        return (torch.randn if self.masks.score_init == "normal" else torch.rand)(model.n_weights, generator=generator)
+        return self._draw(model, *(("scores",) if self.masks.scores == "keep" else ("scores", task)))
 
     def _draw(self, model: SubnetModel, *purpose: int | str) -> Tensor:
         """Return scores, ``(n_weights,)``, drawn from U(−1/√fan_in, 1/√fan_in) with the seed and ``purpose``."""
@@ -211,37 +131,16 @@ class SubnetPlugin(TaskMaskPlugin):
         rate = strategy.optimizer.param_groups[0].get("lr")
         if strategy.clock.train_exp_epochs == 0:
             now.first_rate = rate
-        if self.masks.score_optimizer is None and rate is not None:
+        if rate is not None:
             share = float(rate / now.first_rate) if now.first_rate else 1.0
             now.step_scores.optimizer.param_groups[0]["lr"] = self.masks.score_lr * share
 
     @torch.no_grad()
-    def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
-        """After an epoch (``keep="best"``): copy the state if it is the best so far on the held out data."""
-        now: SubnetTask = self.in_training
-        if self.masks.keep == "last":
-            return
-        self._drop_unlearned_scores(strategy)
-        score = now.holdout.score(strategy)
-        if now.best is None or score > now.best[0]:
-            now.best = score, {name: value.clone() for name, value in self._state(strategy.model).items()}
-
-    def _state(self, model: SubnetModel) -> dict[str, Tensor]:
-        """Return name → tensor, not copied, of all that the task in training learns: scores, weights and head."""
-        now: SubnetTask = self.in_training
-        weights = {name: p.detach() for name, p in model.backbone.named_parameters(prefix="backbone")}
-        own = {name: value.detach() for name, value in model.heads[now.task].state_dict(keep_vars=True).items()}
-        return {"scores": now.scores.detach(), **weights, **own}
-
-    @torch.no_grad()
     def keep_mask(self, strategy: Strategy) -> None:
-        """Restore the best step, restore entries outside the mask to their bits before the task, and store the mask."""
+        """Restore entries outside the mask to their bits before the task, and store the mask."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         self._drop_unlearned_scores(strategy)
-        if now.best is not None:
-            for name, value in self._state(model).items():
-                value.copy_(now.best[1][name])
         self.commit(strategy)
         model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
         self.settle_head(strategy, now.task)
@@ -256,14 +155,13 @@ class SubnetPlugin(TaskMaskPlugin):
     # Around a step --------------------------------------------------------------------------------------------
 
     def _drop_unlearned_scores(self, strategy: Strategy) -> None:
-        """Drop scores and best state derived from a task unlearned during this task's training."""
+        """Drop scores derived from a task unlearned during this task's training."""
         now: SubnetTask = self.in_training
         model = self.model_of(strategy)
         if model.generation == now.generation or model.masked_tasks == now.others:
             return
         if self.masks.scores == "keep":
             now.scores.data.copy_(self._initial_scores(model, now.task))
-        now.best = None
         self._prepare(strategy)
 
     def before_forward(self, strategy: Strategy, **kwargs: Any) -> None:
