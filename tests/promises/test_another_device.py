@@ -30,7 +30,6 @@ from avalanche_amnesia.training import (
     AmnesiacHAT,
     DisjointSubnets,
     HardAttention,
-    ScoredWeights,
 )
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.host.saving import load_state
@@ -100,7 +99,6 @@ LIVES = {
 ROUNDED = {
     "AdaHAT, SGD": life(AdaHAT, requests=False, optimizer=SGD),
     "WSN": life(WSN),
-    "WSN, codes": life(WSN, masks=ScoredWeights(score_bits=2), optimizer=SGD),
     "si": stock("si"),
     "measures": measures,
 }
