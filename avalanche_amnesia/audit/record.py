@@ -313,24 +313,6 @@ class UnlearningRecord:
         """
         return cls.from_json(Path(path).read_text(errors="replace"))
 
-    def state(self, before: UnlearningRecord | None) -> dict[str, Any]:
-        """Return the record as JSON values for a saved state, without the hashes that the record ``before`` has too."""
-        known = {} if before is None else before.after
-        further = {name: digest for name, digest in self.unchanged.items() if known.get(name) != digest}
-        gone = [name for name in known if name not in self.unchanged or name in further]
-        return {**json.loads(self.to_json()), "unchanged": {"further": further, "gone": gone}}
-
-    @classmethod
-    def from_state(cls, state: Any, before: UnlearningRecord | None) -> UnlearningRecord:
-        """Rebuild a record from its :meth:`state`; ``before`` is the preceding record."""
-        try:
-            further, gone = state["unchanged"]["further"], set(state["unchanged"]["gone"])
-            known = {} if before is None else before.after
-            unchanged = {name: digest for name, digest in known.items() if name not in gone} | further
-        except (TypeError, KeyError) as error:
-            raise RecordError(f"this is no unlearning record of a state ({type(error).__name__}: {error})") from error
-        return cls.from_json(json.dumps({**state, "unchanged": unchanged}))
-
     def sign(self, private_key: Any) -> str:
         """Return the record with a signature, as JSON; see :func:`~avalanche_amnesia.audit.verify`.
 

@@ -2,8 +2,7 @@
 
 import base64
 import json
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -20,15 +19,7 @@ from avalanche_amnesia.saving.values import StateError
 class Apart:
     """Mark for a value of a state: store it in a separate file, which states share while the value does not change."""
 
-    value: Any  # the value, which contains no further ``Apart``, or a function that returns it
-    of: Sequence[object] = ()  # its immutable sources: the value is encoded once for the same objects
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Mark for several dicts, some stored in separate files: decode them as one dict."""
-
-    dicts: Sequence[Any]
+    value: Any  # contains no further ``Apart``
 
 
 def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
@@ -64,10 +55,11 @@ class _Encoder:
             pairs = [[self.encode(k, f"a key of {path}"), self.encode(v, f"{path}[{k!r}]")] for k, v in value.items()]
             return {"$dict": pairs}
         if kind is Apart:
-            self.parts[path] = self._part(value, path)
+            inner = _Encoder(path)
+            code = inner.encode(value.value, path)
+            self.foreign += [*inner.foreign, *(f"{inside} lies apart in a part" for inside in inner.parts)]
+            self.parts[path] = Part(inner.tensors, json.dumps(code, allow_nan=False))
             return {"$part": path}
-        if kind is Joined:
-            return {"$joined": [self.encode(item, f"{path}[{i}]" if i else path) for i, item in enumerate(value.dicts)]}
         if kind is Tensor:
             name = path.removeprefix(self._inside or "")  # a part does not contain its own path
             self.tensors[name] = value.detach()
@@ -78,24 +70,6 @@ class _Encoder:
             return {name: self.encode(plain(value), path)}
         self.foreign.append(f"{path} is a {type(value).__name__}")
         return None
-
-    def _part(self, apart: Apart, path: str) -> Part:
-        key = tuple(map(id, apart.of))
-        known, there = _PARTS.get(key, (None, ()))
-        if known is not None and all(each() is not None for each in there):  # else new objects may have their ids
-            return known
-        inner = _Encoder(path)
-        code = inner.encode(apart.value() if callable(apart.value) else apart.value, path)
-        self.foreign += [*inner.foreign, *(f"{inside} lies apart in a part" for inside in inner.parts)]
-        part = Part(inner.tensors, json.dumps(code, allow_nan=False))
-        if key:
-            part.lasts = True
-            _PARTS[key] = part, [weakref.ref(each, lambda _: _PARTS.pop(key, None)) for each in apart.of]
-        return part
-
-
-_PARTS: dict[tuple[int, ...], tuple[Part, list[weakref.ref[Any]]]] = {}
-"""Ids of a part's source objects → the part, while all of these objects exist."""
 
 
 def decode(code: Any, parts: Mapping[str, Part], device: torch.device | str = "cpu") -> Any:
@@ -132,9 +106,6 @@ class _Decoder:
         if name == "$part":
             part = self._parts[code]
             return _Decoder(part, {}, self._device).decode(json.loads(part.code), path)
-        if name == "$joined":
-            dicts = [self.decode(item, path) for item in code]
-            return {key: item for each in dicts for key, item in each.items()}
         return _MAKE[name](self.decode(code, path))
 
 

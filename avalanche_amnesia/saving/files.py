@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 STATE = "state.json"
-HEAD = {"format": "avalanche-amnesia state", "version": 3}
+HEAD = {"format": "avalanche-amnesia state", "version": 4}
 Check = Callable[[Mapping[str, Any], Any], None]
 """Function (content, signature) that raises an error unless the signature fits the content."""
 Sign = Callable[[Mapping[str, Any]], Mapping[str, str]]
@@ -44,23 +44,14 @@ class Part(dict[str, "Tensor"]):
     def __init__(self, tensors: Mapping[str, Tensor], code: str = "") -> None:
         super().__init__(tensors)
         self.code = code  # empty for the part "state", whose JSON is the state's own
-        self.lasts = False  # True if code and tensors never change, so that one hash is enough
-        self._digest: str | None = None
-
-    @property
-    def digest(self) -> str:
-        """Return a hash of the part's JSON, names and tensors, because hashing is faster than writing the file."""
-        from avalanche_amnesia.bits import state_hashes
-
-        if self._digest is None or not self.lasts:
-            content = json.dumps([self.code, state_hashes(self)])
-            self._digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
-        return self._digest
 
     @property
     def name(self) -> str:
-        """Return the name of the part's file."""
-        return f"{self.digest[:32]}.safetensors"
+        """Return the name of the part's file: a hash of its JSON, its names and tensors."""
+        from avalanche_amnesia.bits import state_hashes
+
+        content = json.dumps([self.code, state_hashes(self)])
+        return f"{hashlib.sha256(content.encode(errors='surrogatepass')).hexdigest()[:32]}.safetensors"
 
 
 Parts = dict[str, Part]

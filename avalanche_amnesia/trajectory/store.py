@@ -257,7 +257,7 @@ class Trajectory:
 
     def state(self) -> dict[str, Any]:
         """Return the logs and dtype for a saved state, which stores each log in a separate file."""
-        logs = {writer: Apart(log.state, (log,)) for writer, log in self.logs.items()}
+        logs = {writer: Apart(log.state()) for writer, log in self.logs.items()}
         return {"dtype": str(self.dtype), "logs": logs}
 
     def load_state(self, state: Any) -> None:

@@ -454,7 +454,7 @@ def _root_key(strategy: Strategy, state: Any) -> str:
     if state is None:
         return os.urandom(16).hex()
     body, parts = state
-    held = {place: part.digest for place, part in parts.items()}
+    held = {place: part.name for place, part in parts.items()}
     return _digest([{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_code_of(strategy)])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.task_store import TaskStore, whole
-from avalanche_amnesia.saving.encoding import Apart, Joined, encode
+from avalanche_amnesia.saving.encoding import Apart, encode
 from avalanche_amnesia.saving.strategy_settings import own_settings
 from avalanche_amnesia.saving.values import StateError, checked
 from avalanche_amnesia.strategy import Strategy
@@ -23,7 +23,7 @@ def model_state(model: nn.Module) -> dict[str, Any]:
     return {"tensors": _by_task(model, tensors), "numbers": numbers, "frozen": frozen, "classes": dict(_classes(model))}
 
 
-def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> Joined:
+def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> list[Any]:
     """Return a model's tensors with one part per task, because tensors of finished tasks do not change."""
     stores = {name for name, module in model.named_children() if isinstance(module, TaskStore)}
     of_tasks: dict[str, dict[str, Tensor]] = {"": {}}
@@ -31,12 +31,12 @@ def _by_task(model: nn.Module, tensors: dict[str, Tensor]) -> Joined:
         store, _, inside = name.partition(".")
         task = inside.partition(".")[0] if store in stores else ""
         of_tasks.setdefault(task, {})[name] = tensor
-    return Joined([of_tasks.pop(""), *map(Apart, of_tasks.values())])
+    return [of_tasks.pop(""), *map(Apart, of_tasks.values())]
 
 
 _NUMBERS = (bool, int, float)
 _KINDS = {
-    "tensors": dict[str, Tensor],
+    "tensors": list[dict[str, Tensor]],
     "numbers": dict[str, bool | int | float],
     "frozen": list[str],
     "classes": dict[str, str],
@@ -45,7 +45,8 @@ _KINDS = {
 
 def unlike(model: nn.Module, state: Any) -> str | None:
     """Return why a saved state does not fit a model (class, shape or dtype), or None if it fits."""
-    tensors, _, _, there = checked(state, **_KINDS)
+    parts, _, _, there = checked(state, **_KINDS)
+    tensors = {name: tensor for part in parts for name, tensor in part.items()}
     here = dict(_classes(model))
     for path in sorted({*here, *there}):
         if here.get(path) != there.get(path):
@@ -61,8 +62,8 @@ def unlike(model: nn.Module, state: Any) -> str | None:
 
 def load_model_state(model: nn.Module, state: Any) -> None:
     """Load a saved state into a model of the same classes and shapes."""
-    tensors, numbers, frozen, _ = checked(state, **_KINDS)
-    model.load_state_dict(tensors)
+    parts, numbers, frozen, _ = checked(state, **_KINDS)
+    model.load_state_dict({name: tensor for part in parts for name, tensor in part.items()})
     with whole(model):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name not in frozen)

@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -130,7 +129,8 @@ class CounterfactualPlugin(Plugin):
 
     def state(self) -> dict[str, Any]:
         """Return the heads and the sets they are for, as a state to save."""
-        heads = {task: Apart(partial(_plain, of), (*of, *of.values())) for task, of in self.heads.items()}
+        plain = {task: {gone: dict(vars(head)) for gone, head in of.items()} for task, of in self.heads.items()}
+        heads = {task: Apart(of) for task, of in plain.items()}
         return {"heads": heads, "sources": self.sources}
 
     def load_state(self, state: Any) -> None:
@@ -269,10 +269,6 @@ class CounterfactualPlugin(Plugin):
             return []
         what = "heads and norms' statistics" if with_norms else "heads"
         return [f"{what} of tasks {swapped} replaced by those fitted for the model without tasks {sorted(lost)}"]
-
-
-def _plain(heads: Mapping[frozenset[int], FittedHead]) -> dict[frozenset[int], dict[str, Any]]:
-    return {gone: dict(vars(head)) for gone, head in heads.items()}
 
 
 def _sets(sources: Collection[int]) -> list[frozenset[int]]:

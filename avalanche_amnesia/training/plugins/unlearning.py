@@ -1,7 +1,7 @@
 """Plugin that obeys unlearning requests, for any Avalanche strategy with a recorded trajectory."""
 
+import json
 from collections.abc import Collection, Iterable
-from functools import partial
 from typing import Any, Literal
 
 from avalanche.training.plugins.clock import Clock
@@ -111,10 +111,7 @@ class UnlearningPlugin(Plugin):
         """Return the state between tasks: ledger, records, claims, and the stream's requests."""
         return {
             "ledger": self.ledger.state_dict(),
-            "records": [
-                Apart(partial(record.state, before), (record,) if before is None else (record, before))
-                for record, before in zip(self.records, [None, *self.records], strict=False)
-            ],
+            "records": [Apart(json.loads(record.to_json())) for record in self.records],
             "counters": self.counters,
             "data": self.data,
             "requests": self._requests.state(),
@@ -131,9 +128,7 @@ class UnlearningPlugin(Plugin):
         self.claims.load_state(claims)
         self._requests.load_state(requests)
         self.counters, self.data, self.forgotten = counters, data, made(ForgottenSamples, forgotten)
-        self.records = []
-        for record in records:
-            self.records.append(UnlearningRecord.from_state(record, self.records[-1] if self.records else None))
+        self.records = [UnlearningRecord.from_json(json.dumps(record)) for record in records]
 
     # By the user ----------------------------------------------------------------------------------------------
 
