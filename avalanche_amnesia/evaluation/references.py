@@ -51,9 +51,7 @@ class References:
     of a task derives from (seed, task), two runs that begin with the same tasks share those bits. The shared tasks are
     trained once.
 
-    A pickled object keeps its benchmark and its models, but not ``make_strategy``, because another program can't load
-    the function: call :meth:`attach` before it needs another model. A copy is the object itself, because its models
-    are the same for every run.
+    A copy is the object itself, because its models are the same for every run.
 
     Args:
         make_strategy: called as ``make_strategy(evaluator=…)``; must return a new strategy with the same initial bits
@@ -97,7 +95,7 @@ class References:
             )
         if not hasattr(benchmark, "streams"):
             raise ReferencesError(f"the second argument is the benchmark of the run, got {benchmark!r}")
-        self.make_strategy: Callable[..., Any] | None = make_strategy
+        self.make_strategy = make_strategy
         self.benchmark = benchmark = labelled_benchmark(benchmark)
         self.train_options = dict(train_options or {})
         stream = without_requests(benchmark).train_stream
@@ -115,8 +113,8 @@ class References:
         self._without: dict[Any, References] = {}
         with preserved_rng():  # around both calls: an unseeded function draws other values in the second
             made = self.fresh_strategy("same")
-            self._initial = state_hashes(made.model.state_dict())
-            differing = self._other_values(make_strategy)
+            first, second = (state_hashes(m.state_dict()) for m in (made.model, self.fresh_strategy("same").model))
+        differing = sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
         # Slots planned from requests are too few for a model that unlearns nothing.
         pooled = _pooled(made)
         dealt = pooled is not None and isinstance(pooled.isolation.slots, Mapping)
@@ -126,29 +124,6 @@ class References:
                 f"two calls of make_strategy give different initial values of {differing}: no comparison with a "
                 "reference would mean anything. Seed inside make_strategy: torch.manual_seed(seed) before the model"
             )
-
-    def attach(self, make_strategy: Callable[..., Any]) -> None:
-        """Set ``make_strategy`` after these references were loaded, because a pickle does not contain it.
-
-        ReferencesError: if it can't be called, returns no strategy, or one with other initial values than before.
-        """
-        _check_maker(make_strategy)
-        with preserved_rng():
-            differing = self._other_values(make_strategy)
-        if differing:
-            raise ReferencesError(
-                f"make_strategy gives other initial values of {differing} than that with which these references were "
-                "made: attach that one, or make new references"
-            )
-        self.make_strategy = make_strategy
-
-    def _other_values(self, make_strategy: Callable[..., Any]) -> list[str]:
-        """Return the names of tensors that have other initial values in a ``make_strategy`` model than in the first."""
-        first, now = self._initial, state_hashes(self.fresh_strategy("same", make_strategy).model.state_dict())
-        return sorted(name for name in {*first, *now} if first.get(name) != now.get(name))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "make_strategy": None, "_runs": {}, "_without": {}, "store": None, "workers": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> References:
         return self
@@ -401,17 +376,10 @@ class References:
         strategy = self.fresh_strategy(variant)
         return Retraining(strategy) if self.store is None else self.store.run(strategy)
 
-    def fresh_strategy(self, variant: Expected = "same", make_strategy: Callable[..., Any] | None = None) -> Any:
+    def fresh_strategy(self, variant: Expected = "same") -> Any:
         """Return a new strategy from ``make_strategy`` for a reference; raise ReferencesError if it is unsuitable."""
-        make = make_strategy or self.make_strategy
-        if make is None:
-            raise ReferencesError(
-                "these references were loaded without make_strategy, and a model is asked for that was not trained "
-                "before they were saved: references.attach(make_strategy) gives it again; the strategy's metrics hold "
-                "them, metric.references"
-            )
         # No metrics: the run's metrics would need references. The logger writes nothing; without one Avalanche warns.
-        strategy = make(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
+        strategy = self.make_strategy(evaluator=EvaluationPlugin(loggers=[] if rank() else [BaseLogger()]))
         if not isinstance(strategy, BaseTemplate):
             raise ReferencesError(f"make_strategy must return a strategy, and returned {strategy!r}")
         seeding = find_plugin(strategy, SeedingPlugin)

@@ -1,5 +1,6 @@
 """Reference models have the bits of a training from scratch, also after shared or interrupted trainings."""
 
+from copy import deepcopy
 from functools import partial
 
 import pytest
@@ -92,3 +93,8 @@ def test_an_interrupted_reference_is_not_continued(kind):
         references.reference([0, 1, 2])
     box["breaks"] = False
     assert hashes(references.reference([0, 1, 2])) == expected
+
+
+def test_a_copy_of_references_is_the_same_object():
+    references = References(make, BENCHMARK)
+    assert deepcopy({"metric": references})["metric"] is references
