@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +23,9 @@ from avalanche_amnesia.unit_graph.values import Value, leaves
 class Program:
     """Rewritten graph of a masked backbone in one mode, which can be compiled, copied and pickled."""
 
-    def __init__(
-        self,
-        graph: fx.Graph,
-        values: Mapping[fx.Node, Any],
-        dtype: torch.dtype,
-        parameter: str,
-        batch: Collection[Any],
-    ) -> None:
+    def __init__(self, graph: fx.Graph, values: Mapping[fx.Node, Any], dtype: torch.dtype, parameter: str) -> None:
         self.graph, self.dtype, self.parameter = graph, dtype, parameter
         self.values = {node: value for node, value in values.items() if isinstance(value, Value)}
-        self.samples = {node: _moving_axes(node, batch) for node in self.values}
 
     def __deepcopy__(self, memo: object) -> Program:
         return self  # immutable
@@ -46,27 +38,27 @@ class Program:
                 # Operations can't be pickled, but their names in ``torch.ops`` can.
                 operator.attrgetter(str(node.target)) if isinstance(node.target, OpOverload) else node.target,
                 *fx.node.map_arg((node.args, node.kwargs), number.__getitem__),
-                (self.values.get(node), self.samples.get(node)),
+                self.values.get(node),
             )
             for node in self.graph.nodes
         ]
         return {"steps": steps, "dtype": self.dtype, "parameter": self.parameter}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.graph, self.values, self.samples = fx.Graph(), {}, {}
+        self.graph, self.values = fx.Graph(), {}
         self.dtype, self.parameter = state["dtype"], state["parameter"]
         nodes: list[fx.Node] = []
 
         def found(leaf: Any) -> Any:
             return leaf(nodes) if isinstance(leaf, operator.itemgetter) else leaf
 
-        for name, op, target, args, kwargs, (value, samples) in state["steps"]:
+        for name, op, target, args, kwargs, value in state["steps"]:
             target = target(torch.ops) if isinstance(target, operator.attrgetter) else target
             filled: Any = fx.node.map_aggregate((args, kwargs), found)
             node = self.graph.create_node(op, target, filled[0], filled[1], name)
             nodes.append(node)
             if value is not None:
-                self.values[node], self.samples[node] = value, samples
+                self.values[node] = value
 
     def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
         """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
@@ -78,14 +70,6 @@ class Program:
             as_function(node)
         leave_closed_out(graph)
         return type(fx.GraphModule(module, graph)).forward
-
-
-def _moving_axes(node: fx.Node, batch: Collection[Any]) -> frozenset[int]:
-    """Return the axes of a node's value whose size depends on the number of samples."""
-    value = node.meta.get("val")
-    sizes = list(enumerate(value.shape)) if isinstance(value, Tensor) else []
-    moving: list[tuple[int, Any]] = [(axis, size) for axis, size in sizes if isinstance(size, torch.SymInt)]
-    return frozenset(axis for axis, size in moving if not size.node.expr.free_symbols.isdisjoint(batch))
 
 
 class Sizes:

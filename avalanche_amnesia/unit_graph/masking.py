@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -132,7 +133,6 @@ class MaskNodes:
         with graph.inserting_after(self.masks):
             self._end = graph.call_function(dict)  # marks a position; removed later because no node reads it
         self._emitted: dict[object, fx.Node] = {}
-        self._largest: dict[tuple[tuple[str, ...], ...], fx.Node] = {}
 
     def emit(self, ids: Tensor) -> fx.Node | None:
         """Return a node with the mask of the sets ``ids``, of size 1 along constant axes; None if nothing is masked."""
@@ -157,24 +157,13 @@ class MaskNodes:
         if width and all(len(row) == width for row in rows):
             parts = [self._whole_layers([row[place] for row in rows]) for place in range(width)]
             if all(part is not None for part in parts):
-                return self._emit_largest(tuple(tuple(part) for part in parts if part is not None))
+                masks = [[call(operator.getitem, (self.masks, layer)) for layer in part or ()] for part in parts]
+                joined = [of[0] if len(of) == 1 else call(torch.cat, (of,)) for of in masks]
+                return reduce(lambda one, other: call(torch.maximum, (one, other)), joined)
         name = f"_sets_{len(self.draft.indices)}"
         self.draft.indices[name] = self.draft.sets.table(ids.tolist())
         layers = [call(operator.getitem, (self.masks, layer)) for layer in self.draft.layers]
         return call(use_of_sets, (layers, self.graph.get_attr(name)))
-
-    def _emit_largest(self, parts: tuple[tuple[str, ...], ...]) -> fx.Node:
-        """Return a node with the elementwise maximum of several masks, each the concatenated masks of whole layers."""
-        # Along a residual stream each mask extends the previous one, so reuse the existing maximum.
-        call = self.graph.call_function
-        known = next((length for length in range(len(parts), 0, -1) if parts[:length] in self._largest), 0)
-        for place in range(known, len(parts)):
-            masks = [call(operator.getitem, (self.masks, name)) for name in parts[place]]
-            made = masks[0] if len(masks) == 1 else call(torch.cat, (masks,))
-            if place:
-                made = call(torch.maximum, (self._largest[parts[:place]], made))
-            self._largest[parts[: place + 1]] = made
-        return self._largest[parts]
 
     def _whole_layers(self, units: Sequence[int]) -> list[str] | None:
         """Return the names of the layers that together have exactly ``units``, in order; None if there are none."""
