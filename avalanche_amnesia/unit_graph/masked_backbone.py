@@ -17,15 +17,14 @@ from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masking import leave_closed_out
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, OwnModules
-from avalanche_amnesia.unit_graph.values import Value, leaves
+from avalanche_amnesia.unit_graph.values import leaves
 
 
 class Program:
     """Rewritten graph of a masked backbone in one mode, which can be compiled, copied and pickled."""
 
-    def __init__(self, graph: fx.Graph, values: Mapping[fx.Node, Any], dtype: torch.dtype, parameter: str) -> None:
+    def __init__(self, graph: fx.Graph, dtype: torch.dtype, parameter: str) -> None:
         self.graph, self.dtype, self.parameter = graph, dtype, parameter
-        self.values = {node: value for node, value in values.items() if isinstance(value, Value)}
 
     def __deepcopy__(self, memo: object) -> Program:
         return self  # immutable
@@ -38,27 +37,23 @@ class Program:
                 # Operations can't be pickled, but their names in ``torch.ops`` can.
                 operator.attrgetter(str(node.target)) if isinstance(node.target, OpOverload) else node.target,
                 *fx.node.map_arg((node.args, node.kwargs), number.__getitem__),
-                self.values.get(node),
             )
             for node in self.graph.nodes
         ]
         return {"steps": steps, "dtype": self.dtype, "parameter": self.parameter}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.graph, self.values = fx.Graph(), {}
+        self.graph = fx.Graph()
         self.dtype, self.parameter = state["dtype"], state["parameter"]
         nodes: list[fx.Node] = []
 
         def found(leaf: Any) -> Any:
             return leaf(nodes) if isinstance(leaf, operator.itemgetter) else leaf
 
-        for name, op, target, args, kwargs, value in state["steps"]:
+        for name, op, target, args, kwargs in state["steps"]:
             target = target(torch.ops) if isinstance(target, operator.attrgetter) else target
             filled: Any = fx.node.map_aggregate((args, kwargs), found)
-            node = self.graph.create_node(op, target, filled[0], filled[1], name)
-            nodes.append(node)
-            if value is not None:
-                self.values[node] = value
+            nodes.append(self.graph.create_node(op, target, filled[0], filled[1], name))
 
     def compiled(self, module: nn.Module) -> Callable[..., Tensor]:
         """Return the graph as a function ``(module, *inputs, own modules, masks) → features``."""
@@ -179,7 +174,7 @@ class MaskedBackbone(nn.Module):
         return OwnModules({name: spec.make(self) for name, spec in self.owned.items()})
 
     def program(self, training: bool = False) -> Program:
-        """Return the graph for training (True) or evaluation mode, with the unit sets of its values."""
+        """Return the graph for training (True) or evaluation mode, without a check of input sizes."""
         return self._programs[training]
 
     def code(self, training: bool = False) -> str:

@@ -177,7 +177,7 @@ class _Tracing:
             exported = self.known[training].copied()
             walk = Walk(self.backbone, exported, draft, training, self.task_owned, self.frozen, self.norm)
             outputs[training] = walk.run()
-            programs[training] = Program(exported.graph, walk.values, dtype, name)
+            programs[training] = Program(exported.graph, dtype, name)
             sizes[training] = Sizes(exported.shapes, exported.guards)
             if not exported.batch and not draft.findings:
                 reason = "it can be exported only for batches of one size (len(x), int(x.shape[0]), a list of samples)"

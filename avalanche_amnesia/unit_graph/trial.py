@@ -10,17 +10,16 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.unit_graph.backbones import first_real, same_draws, undisturbed
-from avalanche_amnesia.unit_graph.exporting import features_of, where
+from avalanche_amnesia.unit_graph.exporting import features_of
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
-from avalanche_amnesia.unit_graph.values import Masked, compact
 
 _SAMPLES = 4
 _LARGE = 1 << 16
@@ -51,12 +50,10 @@ def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
             moved = _moved_outside(start, graph, masks, draw)
             before, after = (_features(module, parameters, own, x, masks) for parameters in (start, moved))
             if not bool(same_bits(before, after).all()):
-                steps = [_values(module, parameters, own, x, masks) for parameters in (start, moved)]
-                place = _first_difference(module, graph, masks, *steps)
                 raise ModelError(
                     f"in {'training' if training else 'evaluation'} mode the features of one task moved with what lies "
-                    f"outside of its mask, first in {place}: masks would not protect this backbone. Please report it; "
-                    "meanwhile declare the module around it frozen=[…] or task_owned=[…]"
+                    "outside of its mask: masks would not protect this backbone. A rule of yours (@rule) may be wrong, "
+                    "else please report it; declare modules frozen=[…] or task_owned=[…] until they don't move"
                 )
     finally:
         module.train(mode)
@@ -94,17 +91,6 @@ def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: A
     return _repeatable(module, own, lambda own: functional_call(module, parameters, (x, own, masks), tie_weights=False))
 
 
-def _values(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> dict[fx.Node, Any]:
-    """Return the value of every graph node, computed with ``parameters``."""
-    graph = module.program(module.training).graph
-    known = {
-        node: parameters[node.target] for node in graph.nodes if node.op == "get_attr" and node.target in parameters
-    }
-    steps = fx.Interpreter(module, garbage_collect_values=False, graph=graph)
-    _repeatable(module, own, lambda own: steps.run(*module.inputs.tensors(x), own, masks, initial_env=known))
-    return steps.env
-
-
 def _repeatable(module: MaskedBackbone, own: OwnModules, run: Callable[[OwnModules], Any]) -> Any:
     with same_draws(module):
         torch.manual_seed(0)
@@ -138,26 +124,3 @@ def _moved_outside(start: Tensors, graph: UnitGraph, masks: Tensors, draw: torch
         other = _noise(value, draw).sub_(value, alpha=3)
         moved[name] = torch.where(covered[name].to(value.device), value, other) if name in covered else other
     return moved
-
-
-def _first_difference(
-    module: MaskedBackbone, graph: UnitGraph, masks: Tensors, before: dict[fx.Node, Any], after: dict[fx.Node, Any]
-) -> str:
-    """Return a description of the first node whose value differs although the masks should have protected it."""
-    use = graph.sets.use(torch.cat([masks[name] for name in graph.layers]))
-    program = module.program(module.training)
-    for node in program.graph.nodes:
-        value = program.values.get(node)
-        if value is None or not isinstance(before[node], Tensor):
-            continue
-        same = same_bits(before[node], after[node])
-        ids = compact(value.ids)
-        if value.masked is Masked.ZERO and ids.shape[:1] == (1,):
-            same = same & ((before[node] == 0) | (use[ids.to(use.device)] > 0))  # the rule says: zero if masked
-        if value.masked is Masked.DIRTY and ids.shape[:1] == (1,):  # units are at equal positions in all samples
-            same = same | (use[ids.to(use.device)] == 0)
-        elif value.masked is Masked.DIRTY:
-            continue
-        if not bool(same.all()):
-            return where(node)
-    return "an operation that folds units and samples into one axis"
