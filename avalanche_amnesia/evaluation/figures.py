@@ -121,12 +121,6 @@ def matrix_figure(
     note: str = "",
 ) -> Figure:
     """Draw one matrix of shares per title: each cell shows its percentage and is darker for a larger share."""
-    for title, cells in panels.items():
-        if len(cells) != len(rows) or any(len(row) != len(columns) for row in cells):
-            raise ValueError(
-                f"{len(rows)} names of rows and {len(columns)} of columns for a matrix {title!r} of {len(cells)} rows "
-                f"of {sorted({len(row) for row in cells})} values: give a name for each"
-            )
     lines = max((len(cell.below) for cells in panels.values() for row in cells for cell in row if cell), default=0)
     names = 7 * max((len(str(row)) for row in rows), default=0)
     width = max(WIDTH, min((60 if lines else 44) * len(columns), 720) + names + 40)

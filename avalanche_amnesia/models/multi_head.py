@@ -295,19 +295,11 @@ class MultiHeadModel(MultiTaskModule):
         """Load a state like ``nn.Module.load_state_dict``, after adding and removing tasks to match it.
 
         Raises:
-            TypeError: if ``state_dict`` is not a mapping of tensors.
+            TypeError: if ``state_dict`` is not a mapping.
             ValueError: for the state of another model; this model is then unchanged.
         """
-        given = type(state_dict).__name__
-        if isinstance(state_dict, Mapping):  # of tensors, and any objects as extra state
-            others = (name for name, value in state_dict.items() if not isinstance(value, Tensor))
-            wrong = next((name for name in others if not name.endswith("_extra_state")), None)
-            given = "" if wrong is None else f"{wrong}: {type(state_dict[wrong]).__name__}"
-        if given:
-            raise TypeError(
-                f"load_state_dict takes a mapping of tensors, as model.state_dict() returns it, got {given}; a file is "
-                "read by torch.load(path), and the state of a whole strategy by load_state(strategy, path)"
-            )
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"state_dict must be what model.state_dict() returns, got {state_dict!r:.80}")
         tasks, unlike, before = self.task_state(), [], []
         with whole(self):
             values = [*self.parameters(), *self.buffers()]

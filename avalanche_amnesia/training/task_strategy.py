@@ -30,7 +30,7 @@ from avalanche_amnesia.training.host.lookup import (
     unlearning_of,
 )
 from avalanche_amnesia.training.host.rollback import abort_training
-from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin
+from avalanche_amnesia.training.plugins.in_memory_loader import InMemoryLoaderPlugin, NonEmptyBatches, TensorBatches
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 from avalanche_amnesia.training.plugins.task_mask import TaskEndPlugin
 from avalanche_amnesia.transaction import Transaction
@@ -181,13 +181,6 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
         if given and not self.model.tasks:
             refuse_incremental(given[0])
-        held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
-        if held_out:
-            warnings.warn(
-                f"strategy.train is given experiences of the stream {sorted(held_out)[0]!r}, which are for evaluation: "
-                "benchmark.train_stream is there to be trained on",
-                stacklevel=2,
-            )
         streams = None
         if eval_streams is not None:
             if not isinstance(eval_streams, Iterable):
@@ -324,6 +317,13 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         return TaskInference(self.model, rule)
 
     # The first mini-batch of a task: faults are named, and the task is undone --------------------------------------
+
+    def training_epoch(self, **kwargs: Any) -> None:
+        """Train for one epoch; skip empty mini-batches."""
+        with Transaction() as kept:
+            if not isinstance(self.dataloader, TensorBatches):
+                kept.set(self, dataloader=NonEmptyBatches(self.dataloader))
+            super().training_epoch(**kwargs)
 
     def _unpack_minibatch(self) -> None:
         self.mbatch = unpacked(self.mbatch)

@@ -136,10 +136,8 @@ def test_a_large_matrix_has_a_colour_scale_instead_of_numbers() -> None:
     assert max(figure.get_size_inches()) < 12
 
 
-def test_a_matrix_without_tasks_is_drawn_and_missing_names_are_refused() -> None:
+def test_a_matrix_without_tasks_is_drawn() -> None:
     assert overlap_figure([], []).texts[0].get_text() == "nothing to show"
-    with pytest.raises(ValueError, match=r"2 names of rows and 1 of columns for a matrix '' of 1 rows"):
-        matrix_figure({"": [[Cell(1.0)]]}, rows=[0, 1], columns=[0], **NAMES)
 
 
 def test_the_figure_of_capacity_names_events_and_marks_requests() -> None:

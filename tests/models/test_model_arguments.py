@@ -143,12 +143,10 @@ def test_the_state_of_another_model_is_refused_and_changes_nothing(name, kind):
     assert strategy.model.tasks == (1,)
 
 
-@pytest.mark.parametrize("given", [None, [], "model.pt", {"heads.0.weight": 3}], ids=repr)
+@pytest.mark.parametrize("given", [None, [], "model.pt", {"backbone.weight": 3}], ids=repr)
 def test_an_object_that_is_no_state_is_refused(given):
     model = tiny.strategy().model
-    with pytest.raises(
-        TypeError, match=r"takes a mapping of tensors.*torch.load\(path\).*load_state\(strategy, path\)"
-    ):
+    with unchanged(lambda: bits(model)), pytest.raises((TypeError, ValueError)):
         model.load_state_dict(given)
 
 

@@ -7,6 +7,7 @@ import torch
 from avalanche.benchmarks.utils.data_loader import SingleDatasetDataLoader, TaskBalancedDataLoader
 from avalanche.training.templates.base_sgd import BaseSGDTemplate
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from avalanche_amnesia.models.multi_head import OneTask
 from avalanche_amnesia.strategy import Plugin, Strategy
@@ -63,6 +64,30 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[list[Tensor]]:
         return map(self.at, self.positions())  # one at a time, so that the first mini-batch comes at once
+
+
+class NonEmptyBatches:
+    """Wrapper of a loader that skips mini-batches without samples, which Poisson sampling draws."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # asked for by copies, which begin without attributes
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        return filter(_has_samples, self._loader)
+
+
+def _has_samples(batch: Any) -> bool:
+    """Return False if every tensor of a mini-batch is empty."""
+    sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
+    return not sizes or any(sizes)
 
 
 class InMemoryLoaderPlugin(Plugin):
