@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from avalanche.benchmarks import CLScenario, EagerCLStream
 
@@ -43,25 +43,17 @@ class UnlearningRequest:
     classes: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self, task: int | None) -> None:
-        for name, number in (("at", checks.integer(self.at)), ("iteration", checks.integer(self.iteration))):
-            if number is not None:
-                object.__setattr__(self, name, number)
-        if self.at is not None and not (type(self.at) is int and self.at >= 0):
-            raise RequestError(f"at={self.at!r} is no position in the train stream; give an int of at least 0")
-        if self.when not in get_args(When):
+        try:
+            checks.one_of("when", self.when, When)
+            for name, number in (("at", self.at), ("iteration", self.iteration)):
+                if number is not None:
+                    object.__setattr__(self, name, checks.whole_number(name, number, 0))
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"request at position {self.at}: {error}") from None
+        if (self.when == "iteration") != (self.iteration is not None):
             raise RequestError(
-                f"request at position {self.at}: when={self.when!r} is unknown; allowed are "
-                f"{', '.join(map(repr, get_args(When)))}"
-            )
-        if self.when != "iteration" and self.iteration is not None:
-            raise RequestError(
-                f"request at position {self.at}: iteration={self.iteration!r} needs when='iteration', "
-                f"but when={self.when!r}; set that or leave iteration out"
-            )
-        if self.when == "iteration" and not (type(self.iteration) is int and self.iteration >= 0):
-            raise RequestError(
-                f"request at position {self.at}: when='iteration' needs iteration, an int of at least 0, "
-                f"but got {self.iteration!r}"
+                f"request at position {self.at}: when={self.when!r} and iteration={self.iteration!r} don't go "
+                "together: when='iteration' needs iteration, an int of at least 0"
             )
         try:
             given = self.tasks if task is None else (*self.tasks, task)

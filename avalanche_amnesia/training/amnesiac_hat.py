@@ -1,6 +1,6 @@
 """AmnesiacHAT: the hard attention strategy (HAT) that unlearns tasks on request."""
 
-from typing import ClassVar, Literal, Unpack
+from typing import Literal, Unpack
 
 from torch.optim import Optimizer
 
@@ -12,7 +12,7 @@ from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
-from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
+from avalanche_amnesia.training.update_rules import AdjustmentRule
 from avalanche_amnesia.unlearning.compensation import Compensation, Repair, compensates, repairs
 
 CompensationChoice = Literal["counterfactual", "none"]
@@ -52,14 +52,6 @@ class AmnesiacHAT(TaskStrategy):
         TypeError: for an unknown option, or an object of another kind.
         ValueError: for an invalid value.
     """
-
-    settings: ClassVar = {
-        "masks": HardAttention,
-        "adjustment": AdaHATRule,
-        "unlearning": UnlearningPlugin,
-        "trajectory": TrajectoryPlugin,
-        "compensation": CounterfactualPlugin,
-    }
 
     def __init__(
         self,

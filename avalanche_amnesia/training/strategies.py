@@ -1,6 +1,6 @@
 """HAT and AdaHAT: hard attention to the task."""
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
@@ -8,7 +8,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
-from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
+from avalanche_amnesia.training.update_rules import AdjustmentRule
 
 
 class HAT(TaskStrategy):
@@ -29,8 +29,6 @@ class HAT(TaskStrategy):
 
     Reference: Serrà et al., Overcoming catastrophic forgetting with hard attention to the task, ICML 2018.
     """
-
-    settings: ClassVar = {"masks": HardAttention, "adjustment": AdaHATRule}
 
     def __init__(
         self,

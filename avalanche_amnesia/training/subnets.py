@@ -1,6 +1,6 @@
 """Strategies that choose or assign weights for each task and unlearn tasks on request: WSN and weight pools."""
 
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch.optim import Optimizer
 
@@ -39,8 +39,6 @@ class WSN(TaskStrategy):
 
     Reference: Kang et al., Forget-free continual learning with winning subnetworks, ICML 2022.
     """
-
-    settings: ClassVar = {"masks": ScoredWeights, "unlearning": UnlearningPlugin, "trajectory": TrajectoryPlugin}
 
     def __init__(
         self,
@@ -89,8 +87,6 @@ class DisjointSubnets(TaskStrategy):
         TypeError: if ``model`` is of another kind, or for an unknown option.
         ValueError: for an invalid value.
     """
-
-    settings: ClassVar = {"unlearning": UnlearningPlugin, "isolation": Pools}
 
     def __init__(
         self,

@@ -112,7 +112,6 @@ def scheduled_again(requests, **options):
     return scheduled(requests, first, **options)
 
 
-ITERATION = "needs iteration, an int of at least 0, but got"
 REFUSED = [
     (scheduled({3: [7]}), r"after task 3: task 7 .* it is unknown \(known are 0, 1, 2, 3, 4\)"),
     (scheduled({1: [2]}), "after task 1: task 2 .* it is not yet trained"),
@@ -127,7 +126,7 @@ REFUSED = [
     (scheduled({2: [True]}), "after task 2: True is no task"),
     (scheduled({2: ["0"]}), "after task 2: '0' is no task"),
     (scheduled({5: [0]}), r"at=5 is no position .* allowed are 0 to 4"),
-    (scheduled({True: [0]}), "is no position in the train stream"),
+    (scheduled({True: [0]}), "at must be an int of at least 0, got True"),
     (scheduled([[0]]), r"\[0\] is no UnlearningRequest"),
     (
         scheduled({2: [R(task=0, samples=[1])]}),
@@ -144,11 +143,11 @@ REFUSED = [
     ),
     (scheduled_again({}, permanent=[1]), "task 1 .* declared permanent.*the benchmark without requests"),
     (scheduled_again({}, deadline=2), "deadline=2: the benchmark carries deadline=4 already"),
-    (lambda: R([0], -1), "at=-1 is no position"),
-    (lambda: R([0], 1, "during"), "when='during' is unknown; allowed are 'after', 'before', 'iteration'"),
-    (lambda: R([0], 1, "after", 3), "iteration=3 needs when='iteration'"),
-    (lambda: R([0], 1, "iteration"), f"{ITERATION} None"),
-    (lambda: R([0], 1, "iteration", True), f"{ITERATION} True"),
+    (lambda: R([0], -1), "at must be an int of at least 0, got -1"),
+    (lambda: R([0], 1, "during"), "when must be one of 'after', 'before', 'iteration', got 'during'"),
+    (lambda: R([0], 1, "after", 3), "iteration=3 don't go together: when='iteration' needs iteration"),
+    (lambda: R([0], 1, "iteration"), "iteration=None don't go together"),
+    (lambda: R([0], 1, "iteration", True), "iteration must be an int of at least 0, got True"),
     (lambda: R(0, 1), "0 are no tasks"),
 ]
 

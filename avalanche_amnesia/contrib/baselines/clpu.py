@@ -1,7 +1,7 @@
 """Baseline CLPU-DER++: a main network for permanent tasks, and a side network for each unlearnable task."""
 
 from collections.abc import Collection, Iterable
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -113,8 +113,6 @@ class CLPUDERpp(TaskStrategy):
 
     Reference: Liu et al., Continual learning and private unlearning, CoLLAs 2022.
     """
-
-    settings: ClassVar = {"unlearning": UnlearningPlugin}
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -105,8 +105,6 @@ class Independent(TaskStrategy):
     Raises:
         TypeError: if ``model`` is not a :class:`NetworkPerTask`, or for an unknown option.
     """
-
-    settings: ClassVar = {"unlearning": UnlearningPlugin}
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """Strategy RanPAC: one pass over each task's samples, whose features are summed; unlearning subtracts them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -62,7 +62,6 @@ class RanPAC(TaskStrategy):
     """
 
     composed = ("method", "optimizer", "reset_optimizer")  # type: ignore[assignment]
-    settings: ClassVar = {"unlearning": UnlearningPlugin}
     divides_batches = False  # on several processes each computes all sums
     model: AnalyticModel
 

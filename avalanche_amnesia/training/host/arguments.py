@@ -26,8 +26,6 @@ class OwnArguments:
 
     composed: ClassVar[Collection[str]] = ()
     """Arguments that a strategy passes to its base class and that a user can't pass (``method``)."""
-    settings: ClassVar[Mapping[str, type]] = {}
-    """Argument → settings class of its value; the error for a setting passed directly names the argument for it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -44,12 +42,6 @@ class OwnArguments:
             if unnamed:
                 raise TypeError(f"{cls.__name__} takes its options by name: {cls.__name__}(model=…, optimizer=…)")
             for name in given:
-                for argument, kind in cls.settings.items():
-                    if name not in known and name in inspect.signature(kind).parameters:
-                        raise TypeError(
-                            f"{cls.__name__} has no option {name!r}: write {argument}={kind.__name__}({name}=…). It "
-                            f"has {', '.join(known)}"
-                        )
                 checks.known_options([name], known, cls.__name__)
             init(self, **given)
 

@@ -314,14 +314,6 @@ def test_a_pickled_store_has_the_same_directory_and_does_not_delete_it(tmp_path)
     assert store.has(run.key)
 
 
-def test_loaded_references_start_no_workers():
-    references = with_a_worker(brief)
-    jsd_metrics(references)
-    loaded = pickle.loads(pickle.dumps(references))
-    loaded.check(BENCHMARK.train_stream[0])
-    assert loaded.workers is None
-
-
 SCRIPT = """
 import time, torch
 from avalanche_amnesia import *
