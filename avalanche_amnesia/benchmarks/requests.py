@@ -133,24 +133,14 @@ def with_unlearning(
     """
     benchmark = _labelled(benchmark)
     tasks = _tasks(benchmark)
-    carried = [request for due in _carried(benchmark) for request in due]
-    given = _listed(requests, len(tasks))
+    carried, given = [request for due in _carried(benchmark) for request in due], _listed(requests, len(tasks))
     declared = _declared(permanent, tasks) | _permanent(benchmark)
     ledger = TaskLedger(deadline := _deadline(benchmark, deadline))
     ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
-    try:  # before the training
-        for task, due in zip(tasks, schedule, strict=True):
-            rehearse(ledger, task, due, tasks, permanent=task in declared)
-        _check_parts(benchmark, schedule)
-    except RequestError as error:
-        if not carried:
-            raise
-        there = ", ".join(f"{list(request.tasks)} at position {request.at}" for request in carried)
-        raise RequestError(
-            f"{error}. The benchmark carries requests already, {there}, and these come in addition: to begin "
-            "again, give with_unlearning the benchmark without requests"
-        ) from error
+    for task, due in zip(tasks, schedule, strict=True):
+        rehearse(ledger, task, due, tasks, permanent=task in declared)
+    _check_parts(benchmark, schedule)
     return _scheduled(benchmark, schedule, declared, deadline)
 
 

@@ -11,15 +11,6 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.names import EVENT
 
 _OWN = ("event", "what", "task", "unlearned", "remaining", "affected", "claim", "accuracy")
-_FORGOTTEN = (
-    "JSD_own",
-    "JSD_own_floor_order",
-    "JSD_own_ratio_order",
-    "UnlearnedAccuracy",
-    "UnlearnedAccuracy_reference",
-    "UnlearnedAccuracy_chance",
-    "JSD_own_floor_seed",
-)
 _ACCURACY = re.compile(r"Top1_Acc_Exp/eval_phase/(?!train_)\w+/Task(\d+)(/Exp\d+)?")
 _OF_STREAM = re.compile(r"([^/]+)(/eval_phase/(?!train_)\w+)?")
 
@@ -29,9 +20,8 @@ class EventTable:
 
     Columns: event, what (``trained`` or ``unlearned``), task (trained last), unlearned (tasks, or samples of one in
     words), remaining, affected, claim, accuracy (mean over the remaining tasks, of Avalanche's accuracy per
-    experience), and every number of a metric over ``event`` except those of single tasks or layers: first ``JSD_own``
-    with its order floor, their ratio and the old head, then ``AccuracyDifference``, ``Capacity`` … Of several values
-    of one event the last one counts. A row describes the tasks remaining at that time; only a proof
+    experience), and every number of a metric over ``event`` except those of single tasks or layers. Of several
+    values of one event the last one counts. A row describes the tasks remaining at that time; only a proof
     changes its claim later.
     """
 
@@ -76,7 +66,7 @@ class EventTable:
         """Return the table with all rows so far."""
         self.changed = False
         measured = dict.fromkeys(column for row in self._rows for column in row if column not in _OWN)
-        columns = (*_OWN, *dict.fromkeys((*(column for column in _FORGOTTEN if column in measured), *measured)))
+        columns = (*_OWN, *measured)
         return Table(columns, tuple(tuple(row.get(column) for column in columns) for row in self._rows))
 
     def _begin(self, row: dict[str, Any], remaining: Iterable[int] | None) -> None:

@@ -32,7 +32,7 @@ class MLP(nn.Module):
 
     Raises:
         ValueError: for a width below 1, a probability outside ``[0, 1)`` or an unknown norm.
-        TypeError: if ``activation`` does not return a module, or is itself a module.
+        TypeError: if ``activation`` does not return a module.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MLP(nn.Module):
         self.input_dropout = nn.Dropout(of_input)
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.Identity() if norm == "none" else _NORMS[norm](width) for width in widths[1:])
-        self.activations = nn.ModuleList(_made(activation) for _ in self.layers)
+        self.activations = nn.ModuleList(activation() for _ in self.layers)
         self.dropout = nn.Dropout(of_layers)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,13 +70,3 @@ class MLP(nn.Module):
         for layer, norm, activation in zip(self.layers, self.norms, self.activations, strict=True):
             x = self.dropout(activation(norm(layer(x))))
         return x
-
-
-def _made(activation: Callable[[], nn.Module]) -> nn.Module:
-    module = None if isinstance(activation, nn.Module) or not callable(activation) else activation()
-    if not isinstance(module, nn.Module):
-        raise TypeError(
-            f"activation must be a class of modules, or a function that makes one, got {activation!r}: nn.Tanh, "
-            "lambda: nn.LeakyReLU(0.2)"
-        )
-    return module

@@ -12,9 +12,6 @@ _hardshrink_backward = torch.ops.aten.hardshrink_backward.grad_input
 
 _BAND = 0.005
 """Relative width of the band around the last threshold whose entries are ranked; WSN's steps seldom move it more."""
-_NARROW = 0.001
-"""Band width tried first: sufficient in most steps, with fewer entries to rank."""
-
 _LARGEST = 1e38
 """Thresholds above this are not used as a guess, because the band would overflow."""
 _BLOCK = 2**16
@@ -63,14 +60,12 @@ class MovingTop:
     def update(self, vector: Tensor) -> None:
         """Find the ``k`` largest magnitudes of ``vector``: of equal ones, the lowest index first; NaN comes last."""
         values = vector.numpy()
-        near = self.threshold
-        shares = (_NARROW, _BAND) if 0 < near < _LARGEST else ()
-        if not any(self._update_around(values, near, share) for share in shares):
+        if not (0 < self.threshold < _LARGEST and self._update_around(values, self.threshold)):
             self._update_whole(values)
 
-    def _update_around(self, values: npt.NDArray[np.float32], near: float, share: float) -> bool:
+    def _update_around(self, values: npt.NDArray[np.float32], near: float) -> bool:
         """Rank only entries near the guessed threshold ``near``; return False, and change no result, if it is bad."""
-        low, high = np.float32(near * (1 - share)), np.float32(near * (1 + share))
+        low, high = np.float32(near * (1 - _BAND)), np.float32(near * (1 + _BAND))
         for start in range(0, self.size, _BLOCK):
             block = slice(start, start + _BLOCK)
             sizes = np.abs(values[block], out=self._room[: self.size - start])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from torch._ops import OpOverload
 
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.graph import UnitGraph
-from avalanche_amnesia.unit_graph.masking import leave_closed_out
+from avalanche_amnesia.unit_graph.masking import AS_FUNCTIONS, leave_closed_out
 from avalanche_amnesia.unit_graph.task_owned import OwnedSpec, OwnModules
 from avalanche_amnesia.unit_graph.values import leaves
 
@@ -62,7 +61,7 @@ class Program:
         graph.output(graph.graph_copy(self.graph, copies))
         follow_the_input(graph, self.dtype, self.parameter)
         for node in graph.nodes:
-            as_function(node)
+            node.target = AS_FUNCTIONS.get(node.target, node.target)
         leave_closed_out(graph)
         return type(fx.GraphModule(module, graph)).forward
 
@@ -217,21 +216,3 @@ def follow_the_input(graph: fx.Graph, dtype: torch.dtype, parameter: str) -> Non
 
         node.args = fx.node.map_aggregate(node.args, followed)
         node.kwargs = fx.node.map_aggregate(node.kwargs, followed)
-
-
-def as_function(node: fx.Node) -> None:
-    """Replace a node's operator by the torch function with the same result, which is faster to call from Python."""
-    target = node.target
-    if node.op != "call_function" or not isinstance(target, OpOverload) or target.namespace != "aten":
-        return
-    name = target._schema.name.removeprefix("aten::")
-    name = {"view": "reshape", "_unsafe_view": "reshape"}.get(name, name) if target._overloadname != "dtype" else name
-    for library in (torch, torch._C._nn):
-        found = getattr(library, name, None)
-        if isinstance(found, types.BuiltinFunctionType):
-            node.target = found
-            return
-    method = {"sym_size": "size"}.get(name, name)
-    plain = not node.kwargs and target._overloadname in ("default", "int", "dtype", "other", "")
-    if plain and isinstance(getattr(torch._C.TensorBase, method, None), types.MethodDescriptorType):
-        node.op, node.target = "call_method", method

@@ -74,6 +74,19 @@ class LayerMasks(dict[str, Tensor]):
 
 _OPERATIONS = (F.linear, torch.conv1d, torch.conv2d, torch.conv3d)
 """Functions of weighted layers, ordered by the number of axes of their weight, starting at two."""
+_ATEN: Any = torch.ops.aten
+AS_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    _ATEN.view.default: torch.reshape,
+    _ATEN._unsafe_view.default: torch.reshape,
+    _ATEN.linear.default: F.linear,
+    _ATEN.conv1d.default: torch.conv1d,
+    _ATEN.conv2d.default: torch.conv2d,
+    _ATEN.conv3d.default: torch.conv3d,
+    _ATEN.conv1d.padding: torch.conv1d,
+    _ATEN.conv2d.padding: torch.conv2d,
+    _ATEN.conv3d.padding: torch.conv3d,
+}
+"""Operations of a traced graph → functions in their place; a view may fail for another memory layout."""
 
 
 def over_open(
