@@ -50,10 +50,12 @@ def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
             moved = _moved_outside(start, graph, masks, draw)
             before, after = (_features(module, parameters, own, x, masks) for parameters in (start, moved))
             if not bool(same_bits(before, after).all()):
+                alone = ((name, {**start, name: moved[name]}) for name in start)
+                leak = next((n for n, p in alone if not torch.equal(before, _features(module, p, own, x, masks))), "")
                 raise ModelError(
-                    f"in {'training' if training else 'evaluation'} mode the features of one task moved with what lies "
-                    "outside of its mask: masks would not protect this backbone. A rule of yours (@rule) may be wrong, "
-                    "else please report it; declare modules frozen=[…] or task_owned=[…] until they don't move"
+                    f"in {'training' if training else 'evaluation'} mode the features of one task moved with entries "
+                    f"of {leak or 'several parameters'!r} outside of its mask: masks would not protect this backbone. "
+                    "Please report it; meanwhile declare the module that reads it frozen=[…] or task_owned=[…]"
                 )
     finally:
         module.train(mode)

@@ -44,7 +44,7 @@ def test_a_run_has_the_name_and_settings_of_its_strategy(run):
     assert run.config["training"]["train_mb_size"] == 40
     assert run.config["stream"] == {"tasks": 5, "requests": ["task 0 after task 1"]}
     assert run.config["network"]["backbone"] == "MLP"
-    assert set(run.config["options"]) == {"HATPlugin", "TrajectoryPlugin", "CounterfactualPlugin", "UnlearningPlugin"}
+    assert set(run.config["options"]) == {"HATPlugin", "CounterfactualPlugin", "UnlearningPlugin"}
     assert run.config["versions"]["avalanche-lib"]
     assert (run.config["note"], run.config["seed"]) == ("mine", "kept")
     parts = {"method", "seed", "stream", "network", "optimizer", "training", "options", "versions", "note"}
