@@ -119,6 +119,11 @@ class StreamInUse:
     def __reduce__(self) -> Any:
         return StreamInUse, ()
 
+    def __deepcopy__(self, memo: Any) -> StreamInUse:
+        twin = StreamInUse()
+        twin._held = self._held
+        return twin
+
     def note(self, experience: Any) -> None:
         """Store a weak reference to an experience, which leads to its stream."""
         self._held = weakref.ref(experience)
