@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from avalanche.models import MultiHeadClassifier, avalanche_forward
 from torch import Tensor, nn
 
 from avalanche_amnesia.models.multi_head import MultiHeadModel, with_parts
@@ -79,7 +80,8 @@ def features_of(
     """Return the backbone's features ``(n, features)`` of inputs ``x``, ``(n, …)``, on the CPU.
 
     Args:
-        model: a MultiHeadModel; ModelError for another model.
+        model: a MultiHeadModel, or any model whose classifier is an Avalanche ``MultiHeadClassifier`` (the classifier's
+            input counts as the features); ModelError for another model.
         mask: over the units or weights of a model with masks, ``(n,)``; None: no mask.
         parts: further modules of the task (``model.task_parts(task)``), for a model with masks or a TaskNormModel.
         task: task whose network to use, if the model has one per task; None: as for a task that the model lacks.
@@ -101,7 +103,20 @@ def _batch_features(
         return model.features_through(x, parts)
     if isinstance(model, MultiHeadModel):
         return run_on(model.backbone, x) if task is None else model.features(x, task)
-    raise ModelError(f"the features of {type(model).__name__} can't be found: use MultiHeadModel(backbone)")
+    classifier = next((m for m in model.modules() if isinstance(m, MultiHeadClassifier)), None)
+    if classifier is None or not classifier.classifiers:
+        raise ModelError(
+            f"the features of {type(model).__name__} can't be found: use MultiHeadModel(backbone), or a model whose "
+            "classifier is avalanche.models.MultiHeadClassifier with at least one head"
+        )
+    caught: list[Tensor] = []
+    hook = classifier.register_forward_pre_hook(lambda module, inputs: caught.append(inputs[0]))
+    try:
+        some_task = int(next(iter(classifier.classifiers)))  # any one: without masks the features depend on no task
+        avalanche_forward(model, x, torch.full((len(x),), some_task, device=x.device))
+    finally:
+        hook.remove()
+    return caught[0]
 
 
 def task_features(model: nn.Module, x: Tensor, task: int) -> Tensor:

@@ -23,7 +23,7 @@ from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
 from avalanche_amnesia.evaluation.retraining import Retraining
-from avalanche_amnesia.isolation.pools import Pools
+from avalanche_amnesia.isolation.pools import CapacityWarning, Pools
 from avalanche_amnesia.processes import n_processes, rank
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.seeding import derive_seed, preserved_rng
@@ -36,6 +36,8 @@ from avalanche_amnesia.unlearning.claims import data_known
 
 Expected = Literal["full", "same", "order", "seed"]
 _OF_REMAINING: tuple[Expected, ...] = ("same", "order", "seed")
+_QUIET = (MaskWarning, CapacityWarning)
+"""Warnings that the measured run has given already; ignored while references are trained."""
 
 
 class ReferencesError(ValueError):
@@ -362,7 +364,8 @@ class References:
         for task in path[len(run.trained) :]:
             computed = run.computed
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", MaskWarning)  # the measured run has given it already
+                for category in _QUIET:
+                    warnings.simplefilter("ignore", category)
                 run.train(self._experiences[task], **self.train_options)
             self.trainings += run.computed - computed
             self._seconds[variant, run.trained] = run.seconds()

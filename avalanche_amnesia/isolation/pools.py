@@ -7,6 +7,7 @@ bit-identical to the same training in a run that never saw the unlearned tasks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 class CapacityError(ValueError):
     """Error for a task that has no slot, or whose slot another task occupies; it is raised before any change."""
+
+
+class CapacityWarning(RuntimeWarning):
+    """Warning that another task will occupy the slot of a later task when the later task's training begins."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,8 @@ class Pools:
                 f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}{why}: "
                 f"{MORE_SLOTS}"
             )
+        if not shares:
+            _warn_if_crowded(layout)
         return found
 
     def _layout(self, strategy: Strategy) -> StreamLayout:
@@ -179,6 +186,24 @@ def departures(stream: Sequence[Any]) -> dict[int, int]:
         for request in (r for r in requests if r.when != "before"):
             gone |= dict.fromkeys(request.gone, position)
     return gone
+
+
+def _warn_if_crowded(layout: StreamLayout) -> None:
+    """Warn, before the first training, of the first task in the stream that will find its slot occupied."""
+    for position, task in enumerate(layout.tasks):
+        remaining = (t for t in dict.fromkeys(layout.tasks[:position]) if layout.gone.get(t, position) >= position)
+        there = [other for other in remaining if other != task and layout.slot(other) == layout.slot(task)]
+        if not there:
+            continue
+        late = [other for other in there if layout.is_open(other, task)]
+        why = f", of which {late} can't be unlearned any more by then" if late else ""
+        text = (
+            f"task {task} will find its slot ({layout.slot(task)} of {layout.slots}) taken by tasks {there}{why}, "
+            f"unless they are unlearned in time; the stream requests no more. {MORE_SLOTS[0].upper()}{MORE_SLOTS[1:]}. "
+            "Pools.planned(benchmark) chooses slots by the stream's requests"
+        )
+        warnings.warn(text, CapacityWarning, stacklevel=3)
+        return
 
 
 MORE_SLOTS = "unlearn what can be first, or give Pools(slots=…) a larger number from the beginning"

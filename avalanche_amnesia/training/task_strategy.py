@@ -181,6 +181,13 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
         if given and not self.model.tasks:
             refuse_incremental(given[0])
+        held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
+        if held_out:
+            warnings.warn(
+                f"strategy.train is given experiences of the stream {sorted(held_out)[0]!r}, which are for evaluation: "
+                "benchmark.train_stream is there to be trained on",
+                stacklevel=2,
+            )
         streams = None
         if eval_streams is not None:
             if not isinstance(eval_streams, Iterable):

@@ -1,5 +1,6 @@
 """Plans of the slots of weight pools, made from the requests of a stream."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -16,7 +17,7 @@ from avalanche_amnesia import (
     with_unlearning,
 )
 from avalanche_amnesia.contrib.streams.scenarios import Scenario
-from avalanche_amnesia.isolation.pools import CapacityError, StreamLayout
+from avalanche_amnesia.isolation.pools import CapacityError, CapacityWarning, StreamLayout
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import load_state
@@ -33,10 +34,13 @@ def fresh(isolation, **options):
 
 
 def learn(benchmark, isolation, tasks=range(5)):
+    """Return a strategy that trained these tasks, and its warnings about capacity."""
     strategy = fresh(isolation)
-    for task in tasks:
-        strategy.train(benchmark.train_stream[task])
-    return strategy
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for task in tasks:
+            strategy.train(benchmark.train_stream[task])
+    return strategy, [str(w.message) for w in caught if w.category is CapacityWarning]
 
 
 def test_the_slot_of_an_unlearned_task_is_used_again():
@@ -65,19 +69,33 @@ def test_a_task_without_a_slot_names_the_requests_that_were_not_obeyed():
         strategy.train(benchmark.train_stream)
 
 
+def test_missing_slots_are_reported_before_the_first_task():
+    _, told = learn(DIGITS, Pools(slots=3), [0, 1, 2])
+    assert len(told) == 1
+    assert told[0].startswith("task 3 will find its slot (0 of 3) taken by tasks [0], unless")
+    assert "Pools.planned" in told[0]
+    late = with_unlearning(DIGITS, deadline=2)
+    assert "of which [0] can't be unlearned any more by then" in learn(late, Pools(slots=3), [0])[1][0]
+    assert learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=3), [0])[1] == []
+
+
 def test_the_slot_of_a_permanent_task_is_not_used_again():
     benchmark = with_unlearning(DIGITS, {2: [1]}, permanent=[0, 3])
     pools = Pools.planned(benchmark)
     assert pools.slots == {0: 0, 1: 1, 2: 2, 3: 3, 4: 1}
-    assert learn(benchmark, pools).model.tasks == (0, 2, 3, 4)
+    strategy, told = learn(benchmark, pools)
+    assert told == []
+    assert strategy.model.tasks == (0, 2, 3, 4)
 
 
 def test_a_repeated_task_keeps_its_slot():
     again = Scenario({1: [0]}, order=(0, 1, 0, 2)).on(DIGITS)
     assert Pools.planned(again).slots == {0: 0, 1: 1, 2: 2}
-    strategy = fresh(Pools.planned(again))
-    for experience in again.train_stream:
-        strategy.train(experience)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CapacityWarning)
+        strategy = fresh(Pools.planned(again))
+        for experience in again.train_stream:
+            strategy.train(experience)
     layout = StreamLayout.of(again.train_stream[3], None, deadline=1)
     assert not layout.is_open(0, to=2)  # learned again just before
     assert layout.is_open(1, to=2)
@@ -85,7 +103,7 @@ def test_a_repeated_task_keeps_its_slot():
 
 def test_saved_slots_are_compared(tmp_path):
     slots = {0: 0, 1: 1, 2: 0, 3: 2, 4: 1}
-    strategy = learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=slots), [0])
+    strategy, _ = learn(with_unlearning(DIGITS, PUBLISHED), Pools(slots=slots), [0])
     strategy.save(tmp_path / "state")
     for others in (None, 3, {**slots, 4: 0}):
         with pytest.raises(StateError, match=r"DisjointPlugin.isolation.slots.*build the strategy with those"):

@@ -223,9 +223,13 @@ def test_a_task_that_takes_no_step_is_undone(make_strategy):
 # Warnings -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_task_of_one_class_is_warned_of():
-    with pytest.warns(MaskWarning, match="task 0 has one class, which any network predicts"):
-        tiny.strategy().train(tiny.tasks([[0], [1], [2]]).train_stream[0])
+def test_a_task_of_one_class_and_a_test_stream_are_warned_of():
+    stream = tiny.tasks([[0], [1], [2]]).test_stream
+    with (
+        pytest.warns(UserWarning, match="experiences of the stream 'test'.*benchmark.train_stream"),
+        pytest.warns(MaskWarning, match="task 0 has one class, which any network predicts"),
+    ):
+        tiny.strategy().train(stream[0])
 
 
 def test_a_task_may_take_every_unit():
