@@ -18,6 +18,7 @@ from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrate
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
 _USELESS = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
+_USELESS += ("AveragedWeights", "RandomFeatures")
 
 
 class _AllClasses(TaskInference):

@@ -24,6 +24,7 @@ from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_un
 from avalanche_amnesia.benchmarks.data import task_data
 from avalanche_amnesia.contrib.baselines import analytic
 from avalanche_amnesia.saving import StateError
+from avalanche_amnesia.training import RandomFeatures
 from avalanche_amnesia.training.host.saving import load_state
 from avalanche_amnesia.unit_graph.backbones import NamedTensors
 
@@ -370,6 +371,7 @@ MODEL = {
 STRATEGY = {
     "RanPAC has no option 'optimizer'": {"optimizer": None},
     "leave ReplayPlugin out of plugins": {"plugins": [ReplayPlugin(10)]},
+    "leave RandomFeatures out of plugins": {"plugins": [RandomFeatures(10)]},
     "AnalyticModel": {"model": nn.Flatten()},
 }
 
