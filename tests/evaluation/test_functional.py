@@ -47,26 +47,12 @@ def test_js_divergence_equals_that_of_scipy(pair):
     assert (js_divergence(a, a) == 0).all()
 
 
-def test_js_divergence_reaches_both_ends_and_depends_on_the_scale():
-    a, b = torch.tensor([[1e4, 0.0]]), torch.tensor([[0.0, 1e4]])
-    assert js_divergence(a, b).item() == 1
-    x, y = torch.tensor([[1.0, 0.5]]), torch.tensor([[0.5, 1.0]])
-    assert js_divergence(3 * x, 3 * y) > 2 * js_divergence(x, y) > 0
-    assert js_divergence(x + 5, y).item() == pytest.approx(js_divergence(x, y).item(), abs=1e-15)  # a softmax shift
-
-
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (130, 1000), (2, 40_000)])
 def test_js_divergence_of_a_batch_is_that_of_each_sample(shape):
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
     one_by_one = [js_divergence(a[i : i + 1], b[i : i + 1]) for i in range(shape[0])]
     assert torch.equal(js_divergence(a, b), torch.cat([torch.empty(0, dtype=torch.float64), *one_by_one]))
-
-
-def test_equal_features_have_distance_0_exactly_and_similar_ones_none_below_0():
-    x = torch.randn(500, 7, generator=torch.Generator().manual_seed(0))
-    assert not js_divergence(x, x.clone()).any()
-    assert (js_divergence(x, x * (1 + 1e-7)) >= 0).all()
 
 
 def test_floor_ratio_is_none_if_the_distance_or_the_floor_is_only_rounding():
@@ -132,15 +118,6 @@ def test_shots_are_drawn_per_class_from_the_seed_alone():
     assert torch.equal(few_shots(labels, 2, 3), shots)
     assert len({tuple(few_shots(labels, 2, seed).tolist()) for seed in range(20)}) > 3
     assert few_shots(labels, 9, 0).tolist() == list(range(8))
-
-
-def test_accuracy_grows_with_the_number_of_shots():
-    x, y, test_x, test_y = digits()
-    read = [few_shot_accuracy(x[few], y[few], test_x, test_y) for few in (few_shots(y, n, 0) for n in (1, 5, 50))]
-    assert 0.5 < read[0] < read[1] < read[2]
-    five = few_shots(y, 5, 0)
-    assert read[1] > 0.75
-    assert few_shot_accuracy(1e-6 * x[five], y[five], 1e-6 * test_x, test_y) == pytest.approx(read[1], abs=0.01)
 
 
 def test_a_head_of_few_shots_equals_scikit_learn():

@@ -64,30 +64,16 @@ def test_a_task_opens_at_most_a_share_of_the_units_of_earlier_tasks(reuse):
     assert new == [math.floor(0.2 * (n - math.floor(0.2 * n))) for n in SIZES]
 
 
-class Watch(HATPlugin):
-    """Keeps the gate of every step."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.gates = []
-
-    def after_update(self, strategy, **kwargs):
-        self.gates.append(self.in_training.gate.clone())
-        super().after_update(strategy, **kwargs)
-
-
 @pytest.mark.parametrize("warm_up", [0.0, 0.25, 1.0])
 def test_the_mask_is_fixed_after_the_warm_up(warm_up):
-    strategy = made(HAT, masks=replace(EVEN_BUDGET, budget=0.3, warm_up=warm_up))
-    watch = Watch(masks=find_plugin(strategy, HATPlugin).masks)
-    strategy.plugins[strategy.plugins.index(find_plugin(strategy, HATPlugin))] = watch
+    gates = []
+    watch = Hears(before_update=lambda made: gates.append(find_plugin(made, HATPlugin).in_training.gate.clone()))
+    strategy = made(HAT, masks=replace(EVEN_BUDGET, budget=0.3, warm_up=warm_up), plugins=[watch])
     strategy.train(LONG.train_stream[0])
-    steps = len(watch.gates)
-    assert steps == 20
-    mask = strategy.model.binary_mask(0)
-    fixed = round(warm_up * steps)
-    assert all(torch.equal(gate, mask.float()) for gate in watch.gates[fixed:])
-    assert not any(torch.equal(gate, mask.float()) for gate in watch.gates[:fixed])
+    assert len(gates) == 20
+    mask, fixed = strategy.model.binary_mask(0), round(warm_up * 20)
+    assert all(torch.equal(gate, mask.float()) for gate in gates[fixed:])
+    assert not any(torch.equal(gate, mask.float()) for gate in gates[:fixed])
     assert [int(units.sum()) for units in strategy.model.by_layer(mask).values()] == [12, 9, 6]
 
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from avalanche.core import SupervisedPlugin
 from avalanche.training import Naive
 from support import tiny
-from support.strategies import make
+from support.strategies import Hears, make
 from torch.utils.data import DataLoader
 
 from avalanche_amnesia.training import InMemoryLoaderPlugin
@@ -23,73 +22,60 @@ class OwnLoaders(Naive):
     make_eval_dataloader = make_train_dataloader
 
 
+def sets_loader(strategy):
+    strategy.dataloader = first_samples(strategy)
+
+
+def sets_data(strategy):
+    strategy.adapted_dataset = strategy.adapted_dataset.subset([0] * len(strategy.adapted_dataset))
+
+
+def sets_transform(strategy):
+    strategy.adapted_dataset = strategy.adapted_dataset.replace_current_transform_group((torch.zeros_like, None))
+
+
 class OwnData(Naive):
     def train_dataset_adaptation(self, **kwargs):
         super().train_dataset_adaptation(**kwargs)
-        data = self.adapted_dataset
-        self.adapted_dataset = data.subset([0] * len(data))
+        sets_data(self)
 
     def eval_dataset_adaptation(self, **kwargs):
         super().eval_dataset_adaptation(**kwargs)
-        data = self.adapted_dataset
-        self.adapted_dataset = data.subset([0] * len(data))
+        sets_data(self)
 
 
-class SetsLoader(SupervisedPlugin):
-    def before_training_exp(self, strategy, **kwargs):
-        strategy.dataloader = first_samples(strategy)
-
-    before_eval_exp = before_training_exp
-
-
-class SetsData(SupervisedPlugin):
-    def after_train_dataset_adaptation(self, strategy, **kwargs):
-        strategy.adapted_dataset = strategy.adapted_dataset.subset([0] * len(strategy.adapted_dataset))
-
-    after_eval_dataset_adaptation = after_train_dataset_adaptation
-
-
-class SetsTransform(SupervisedPlugin):
-    def after_train_dataset_adaptation(self, strategy, **kwargs):
-        data = strategy.adapted_dataset
-        strategy.adapted_dataset = data.replace_current_transform_group((torch.zeros_like, None))
-
-    after_eval_dataset_adaptation = after_train_dataset_adaptation
-
-
-class Notes(SupervisedPlugin):
-    """Notes the kind of each loader, and how many different samples it gives."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def before_training_epoch(self, strategy, **kwargs):
-        x = torch.cat([batch[0] for batch in strategy.dataloader])
-        self.seen.append((type(strategy.dataloader) is TensorBatches, len(x.unique(dim=0))))
-
-    before_eval_forward = before_training_epoch
+def adapting(function):
+    """Call a function after the data were adapted, in training and in evaluation."""
+    return Hears(after_train_dataset_adaptation=function, after_eval_dataset_adaptation=function)
 
 
 CASES = {
     "methods of the strategy": (OwnLoaders, [], 4),
     "data of the strategy": (OwnData, [], 1),
-    "loader of a plugin": (Naive, [SetsLoader()], 4),
-    "data of a plugin": (Naive, [SetsData()], 1),
-    "transform of a later plugin": (Naive, [SetsTransform()], None),  # Avalanche itself drops it in training
+    "loader of a plugin": (Naive, [Hears(before_training_exp=sets_loader, before_eval_exp=sets_loader)], 4),
+    "data of a plugin": (Naive, [adapting(sets_data)], 1),
+    # Avalanche itself drops it in training.
+    "transform of a later plugin": (Naive, [adapting(sets_transform)], None),
 }
 
 
 @pytest.mark.parametrize("case", [*CASES, "Avalanche's own"])
 def test_only_avalanche_s_own_loader_is_replaced(case):
     kind, plugins, samples = CASES.get(case, (Naive, [], None))
-    notes, ours = Notes(), InMemoryLoaderPlugin()
+    seen, ours = [], InMemoryLoaderPlugin()
+
+    def note(strategy):
+        """Note the kind of the loader, and how many different samples it gives."""
+        x = torch.cat([batch[0] for batch in strategy.dataloader])
+        seen.append((type(strategy.dataloader) is TensorBatches, len(x.unique(dim=0))))
+
+    notes = Hears(before_training_epoch=note, before_eval_forward=note)
     ordered = [ours, *plugins] if "later" in case else [*plugins, ours]
     sizes = {"train_mb_size": 8, "train_epochs": 1, "eval_mb_size": 1000}
     strategy = make(kind, net=tiny.Net, optimizer="sgd", evaluator=None, plugins=[*ordered, notes], **sizes)
     experience = tiny.tasks().train_stream[0]
     strategy.train(experience)
     strategy.eval([experience])
-    assert {replaced for replaced, _ in notes.seen} == {case not in CASES}
+    assert {replaced for replaced, _ in seen} == {case not in CASES}
     if samples is not None:
-        assert {n for _, n in notes.seen} == {samples}
+        assert {n for _, n in seen} == {samples}

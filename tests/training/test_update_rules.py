@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from support.small_runs import logits_of, make, masked_mlp, permuted, use_of_entries
-from support.strategies import learn
+from support.small_runs import make, masked_mlp, permuted, use_of_entries
 from support.strategy_state import same_state, state, values
 
-from avalanche_amnesia import HAT, AdaHAT, AdaHATRule, AdjustmentRule, MaskedModel
+from avalanche_amnesia import HAT, AdaHATRule, AdjustmentRule, MaskedModel
 from avalanche_amnesia.training.update_rules import Adjuster, ConstantRule, RandomRule, TaskUse
 
 
@@ -84,22 +83,6 @@ def test_hat_constant_and_random_rates_equal_those_of_an_element_loop():
             assert abs(float(first[covered > 0].mean()) - 0.5) < 0.06
 
 
-def test_capacity_is_the_mean_of_the_rates_of_an_element_loop():
-    model = model_with_masks()
-    n = sum(p.numel() for p in model.backbone.parameters())
-    names = [name for name, _ in model.backbone.named_parameters()]
-
-    def mean_rate(rule):
-        return sum(float((1 - naive_held(model, name, rule)).sum()) for name in names) / n
-
-    use, rate = TaskUse(model), 0.05 / 0.1
-    assert AdjustmentRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0)), abs=1e-6)
-    assert AdaHATRule(0.05, 0.1).capacity(use) == pytest.approx(mean_rate(lambda m, _: m / (m + rate)), abs=1e-6)
-    assert RandomRule().capacity(use) == pytest.approx(mean_rate(lambda m, _: float(m > 0) / 2), abs=1e-6)
-    empty = TaskUse(masked_mlp())
-    assert [rule.capacity(empty) for rule in (AdjustmentRule(), AdaHATRule(0.05, 0.1), ConstantRule(0))] == [1, 1, 1]
-
-
 def adjuster(rule, model, **optimizer):
     rule.start(0, 9)
     parameters, layers = dict(model.backbone.named_parameters()), list(model.graph.layers)
@@ -135,15 +118,6 @@ def test_update_space_is_the_damped_update(rule):
             if type(rule) is AdjustmentRule:
                 covered = adjust.use.covered[name] == 1
                 assert torch.equal(p[covered], frozen_before[name][covered])
-
-
-@pytest.mark.parametrize("rule", [AdaHATRule(0.05, 0.1), ConstantRule(0.3)], ids=["adahat", "constant"])
-def test_the_divisor_of_a_gradient_is_one_over_the_free_share(rule):
-    use = TaskUse(model_with_masks())
-    for name in use.covered:
-        for sparsity in (0.0, 0.6):
-            share = rule.protected_share(use, name, sparsity)
-            assert torch.allclose((1 / rule.divisor(use, name, sparsity)).expand_as(share), 1 - share, atol=1e-6)
 
 
 def stepped(rule, model, **optimizer):
@@ -211,13 +185,3 @@ def test_a_task_changes_only_entries_of_its_mask(adjustment, optimizer):
     for name, p in strategy.model.backbone.named_parameters():
         assert torch.equal(p[~owned[name]].view(torch.int32), initial[name][~owned[name]].view(torch.int32))
         assert bool((~owned[name]).any())
-
-
-def test_adahat_with_a_tiny_alpha_is_hat_and_alpha_matters():
-    benchmark = permuted()
-    hat = learn(make(HAT), benchmark.train_stream)
-    rules = [AdaHATRule(alpha=alpha) for alpha in (1e-30, 1.0)]
-    tiny, large = (learn(make(AdaHAT, adjustment=rule), benchmark.train_stream) for rule in rules)
-    expected = logits_of(hat, benchmark, range(3))
-    assert same_state(logits_of(tiny, benchmark, range(3)), expected)
-    assert not torch.equal(logits_of(large, benchmark, range(3))[0], expected[0])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.small_runs import OPTIMIZERS, assert_retained, make, split
-from support.strategies import NormedConvNet, learn
+from support.strategies import Hears, NormedConvNet, learn
 from support.strategy_state import same_state, state, values
 
 from avalanche_amnesia import MLP, WSN, ScoredWeights, SubnetModel
@@ -22,20 +22,18 @@ def subnet(net=lambda: MLP(64, hidden=(40,), features=30), **options):
 wsn = partial(make, WSN, wrap=partial(SubnetModel, density=0.3), optimizer="adam")
 
 
-@pytest.mark.parametrize("optimizer", list(OPTIMIZERS)[::3])
-def test_earlier_tasks_keep_their_bits_under_many_optimizers(optimizer):
-    assert_retained(wsn(optimizer=optimizer, train_epochs=1), split(), 3)
+KEPT = [
+    *({"optimizer": optimizer, "train_epochs": 1} for optimizer in list(OPTIMIZERS)[::3]),
+    {"optimizer": "nesterov", "of_model": {"bias": "masked"}, "reset_optimizer": False},
+    {"optimizer": "adam decay", "of_model": {"density": 0.9}, "reset_optimizer": False},
+    *({"of_model": {"net": NormedConvNet, "norm": norm}, "train_epochs": 3} for norm in ("task", "batch")),
+]
 
 
-@pytest.mark.parametrize(("optimizer", "options"), [("nesterov", {"bias": "masked"}), ("adam decay", {"density": 0.9})])
-def test_earlier_tasks_keep_their_bits_with_an_optimizer_that_is_not_reset(optimizer, options):
-    assert_retained(wsn(optimizer=optimizer, model=subnet(**options), reset_optimizer=False), split(), 3)
-
-
-@pytest.mark.parametrize("norm", ["task", "batch"])
-def test_earlier_tasks_keep_their_bits_in_a_conv_net_with_normalisation(norm):
-    strategy = wsn(optimizer="adam decay", model=subnet(NormedConvNet, norm=norm), train_epochs=3)
-    assert_retained(strategy, split(), 3)
+@pytest.mark.parametrize("options", KEPT, ids=str)
+def test_earlier_tasks_keep_their_bits_under_many_settings(options):
+    options = {"optimizer": "adam decay", **options}
+    assert_retained(wsn(model=subnet(**options.pop("of_model", {})), **options), split(), 3)
 
 
 def test_each_weight_moves_only_in_the_first_task_whose_mask_holds_it():
@@ -71,45 +69,30 @@ def test_evaluations_between_tasks_do_not_change_the_run(options):
 
 
 def test_scores_follow_the_learning_rate_of_the_strategy():
-    class Rates(SubnetPlugin):
-        seen: list
+    def look(made):
+        seen.add(find_plugin(made, SubnetPlugin).in_training.step_scores.optimizer.param_groups[0]["lr"])
 
-        def after_update(self, strategy, **kwargs):
-            super().after_update(strategy, **kwargs)
-            self.seen.append(self.in_training.step_scores.optimizer.param_groups[0]["lr"])
-
-    strategy = wsn(optimizer=lambda p: torch.optim.SGD(p, lr=0.1), train_epochs=3, train_mb_size=64)
+    seen, options = set(), {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "train_mb_size": 64}
+    strategy = wsn(masks=ScoredWeights(score_lr=0.1), train_epochs=3, **options)
     schedule = torch.optim.lr_scheduler.ExponentialLR(strategy.optimizer, gamma=0.5)
-    strategy.plugins.append(LRSchedulerPlugin(schedule))
-    plugin = Rates(masks=ScoredWeights(score_lr=0.1))
-    plugin.seen = []
-    strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
+    strategy.plugins += [LRSchedulerPlugin(schedule), Hears(after_training_iteration=look)]
     strategy.train(split().train_stream[0])
-    assert sorted(set(plugin.seen)) == pytest.approx([0.025, 0.05, 0.1])
+    assert sorted(seen) == pytest.approx([0.025, 0.05, 0.1])
 
 
 # Scores -----------------------------------------------------------------------------------------------------------
 
 
-class Drawn(SubnetPlugin):
-    """Records the initial scores of every task."""
-
-    def before_training_exp(self, strategy, *args, **kwargs):
-        super().before_training_exp(strategy, *args, **kwargs)
-        notes.setdefault(self.seed, {})[self.in_training.task] = self.in_training.scores.detach().clone()
-
-
-notes: dict[int, dict[int, torch.Tensor]] = {}
-
-
 def drawn(tasks, *, seed=3, **options):
     """Task → initial scores of its training, by layer."""
-    notes.clear()
-    strategy = wsn(train_epochs=1, seed=seed)
-    plugin = Drawn(seed=seed, **options)
-    strategy.plugins = [plugin if isinstance(p, SubnetPlugin) else p for p in strategy.plugins]
-    learn(strategy, [split().train_stream[task] for task in tasks])
-    return {task: strategy.model.by_layer(scores) for task, scores in notes[seed].items()}
+
+    def look(made):
+        now = find_plugin(made, SubnetPlugin).in_training
+        notes[now.task] = made.model.by_layer(now.scores.detach().clone())
+
+    notes = {}
+    learn(wsn(train_epochs=1, seed=seed, plugins=[Hears(before_training_epoch=look)], **options), split(), tasks)
+    return notes
 
 
 def test_redrawn_scores_lie_in_their_range_and_depend_only_on_seed_and_task():

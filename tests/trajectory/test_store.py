@@ -9,21 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.strategies import DIGITS, amnesiac
 from support.strategy_state import assert_economical, initial_values, trajectory
-from support.trajectory_oracle import assert_same, recorded, states
+from support.trajectory_oracle import assert_same, recorded
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.sparse import (
     SparseValues,
-    chosen_by,
     expand,
     pack,
-    positions,
-    put,
     shrink,
-    take,
-    unpack,
 )
 from avalanche_amnesia.trajectory.store import TrajectoryError
 
@@ -77,25 +72,6 @@ def test_an_error_names_the_task_the_tensor_and_the_remedy():
         with pytest.raises(TrajectoryError, match=r"task 9 is not recorded; recorded tasks: \[3\]"):
             call()
     assert store.tasks == (3,)
-
-
-def test_a_tensor_that_is_new_in_a_task_is_not_recorded():
-    store = Trajectory()
-    store.record(0, {"w": torch.zeros(2)}, {"w": torch.ones(2), "heads.0.weight": torch.ones(2)})
-    assert list(store.logs[0]) == ["w"]
-
-
-def test_restored_logs_are_not_changed_by_later_records():
-    s = states([0.0], [1.0], [2.0])
-    store = Trajectory()
-    store.record(0, s[0], s[1])
-    logs = store.logs
-    store.apply(store.remove([0], s[1]))
-    store.record(1, s[0], s[1])
-    store.logs = logs
-    assert store.tasks == (0,)
-    store.record(1, s[1], s[2])
-    assert list(logs) == [0]
 
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)
@@ -193,13 +169,6 @@ def test_positions_and_bits_are_restored(dtype, where):
     assert entries.nbytes == sum(part.nbytes for part in entries.parts.values())
 
 
-def test_there_may_be_no_entries():
-    nothing = SparseValues.none(drawn())
-    assert not nothing.where.any()
-    assert nothing.where.shape == SHAPE
-    assert len(nothing.values) == 0
-
-
 @given(where=CHOICES, index=INDICES)
 def test_entries_are_added_or_replaced(where, index):
     tensor, other = drawn(), drawn(seed=1).reshape(-1)
@@ -210,27 +179,6 @@ def test_entries_are_added_or_replaced(where, index):
     values = tensor.reshape(-1).clone()
     values[index] = other[index]
     assert same_bits(extended.values, values[expected]).all()
-
-
-@given(where=CHOICES, keep=CHOICES)
-def test_entries_are_restricted_joined_and_given_other_values(where, keep):
-    tensor, other = drawn(), drawn(seed=1)
-    entries = SparseValues.of(tensor, where)
-    kept = entries.restricted(keep.reshape(-1))
-    assert torch.equal(kept.where, where & keep)
-    assert same_bits(kept.values, tensor[where & keep]).all()
-    rebased = entries.rebased(other[where], tensor[where])
-    assert torch.equal(rebased.where, where)
-    assert same_bits(rebased.values, other[where]).all()
-    bits = chosen_by([entries, SparseValues.of(tensor, keep)])
-    assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (where | keep).reshape(-1))
-
-
-@given(where=st.lists(st.booleans(), min_size=1, max_size=300).map(torch.tensor))
-def test_packed_bools_are_restored_and_take_at_most_a_bit_each(where):
-    packed = pack(where)
-    assert torch.equal(unpack(packed, len(where)), where)
-    assert packed.nbytes <= -(-len(where) // 8)
 
 
 def test_an_outer_product_takes_few_bytes():
@@ -245,31 +193,3 @@ def test_compressed_bytes_are_restored_and_never_longer(data):
     shrunk = shrink(array)
     assert shrunk.nbytes <= len(data)
     assert expand(shrunk, len(data)).tobytes() == data
-
-
-LAYOUTS = {
-    "contiguous": lambda t: t,
-    "transposed": lambda t: t.transpose(0, -1) if t.dim() else t,
-    "every second": lambda t: t.repeat_interleave(2, 0)[::2] if t.dim() else t,
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@given(
-    shape=st.sampled_from([(), (0,), (5,), (3, 4), (2, 3, 2)]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float64, torch.bool, torch.int64]),
-    seed=st.integers(0, 2**20),
-)
-def test_take_and_put_equal_indexing(layout, shape, dtype, seed):
-    generator = torch.Generator().manual_seed(seed)
-
-    def drawn():
-        return LAYOUTS[layout](torch.randint(-3, 4, shape, generator=generator).to(dtype))
-
-    tensor, other = drawn(), drawn()
-    where = torch.rand(tensor.shape, generator=generator) < 0.5
-    assert same_bits(take(tensor, positions(where)), tensor[where]).all()
-    expected, values = tensor.clone(), other[where]
-    expected[where] = values
-    put(tensor, positions(where), values)
-    assert same_bits(tensor, expected).all()
