@@ -48,14 +48,14 @@ def homes():
 
 
 @functools.cache
-def imports_of(file):
-    """Return the modules that a file imports, also inside functions, except for annotations."""
+def imports_of(file, at_top=False):
+    """Return the modules that a file imports, also inside functions or only at its top, except for annotations."""
     tree = ast.parse(file.read_text())
     unseen = [part for part in ast.walk(tree) if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test)]
     for part in unseen:
         part.body = []
     modules, own = set(), {name_of(each) for each in FILES}
-    for node in ast.walk(tree):
+    for node in tree.body if at_top else ast.walk(tree):
         if isinstance(node, ast.Import):
             modules |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -93,6 +93,21 @@ def test_files_have_no_import_cycle():
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(f"files import each other: {' ← '.join(error.args[1])}")
+
+
+MODULES_OF_HAT = 43
+"""The package's modules that HAT reaches by imports at their top, without packages' ``__init__``."""
+
+
+def test_hat_needs_few_modules():
+    files, seen, waiting = {name_of(file): file for file in FILES}, set(), [f"{PACKAGE}.training.strategies"]
+    while waiting:
+        module = waiting.pop()
+        if module in files and module not in seen and files[module].name != "__init__.py":
+            seen.add(module)
+            waiting += imports_of(files[module], at_top=True)
+    assert len(seen) <= MODULES_OF_HAT, sorted(seen)
+    assert {name.split(".")[1] for name in seen}.isdisjoint(("unlearning", "trajectory", "isolation", "audit"))
 
 
 def declared():

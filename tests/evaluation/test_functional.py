@@ -131,6 +131,8 @@ def test_a_head_of_few_shots_equals_scikit_learn():
     theirs.fit(np.pad(centred / scale, ((0, 0), (0, 1)), constant_values=1), y[few])
     padded = np.pad(centred_test / scale, ((0, 0), (0, 1)), constant_values=1)
     assert ours == pytest.approx(theirs.score(padded, test_y), abs=3 / len(test_y))
+    small = few_shot_accuracy(1e-6 * x[few], y[few], 1e-6 * test_x, test_y, penalty=penalty)
+    assert small == pytest.approx(ours, abs=0.01)
 
 
 def test_equal_features_read_the_most_frequent_class():

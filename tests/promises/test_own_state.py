@@ -19,67 +19,63 @@ STREAM = PermutedDigits(3, n_train=200, n_test=100)
 
 
 class Net(nn.Module):
+    """Two layers, and a function of the first one's outputs, which may have buffers."""
+
     features = 24
+    buffers_of_zeros = ()
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(64, 32), nn.Linear(32, 24)
+        for name in self.buffers_of_zeros:
+            self.register_buffer(name, torch.zeros(32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.second(torch.relu(self.between(self.first(x.flatten(1))))))
 
 
 class MovingAverage(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("average", torch.zeros(32))
+    buffers_of_zeros = ("average",)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x.flatten(1))
+    def between(self, h):
         if self.training:
             self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
-        return torch.relu(self.second(torch.relu(h - self.average)))
+        return h - self.average
 
 
-class Rebound(MovingAverage):
+class Rebound(Net):
     """The same as a plain attribute, replaced in every forward."""
 
     def __init__(self) -> None:
         super().__init__()
-        del self.average
         self.average = torch.zeros(32)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x.flatten(1))
+    def between(self, h):
         if self.training:
             self.average = 0.9 * self.average + 0.1 * h.mean(0)
-        return torch.relu(self.second(torch.relu(h - self.average.detach())))
+        return h - self.average.detach()
 
 
 class FunctionalNorm(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(32))
-        self.register_buffer("var", torch.ones(32))
+    buffers_of_zeros = ("mean", "var")
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.batch_norm(self.first(x.flatten(1)), self.mean, self.var, training=self.training)
-        return torch.relu(self.second(torch.relu(h)))
+    def between(self, h):
+        return F.batch_norm(h, self.mean, self.var, training=self.training)
 
 
 class KeepsActivations(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = torch.relu(self.first(x.flatten(1)))
-        return torch.relu(self.second(self.last))
+    def between(self, h):
+        self.last = torch.relu(h)
+        return self.last
 
 
 class Grows(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("rows", torch.zeros(1, 32))
+    buffers_of_zeros = ("rows",)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x.flatten(1))
+    def between(self, h):
         if self.training:
-            self.rows = torch.cat([self.rows, h.detach()[:1]])
-        return torch.relu(self.second(torch.relu(h + self.rows.mean(0))))
+            self.rows = torch.cat([self.rows, h.detach()[0]])
+        return h + self.rows.reshape(-1, 32).mean(0)
 
 
 OWNED = [MovingAverage, Rebound, FunctionalNorm]

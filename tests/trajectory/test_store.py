@@ -16,6 +16,7 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.sparse import (
     SparseValues,
+    chosen_by,
     expand,
     pack,
     shrink,
@@ -179,6 +180,20 @@ def test_entries_are_added_or_replaced(where, index):
     values = tensor.reshape(-1).clone()
     values[index] = other[index]
     assert same_bits(extended.values, values[expected]).all()
+
+
+@given(where=CHOICES, keep=CHOICES)
+def test_entries_are_restricted_joined_and_given_other_values(where, keep):
+    tensor, other = drawn(), drawn(seed=1)
+    entries = SparseValues.of(tensor, where)
+    kept = entries.restricted(keep.reshape(-1))
+    assert torch.equal(kept.where, where & keep)
+    assert same_bits(kept.values, tensor[where & keep]).all()
+    rebased = entries.rebased(other[where], tensor[where])
+    assert torch.equal(rebased.where, where)
+    assert same_bits(rebased.values, other[where]).all()
+    bits = chosen_by([entries, SparseValues.of(tensor, keep)])
+    assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (where | keep).reshape(-1))
 
 
 def test_an_outer_product_takes_few_bytes():

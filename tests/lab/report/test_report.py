@@ -11,8 +11,6 @@ from bs4 import BeautifulSoup
 from support.report_results import FOLDER, another_seed, runs_of_demo
 
 from avalanche_amnesia.evaluation.figures import COLOURS, ROLES
-from avalanche_amnesia.evaluation.resolution import distance_in_words
-from avalanche_amnesia.lab.report.charts import Axis, LineChart, Series, legend_of, scale_of
 from avalanche_amnesia.lab.report.page import _environment, report_page
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds, percent
@@ -55,8 +53,12 @@ def page(html):
     return Page(html)
 
 
-GOLDEN = FOLDER / "tables.txt"
-"""All tables of the page, reviewed: delete it to make a new one, and review the difference."""
+def assert_reviewed(text, name):
+    """Compare with a reviewed file: delete it to make a new one, and review the difference."""
+    golden = FOLDER / name
+    if not golden.exists():
+        golden.write_text(text)
+    assert text == golden.read_text()
 
 
 def rounded(cell):
@@ -72,9 +74,19 @@ def test_the_tables_of_the_page_are_those_reviewed(page):
         f"{name}\n" + "".join("\t".join(map(rounded, row)).rstrip() + "\n" for row in rows) + "\n"
         for name, rows in tables
     )
-    if not GOLDEN.exists():
-        GOLDEN.write_text(shown)
-    assert shown == GOLDEN.read_text()
+    assert_reviewed(shown, "tables.txt")
+
+
+def test_the_charts_of_the_page_are_those_reviewed(runs):
+    """Legends, ticks, requests, lines, the ranges over two seeds, marks, and the numbers in words."""
+    others = another_seed(1)
+    for run in others:
+        for moment in run.moments:
+            moment.numbers["JSD_own"] = {task: 3 * jsd for task, jsd in moment.numbers.get("JSD_own", {}).items()}
+    page = BeautifulSoup(report_page([*runs, *others]), "html.parser")
+    parts = "figcaption, .legend li, .ticks span, .request, .band, polyline, .places span, [x$='%'], figure li"
+    shown = [(tag.name, *sorted(tag.attrs.items()), tag.get_text()) for tag in page.select(parts)]
+    assert_reviewed("\n".join(map(str, shown)) + "\n", "charts.txt")
 
 
 def test_the_page_shows_verdicts_requests_and_the_matrix_in_words(runs, html, page):
@@ -182,55 +194,6 @@ def test_the_page_loads_nothing_and_its_links_stay_on_it(html, page):
 
 def test_equal_runs_give_equal_bytes(html):
     assert html == report_page(runs_of_demo())
-
-
-SHARE = Axis("accuracy", percent, "{:.0%}".format, (0.0, 1.0))
-BITS = Axis("JSD (bit)", distance_in_words, "{:g}".format, is_logarithmic=True)
-
-
-def spread(value: float, apart: float = 0.0) -> Spread:
-    return Spread(value, value - apart, value + apart)
-
-
-def lines(apart: float = 0.0) -> LineChart:
-    series = [
-        Series("here", "this <model>", [(1, spread(0.3, apart)), (2, spread(0.2, apart))]),
-        Series("order", "floor: order", [(1, spread(0.1)), (2, spread(0.25))]),
-    ]
-    scale = [(0.0, "0"), (100.0, "1")], lambda value: 100 * value
-    return LineChart("EWC", "JSD", series, SHARE, scale, [3, 0, 2, 4], [1, 2])
-
-
-def test_lines_are_drawn_at_their_numbers_and_listed_in_words() -> None:
-    chart = lines()
-    assert [chart.x(place) for place in range(4)] == [12.5, 37.5, 62.5, 87.5]
-    assert [chart.y(value) for value in (0.0, 0.3, 1.0)] == [100, 70, 0]
-    told = str(_environment().get_template("charts.jinja").module.lines(chart, "jsd-1"))
-    assert '<polyline class="line here" points="37.5,70.0 62.5,80.0"/>' in told
-    assert '<use href="#mark-here" x="37.5%" y="70.0%"/>' in told
-    assert re.findall(r'class="request" x1="(.*?)%"', told) == ["37.5", "62.5"]
-    assert re.findall(r'left:(.*?)%">(\d)<', told) == [("12.5", "3"), ("37.5", "0"), ("62.5", "2"), ("87.5", "4")]
-    assert "band" not in told
-    assert "<li>this &lt;model&gt;, after task 0: 30.0\xa0%</li>" in told
-    assert chart.numbers[-1] == "floor: order, after task 2: 25.0\xa0%"
-    assert legend_of([chart]) == {"here": "this <model>", "order": "floor: order"}
-
-
-def test_a_scale_contains_all_numbers_and_starts_at_0() -> None:
-    ticks, place = scale_of(Axis("points", percent, "{:g}".format), lines(apart=0.05).series)
-    assert ticks[0] == (0, "0")
-    assert ticks[-1][0] == 100
-    assert 0 < place(0.35) <= 100
-    assert [words for _, words in scale_of(SHARE, [])[0]] == ["0%", "25%", "50%", "75%", "100%"]
-
-
-def test_numbers_below_detection_are_drawn_below_all_decades() -> None:
-    series = [Series("here", "x", [(0, spread(0.0)), (1, spread(3e-4)), (2, spread(1e-17))])]
-    ticks, place = scale_of(BITS, [*series, Series("order", "y", [(0, spread(0.02))])])
-    assert [words for _, words in ticks] == ["below", "0.0001", "0.001", "0.01", "0.1"]
-    assert [at for at, _ in ticks] == [0, 25, 50, 75, 100]
-    assert (place(0.0), place(1e-17), place(1e-3)) == (0, 0, pytest.approx(50))
-    assert scale_of(BITS, [])[0][0] == (0, "below")
 
 
 def test_charts_have_the_colours_of_the_page_in_light_and_dark_mode() -> None:
