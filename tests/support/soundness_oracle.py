@@ -13,10 +13,6 @@ from avalanche_amnesia.models import MaskedModel
 MOVES = (lambda old, noise: noise * 3, lambda old, noise: old + noise * 1e4, lambda old, noise: -old)
 
 
-def random_mask(model: MaskedModel, seed: int) -> torch.Tensor:
-    return torch.rand(model.n_units, generator=torch.Generator().manual_seed(seed)) < 0.55
-
-
 def open_behind(model: MaskedModel, name: str, mask: torch.Tensor) -> torch.Tensor:
     """Return the mask with all layers open after the last layer that the parameter's use depends on."""
     numbers = torch.cat([factor.reshape(-1) for factor in model.graph.factors[name]]).unique().tolist()
