@@ -1,7 +1,5 @@
 """Masks and heads of a masked model: mixed batches, errors, signs of masked zeros, and the table of utilisation."""
 
-import copy
-
 import pytest
 import torch
 from support.small_networks import NETWORKS, Net, parameter
@@ -68,15 +66,6 @@ def test_an_unknown_task_is_refused(trained):
         model(x, torch.tensor([0, 1, 9, 0]))
     with pytest.raises(UnknownTaskError, match="task 9 has no mask"):
         model.binary_mask(9)
-
-
-def test_a_removed_task_leaves_nothing(trained):
-    model = copy.deepcopy(trained[0])
-    model.remove_task(1)
-    assert model.tasks == (0, 2)
-    assert list(model.masks) == [0, 2]
-    assert not [name for name in model.state_dict() if name.endswith(".1") or (".1." in name and "heads" in name)]
-    assert torch.equal(model.cumulative_mask(), model.binary_mask(0) | model.binary_mask(2))
 
 
 def test_the_gate_is_soft_in_training_and_binary_in_evaluation():

@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 from support.small_networks import Net
 from support.strategy_state import values
 from torch import nn
@@ -170,29 +169,6 @@ def test_biases_are_removed_or_masked_in_layers_and_heads():
     assert masked.head(0).bias is not None
 
 
-def test_the_norm_of_a_task_starts_from_the_backbone_and_is_fixed_after_training():
-    backbone = conv_net()
-    with torch.no_grad():
-        backbone.norm.weight.fill_(1.7)
-        backbone.norm.running_mean.fill_(0.3)
-    model = SubnetModel(backbone, n_features=5).train()
-    x = torch.rand(20, 64)
-    for task in (0, 1):
-        model.add_head(task, 2)
-        own = model.task_parts(task)["norm"]
-        assert own.weight.unique().tolist() == [pytest.approx(1.7)]
-        assert own.running_mean.unique().tolist() == [pytest.approx(0.3)]
-        model.start_task(task, torch.randn(model.n_weights))
-        model(x, task)
-        assert not torch.equal(own.running_mean, backbone.norm.running_mean)
-        model.finish_task()
-    kept = {n: v.clone() for n, v in model.state_dict().items()}
-    model.train()(x, torch.tensor([0, 1] * 10))
-    assert all(torch.equal(v, kept[n]) for n, v in model.state_dict().items())
-    assert not backbone.norm.weight.requires_grad
-    assert not model.task_parts(0)["norm"].weight.requires_grad
-
-
 def plain():
     return nn.Sequential(nn.Linear(3, 2))
 
@@ -226,20 +202,6 @@ def test_parameters_without_an_owner_and_wrong_options_are_refused_before_any_ch
     with pytest.raises(error, match=message):
         SubnetModel(made, **{"n_features": 2, **options})
     assert [name for name, _ in made.named_parameters()] == before
-
-
-@pytest.mark.parametrize("name", ["conv", "masked biases"])
-def test_a_model_is_saved_and_loaded(name, tmp_path):
-    model, x = build(name, tasks=(10, 2, 7))
-    save_file(model.state_dict(), tmp_path / "model.safetensors")
-    other, _ = build(name, tasks=(7, 4))
-    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
-    assert set(other.tasks) == {10, 2, 7}
-    assert other.masked_tasks == model.masked_tasks == (10, 2, 7)  # the file has no order, the model has
-    assert torch.equal(other.last_scores(), model.last_scores())
-    for task in model.tasks:
-        assert torch.equal(other.binary_mask(task), model.binary_mask(task))
-        assert torch.equal(other.eval()(x, task), model(x, task))
 
 
 def test_taking_a_task_out_takes_everything_of_it_and_scores_that_came_of_it():

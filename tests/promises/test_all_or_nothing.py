@@ -10,7 +10,6 @@ from support.interruptions import Interrupted, first_and_last, interrupted_at, l
 from support.strategies import DIGITS, Hears, amnesiac, quiet, stock, trained
 from support.strategy_state import bits, fingerprint, trajectory, unlearning_plugin
 
-from avalanche_amnesia import UnlearningRequest, with_unlearning
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.unlearning.purging import purgers
 
@@ -46,26 +45,6 @@ def test_an_error_at_any_line_of_an_unlearning_changes_nothing(monkeypatch):
     assert kept.kept == []
     assert bits(strategy.model) == bits(untouched.model)
     strategy.train(DIGITS.train_stream[3])
-
-
-def test_a_failed_unlearning_in_the_middle_of_a_task_changes_nothing_and_the_training_can_be_aborted():
-    stream = with_unlearning(DIGITS, [UnlearningRequest((0,), 1, "iteration", 1)]).train_stream
-
-    seen, fails = {}, FailsAtEvent("after_unlearning", KeyboardInterrupt)
-    look = Hears(before_unlearning=lambda strategy: seen.update(fingerprint(strategy)))
-    strategy = trained(1, stream, plugins=[look, fails], train_epochs=1)
-    untouched = bits(strategy.model)
-    with pytest.raises(KeyboardInterrupt):
-        strategy.train(stream[1])
-    unlearning_plugin(strategy).current = None
-    now = fingerprint(strategy)
-    assert dict(now)["model"] == seen["model"]
-    for part in ("before", "ledger", "logs", "records", "tainted", "groups", "state", "optimized"):
-        assert dict(now)[part] == seen[part], part
-    strategy.abort_training()
-    assert bits(strategy.model) == untouched
-    fails.event = ""
-    assert strategy.unlearn([0]).tasks == (0,)
 
 
 @pytest.mark.parametrize(("make", "again"), [(amnesiac, False), (stock, False), (stock, True)])

@@ -7,9 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from avalanche.models import MTSimpleMLP
-from avalanche.training.plugins import ReplayPlugin
 from support.small_networks import Net
-from support.small_runs import assert_retained, logits_of, retained
+from support.small_runs import logits_of, retained
 from support.strategies import DIGITS, Hears, feed_in
 from support.strategy_state import initial_values, same_state, state
 from torch import nn
@@ -18,7 +17,7 @@ from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.shufflenetv2 import InvertedResidual
 
-from avalanche_amnesia import HAT, AdaHATRule, AmnesiacHAT, MaskedModel, task_benchmark
+from avalanche_amnesia import AdaHATRule, AmnesiacHAT, MaskedModel, task_benchmark
 
 ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
 MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
@@ -190,13 +189,6 @@ def test_backbones_of_other_precision_are_unlearned_exactly(name, dtype):
     strategy.unlearn([0, 1, 2])
     assert {value.dtype for value in initial_values(model).values()} == {dtype}
     assert same_state(initial_values(model), initial)
-
-
-def test_momentum_decay_and_replay_change_no_earlier_task():
-    """One optimizer for all tasks, whose momentum outlives them, and old tasks' samples in every batch."""
-    model, benchmark = build("resnet cifar"), stream("resnet cifar")
-    strategy = strategy_of(model, HAT, MOMENTUM, reset_optimizer=False, plugins=[ReplayPlugin(mem_size=30)])
-    assert_retained(strategy, benchmark)
 
 
 def test_adahat_moves_no_norm_of_another_task():

@@ -14,7 +14,6 @@ from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import load_state, save_state
 from avalanche_amnesia.training.host import saving
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 
 built = partial(brief, evaluator=quiet)
@@ -127,11 +126,3 @@ def test_after_an_interrupted_load_every_use_is_refused_until_a_state_is_loaded(
     assert refuses(strategy, tmp_path / "other")
     load_state(strategy, state)
     assert not refuses(strategy, tmp_path / "other")
-
-
-def test_a_refused_state_changes_nothing(make, tmp_path):
-    strategy = make()
-    with pytest.raises(StateError, match="holds no state"):
-        load_state(strategy, tmp_path / "none")
-    strategy.train(DIGITS.train_stream[0])
-    assert find_plugin(strategy, TrajectoryPlugin).trajectory.tasks == (0,)

@@ -59,20 +59,6 @@ def test_weights_that_other_tasks_read_stay_and_are_recorded(tmp_path):
     assert saved == {name: {"entries": e.entries, "tasks": list(e.tasks)} for name, e in listed.items()}
 
 
-def test_shared_weights_are_initial_again_once_no_task_reads_them():
-    strategy, initial = learn(wsn(), DIGITS.train_stream[:4]), weights(wsn().model)
-    strategy.unlearn([1])
-    record = strategy.unlearn([2])
-    model = strategy.model
-    assert model.masked_tasks == (0, 3)
-    assert all(entry.tasks == (3,) for entry in record.plan.shared.values())
-    strategy.unlearn([3])
-    reference = learn(wsn(), DIGITS.train_stream[:1])
-    assert all(torch.equal(value, weights(reference.model)[name]) for name, value in weights(model).items())
-    strategy.unlearn([0])
-    assert all(bool(same_bits(value, initial[name]).all()) for name, value in weights(model).items())
-
-
 # Claims -----------------------------------------------------------------------------------------------------------
 
 

@@ -11,18 +11,15 @@ from support.small_networks import Net
 from support.strategies import DIGITS, amnesiac, trained
 from support.strategy_state import (
     backups,
-    bits,
     trajectory,
     values,
 )
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, entries_in_use
 from avalanche_amnesia.seeding import derive_seed
-from avalanche_amnesia.training import load_state
 from experiments.published_copies import PublishedCopies
 
 PERMUTED = PermutedDigits(4, n_train=400, n_test=200)
@@ -137,31 +134,6 @@ def test_an_unlearning_writes_the_shadows_values_where_both_masks_overlap(adjust
     assert (overwritten > 0) == (gone > 0)
 
 
-def test_overwritten_earlier_tasks_are_restored_when_the_later_task_is_unlearned():
-    """Without the last copies the model is the retrained one."""
-    strategy, x = learned(3), task_data(PERMUTED.test_stream[0])[0]
-    before = strategy.model.eval()(x, 0)
-    assert strategy.unlearn([1]).claim == "approximate"
-    assert not torch.equal(strategy.model.eval()(x, 0), before)
-    assert strategy.unlearn([2]).claim == "conditional"  # the copies are not of this package
-    assert bits(strategy.model) == bits(learned(1).model)
-
-
-def test_shadows_work_with_requests_during_a_task_and_with_saved_states(tmp_path):
-    requests = [UnlearningRequest((1,), at=2, when="iteration", iteration=4), UnlearningRequest((0,), at=3)]
-    benchmark = with_unlearning(PERMUTED, requests)
-
-    whole, first = learned(4, stream=benchmark), learned(3, stream=benchmark)
-    assert set(backups(whole).kept) == {2, 3}
-    first.save(tmp_path / "state")
-    other = amnesiac(compensation=PublishedCopies(), train_epochs=1)
-    load_state(other, tmp_path / "state")
-    other.train(benchmark.train_stream[3])
-    for strategy in (whole, other):
-        strategy.unlearn([2])
-    assert bits(other.model) == bits(whole.model)
-
-
 def gains():
     parts = {"first": nn.Linear(64, 8), "scale": nn.Parameter(torch.ones(8)), "features": 8}
     return Net(lambda net, x: torch.relu(net.first(x.flatten(1))) * net.scale, **parts)
@@ -176,14 +148,3 @@ def test_networks_without_initialisation_and_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match=r"\['scale'\] do not have"):
         strategy.train(DIGITS.train_stream[0])
     assert strategy.model.tasks == ()
-
-
-def test_unlearned_tasks_leave_no_trace_in_a_joint_training_with_a_deadline():
-    """A deadline counts unlearned tasks, but the shadows of a retrained model must be equal."""
-    benchmark = with_unlearning(PERMUTED, {1: [1], 3: [3]}, deadline=1)
-    models = []
-    for tasks in (range(4), (0, 2)):
-        strategy = learned(tasks, stream=benchmark)
-        models.append(strategy.model)
-        assert strategy.model.tasks == (0, 2)
-    assert bits(models[0]) == bits(models[1])

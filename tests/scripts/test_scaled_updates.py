@@ -10,7 +10,6 @@ from support.strategies import DIGITS, amnesiac, stock, trained
 from support.strategy_state import (
     assert_economical,
     assert_marks_go,
-    assert_requests_leave_nothing_stray,
     bits,
     fingerprint,
     initial_values,
@@ -25,7 +24,6 @@ from avalanche_amnesia.contrib.shadows.shadow import first_used
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
-from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.update_rules import TaskUse
 from experiments.pruned_updates import PrunedTrajectoryPlugin
 from experiments.scaled_updates import ScaledUpdatesPlugin
@@ -70,16 +68,6 @@ def test_the_next_tasks_update_is_divided_by_the_rate_that_damped_it_or_multipli
         assert same_bits(value, unscaled[name])[~where].all()
         scaled += int(((rate < 0.2) & where & (update.abs() > 1e-6)).sum())
     assert scaled > 50
-
-
-@pytest.mark.parametrize(
-    ("compensation", "dtype", "requests"),
-    [("rate", None, [[0], [1], [2, 3]]), ("draft", torch.int8, [[1, 2], [0], [3]])],
-)
-def test_scaled_updates_are_removed_without_trace(compensation, dtype, requests):
-    strategy = learned(4, compensation, trajectory=TrajectoryPlugin(dtype=dtype))
-    assert_requests_leave_nothing_stray(strategy, initial_values(amnesiac().model), requests)
-    assert find_plugin(strategy, ScaledUpdatesPlugin).rates == {}
 
 
 @pytest.mark.parametrize("compensation", NAMES)

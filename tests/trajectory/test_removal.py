@@ -7,14 +7,12 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.strategies import trained
-from support.strategy_state import frozen, trajectory
+from support.strategy_state import frozen
 from support.trajectory_oracle import EVENTS, SHAPES, DenseTwin, assert_same, drawn, recorded
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.trajectory import Trajectory
-from avalanche_amnesia.trajectory.removal import Revision, moved_along, replay
-from avalanche_amnesia.trajectory.undo_log import Log, Updates
+from avalanche_amnesia.trajectory.removal import Revision
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)
 
@@ -95,16 +93,6 @@ def test_any_sequence_of_tasks_and_removals_equals_the_dense_twin(dtype, events,
         assert_same({name: everything.values.get(name, state[name]) for name in state}, twin.initial)
 
 
-def test_a_removed_tensor_leaves_the_later_logs_too():  # LwF and EWC train old heads
-    before = {"w": torch.zeros(2), "heads.0.weight": torch.zeros(2)}
-    after = {"w": torch.ones(2), "heads.0.weight": torch.ones(2)}
-    store = Trajectory()
-    store.record(0, {"w": torch.full((2,), -1.0)}, before)
-    store.record(1, before, after)
-    store.apply(store.remove([0], {"w": after["w"]}))
-    assert list(store.logs[1]) == ["w"]
-
-
 def test_a_task_keeps_its_bits_if_the_value_before_it_did_not_change():
     """Subtraction and addition would not restore a sign of zero, or a much smaller number."""
     store, s = recorded([0.0, 0.0, 1e30], [1.0, 0.0, 1e30], [1.0, -0.0, 1e-5])
@@ -133,35 +121,6 @@ def test_an_entry_that_a_remaining_task_reads_is_not_removed_and_belongs_to_the_
     store.apply(removal)
     assert store.logs[1]["w"].where.tolist() == [True, False, True]
     assert store.remove([1], dict(removal.values)).values["w"].tolist() == [0, 0, 0]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_task_in_training_keeps_its_own_update(dtype):
-    before = torch.tensor([1.0, 2.0, -0.0], dtype=dtype)
-    current = torch.tensor([1.5, 2.0, -0.0], dtype=dtype)
-    new_before = torch.tensor([4.0, 0.25, 0.0], dtype=dtype)
-    moved = moved_along(current, before, new_before)
-    assert same_bits(moved, torch.tensor([4.5, 0.25, 0.0], dtype=dtype)).all()
-
-
-def test_the_fast_removal_equals_a_full_replay():
-    strategy = trained(3, train_epochs=1)
-    store = trajectory(strategy)
-    current = {name: p.detach() for name, p in strategy.model.named_parameters()}
-    for gone in ([0], [2], [0, 2]):
-        alone = store.remove(gone, current)
-        assert alone.moved
-        for name, moved in alone.moved.items():
-            assert torch.equal(current[name][moved.where], moved.now)
-            assert torch.equal(alone.values[name][moved.where], moved.without)
-            assert torch.equal(alone.values[name][~moved.where], current[name][~moved.where])
-            value = current[name].reshape(-1).clone()
-            logs = {task: Log(dict(log), 0, {}) for task, log in store.logs.items() if task not in gone}
-            writers = [(task, log[name]) for task, log in store.logs.items() if name in log]
-            replayed, _ = replay(name, value, writers, logs, {task: Updates() for task in gone}, {}, {})
-            assert same_bits(alone.values[name], replayed.reshape(current[name].shape)).all()
-            changed = {task: log[name].values for task, log in alone.logs.items() if name in log}
-            assert all(torch.equal(entries, logs[task][name].values) for task, entries in changed.items())
 
 
 @settings(max_examples=50, deadline=None)

@@ -5,14 +5,10 @@ import functools
 
 import pytest
 import torch
-import transformers
-from safetensors.torch import load_file
-from support.hugging_face_networks import BACKBONES, TokenFeatures, bert, first, tokens
+from support.hugging_face_networks import BACKBONES, tokens
 from support.soundness_oracle import assert_gradients_are_finite, assert_masks_are_sound, features, some_mask
-from support.strategies import learn
 
-from avalanche_amnesia import AmnesiacHAT, MaskedModel
-from experiments.sentences import MarkovSentences
+from avalanche_amnesia import MaskedModel
 
 
 @functools.cache
@@ -47,36 +43,3 @@ def test_padding_and_other_sentences_of_the_batch_do_not_change_features():
 
 
 # Tasks on the stream of sentences ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_unlearning_every_task_restores_the_weights_of_the_file(tmp_path):
-    torch.manual_seed(7)
-    sizes, still = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64}, 0.0
-    with torch.no_grad():
-        made = bert(**sizes, hidden_dropout_prob=still, attention_probs_dropout_prob=still).model
-        for parameter in made.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
-    made.save_pretrained(tmp_path)
-    path = tmp_path / "model.safetensors"
-    content, state = path.read_bytes(), load_file(path)
-
-    torch.manual_seed(0)
-    loaded = transformers.BertModel.from_pretrained(tmp_path, add_pooling_layer=False, local_files_only=True)
-    stream = MarkovSentences(n_train=96).train_stream
-    model = MaskedModel(TokenFeatures(loaded, first), example=stream[0].tensors[0][:4])
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, weight_decay=5e-4)
-    strategy = AmnesiacHAT(model=model, optimizer=optimizer, train_mb_size=32, train_epochs=2, eval_mb_size=128, seed=0)
-    parameters = dict(strategy.model.backbone.named_parameters())
-    assert parameters.keys() == {f"model.{name}" for name in state}
-    for name, value in state.items():
-        assert parameters[f"model.{name}"] is loaded.get_parameter(name)
-        assert torch.equal(parameters[f"model.{name}"], value)
-    learn(strategy, stream)
-    moved = [name for name, value in state.items() if not torch.equal(parameters[f"model.{name}"], value)]
-    assert "embeddings.word_embeddings.weight" in moved
-    strategy.unlearn([0, 1, 2])
-    for name, value in state.items():
-        assert torch.equal(parameters[f"model.{name}"], value), name
-    assert [name for name in strategy.model.state_dict() if not name.startswith("backbone.")] == []
-    assert path.read_bytes() == content

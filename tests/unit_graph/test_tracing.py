@@ -13,7 +13,6 @@ from torch import nn
 from avalanche_amnesia import MaskedModel, ModelError, rule
 from avalanche_amnesia.unit_graph import tracing
 from avalanche_amnesia.unit_graph.tracing import Known
-from avalanche_amnesia.unit_graph.values import Dependence
 from avalanche_amnesia.unit_graph.walk import RULES
 
 
@@ -240,19 +239,6 @@ def test_a_forward_that_differs_between_calls_is_refused():
 
 
 # Entries that computed weights mix ------------------------------------------------------------------------------------
-
-
-def test_entries_that_a_sum_mixes_depend_on_their_whole_group():
-    size = torch.Size((2, 3))
-    whole = Dependence("w", size, torch.arange(6).reshape(size))
-    rows = whole.mixed(torch.tensor([[0], [1]]))
-    assert rows.place.shape == (2,)
-    group = rows.group.reshape(size)
-    assert all(bool((group[i] == rows.place[i]).all()) for i in range(2))
-    assert rows.place[0] != rows.place[1]
-    # an entry in both groups joins them
-    twice = Dependence("w", size, torch.tensor([0, 1, 1, 2])).mixed(torch.tensor([0, 0, 1, 1]))
-    assert twice.place[0] == twice.place[1]
 
 
 # Number types and gradients -------------------------------------------------------------------------------------------

@@ -128,14 +128,6 @@ def test_an_input_is_found_and_the_backbone_is_not_changed(make, shape, dtype):
     assert torch.equal(torch.get_rng_state(), rng)
 
 
-def test_a_module_under_two_names_keeps_its_parameters():
-    layer = nn.Linear(6, 6)
-    backbone = nn.Sequential(layer, nn.Tanh(), layer)
-    assert inputs_of(backbone, None).shape == (6,)
-    assert layer.weight.device.type == "cpu"
-    assert backbone(torch.ones(2, 6)).isfinite().all()
-
-
 GENERATOR = torch.Generator()
 
 

@@ -40,22 +40,8 @@ class Drawn:
         return x + torch.rand(x.shape, generator=self.generator)
 
 
-GLOBAL = [0]
-
-
 def of_tensors(change):
     return task_benchmark((X, Y), (X, Y), CLASSES, transforms=[change, change])
-
-
-ITEMS = [tiny.Items(zip(X, Y.tolist(), strict=True), Y.tolist()) for _ in ("train", "test")]
-DATA = {
-    "data set": (lambda: task_benchmark(*ITEMS, CLASSES), "support.tiny.Items"),
-    "transform": (lambda: of_tensors(Drawn(torch.Generator().manual_seed(1))), f"{__name__}.Drawn"),
-    "avalanche's data set": (
-        lambda: nc_benchmark(*ITEMS, 2, True, seed=0, class_ids_from_zero_in_each_exp=True),
-        "support.tiny.Items",
-    ),
-}
 
 
 def hook(*given):
@@ -70,56 +56,6 @@ def weight(strategy):
     return next(strategy.model.backbone.parameters())
 
 
-HOOKS = {
-    "optimizer._optimizer_step_post_hooks (hook at ": lambda made: made.optimizer.register_step_post_hook(hook),
-    "model.backbone.": lambda made: weight(made).register_hook(hook),
-    "_post_accumulate_grad_hooks (hook at ": lambda made: weight(made).register_post_accumulate_grad_hook(hook),
-    "model._forward_hooks (hook at ": lambda made: made.model.register_forward_hook(hook),
-    "optimizer.step (lambda at ": lambda made: setattr(made.optimizer, "step", lambda of=made.optimizer.step: of()),
-    "the loss loss at test_assumptions.py:": lambda made: setattr(made, "_criterion", loss),
-}
-
-
-def rests_on(strategy, task=1):
-    """Return the parts on which the claim of unlearning a task would rest."""
-    plan = strategy.plan_unlearning([task])
-    assert (plan.claim, plan.reasons) == ("conditional", ())
-    return plan.rests_on
-
-
-@pytest.mark.parametrize("data", DATA)
-def test_the_user_s_data_are_named(data):
-    benchmark, kind = DATA[data]
-    strategy = learn(pools(train_epochs=1), benchmark().train_stream)
-    assert f"{kind} in the data" in rests_on(strategy)
-
-
-def test_lambdas_in_transforms_are_named_by_their_line():
-    transforms = Compose([partial(Compose([lambda x: x + GLOBAL[0]]).__call__)])
-    strategy = learn(pools(train_epochs=1), of_tensors(transforms).train_stream)
-    (name,) = rests_on(strategy)
-    assert re.fullmatch(r"lambda at test_assumptions.py:\d+ in the data", name)
-
-
-@pytest.mark.parametrize("named", HOOKS)
-def test_hooks_and_losses_are_named(named):
-    strategy = amnesiac(train_epochs=1)
-    HOOKS[named](strategy)
-    learn(strategy, DIGITS.train_stream[:2])
-    (name,) = rests_on(strategy)
-    assert named in name
-
-
-def test_a_hook_on_all_modules_is_named():
-    handle = nn.modules.module.register_module_forward_hook(hook)
-    try:
-        strategy = learn(pools(train_epochs=1), DIGITS.train_stream[:2])
-    finally:
-        handle.remove()
-    (name,) = rests_on(strategy)
-    assert name.startswith("_global_forward_hooks (hook at ")
-
-
 class CountsItsLosses(DisjointSubnets):
     """A user's strategy whose loss depends on how often it was asked for."""
 
@@ -130,41 +66,114 @@ class CountsItsLosses(DisjointSubnets):
         return super().criterion() * self.calls
 
 
-def test_methods_of_the_user_s_strategy_are_named():
-    strategy = pools(train_epochs=1)
-    strategy.__class__ = CountsItsLosses
-    learn(strategy, DIGITS.train_stream[:2])
-    assert rests_on(strategy) == ("calls of CountsItsLosses", "criterion of CountsItsLosses")
-
-
-def test_a_method_replaced_on_an_object_is_named():
-    strategy = pools(train_epochs=1)
-    strategy.make_train_dataloader = partial(type(strategy).make_train_dataloader, strategy)
-    strategy.training_epoch = lambda **given: type(strategy).training_epoch(strategy, **given)
-    learn(strategy, DIGITS.train_stream[:2])
-    (name,) = rests_on(strategy)
-    assert name.startswith("training_epoch of DisjointSubnets (lambda at ")
-
-
 class Lion(torch.optim.SGD):
     """A user's optimizer."""
 
 
-def test_plugins_metrics_and_optimizers_are_named():
-    evaluator = EvaluationPlugin(NoMetric())
-    strategy = pools(train_epochs=1, plugins=[Hears()], evaluator=evaluator, optimizer=lambda p: Lion(p, lr=0.1))
-    learn(strategy, DIGITS.train_stream[:2])
-    assert rests_on(strategy) == (
-        "support.strategies.Hears",
-        "support.strategies.NoMetric",
-        f"the optimizer {__name__}.Lion",
-    )
+def replace_methods(made):
+    """Replace methods on the object, one of them by itself."""
+    made.make_train_dataloader = partial(type(made).make_train_dataloader, made)
+    made.training_epoch = lambda **given: type(made).training_epoch(made, **given)
 
 
-def test_functions_in_settings_are_named():
-    masks = replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
-    (name,) = rests_on(learn(amnesiac(train_epochs=1, masks=masks), DIGITS.train_stream[:2]))
-    assert re.fullmatch(r"lambda at test_assumptions.py:\d+ in HATPlugin", name)
+def on_data(benchmark):
+    """Weight pools that have learned two tasks of a benchmark."""
+    return lambda: learn(pools(train_epochs=1), benchmark())
+
+
+def changed(change, maker=pools, **options):
+    """A strategy that learns two tasks after a change."""
+
+    def made():
+        strategy = maker(train_epochs=1, **options)
+        change(strategy)
+        return learn(strategy, DIGITS, 2)
+
+    return made
+
+
+def with_parts():
+    options = {"plugins": [Hears()], "evaluator": EvaluationPlugin(NoMetric())}
+    return learn(pools(train_epochs=1, optimizer=lambda p: Lion(p, lr=0.1), **options), DIGITS, 2)
+
+
+ITEMS = [tiny.Items(zip(X, Y.tolist(), strict=True), Y.tolist()) for _ in ("train", "test")]
+OF_AVALANCHE = {"task_labels": True, "seed": 0, "class_ids_from_zero_in_each_exp": True}
+COMPOSED = Compose([partial(Compose([lambda x: x + GLOBAL[0]]).__call__)])
+MASKS = replace(EVEN_BUDGET, embedding_optimizer=lambda p: torch.optim.Adam(p, lr=0.05))
+GLOBAL = [0]
+LAMBDA = r"lambda at test_assumptions.py:\d+"
+of_units = partial(changed, maker=amnesiac)
+# name → (maker of a trained strategy, patterns of the parts on which a claim rests)
+NAMED = {
+    "data set": (on_data(lambda: task_benchmark(*ITEMS, CLASSES)), ["support.tiny.Items in the data"]),
+    "avalanche's data set": (
+        on_data(lambda: nc_benchmark(*ITEMS, 2, **OF_AVALANCHE)),
+        ["support.tiny.Items in the data"],
+    ),
+    "transform": (on_data(lambda: of_tensors(Drawn(torch.Generator()))), [f"{__name__}.Drawn in the data"]),
+    "lambda in a transform": (on_data(lambda: of_tensors(COMPOSED)), [f"{LAMBDA} in the data"]),
+    "optimizer's hook": (
+        of_units(lambda made: made.optimizer.register_step_post_hook(hook)),
+        [r"optimizer._optimizer_step_post_hooks \(hook at .*"],
+    ),
+    "weight's hook": (of_units(lambda made: weight(made).register_hook(hook)), [r"model.backbone\..*"]),
+    "gradient's hook": (
+        of_units(lambda made: weight(made).register_post_accumulate_grad_hook(hook)),
+        [r".*_post_accumulate_grad_hooks \(hook at .*"],
+    ),
+    "model's hook": (
+        of_units(lambda made: made.model.register_forward_hook(hook)),
+        [r"model._forward_hooks \(hook at .*"],
+    ),
+    "step": (
+        of_units(lambda made: setattr(made.optimizer, "step", lambda of=made.optimizer.step: of())),
+        [rf"optimizer.step \({LAMBDA}.*"],
+    ),
+    "loss": (of_units(lambda made: setattr(made, "_criterion", loss)), [r"the loss loss at test_assumptions.py:\d+"]),
+    "settings": (of_units(lambda made: None, masks=MASKS), [f"{LAMBDA} in HATPlugin"]),
+    "strategy": (
+        changed(lambda made: setattr(made, "__class__", CountsItsLosses)),
+        ["calls of CountsItsLosses", "criterion of CountsItsLosses"],
+    ),
+    "method of an object": (changed(replace_methods), [rf"training_epoch of DisjointSubnets \({LAMBDA}.*"]),
+    "plugin, metric and optimizer": (
+        with_parts,
+        ["support.strategies.Hears", "support.strategies.NoMetric", f"the optimizer {__name__}.Lion"],
+    ),
+}
+
+
+def assert_rests_on(strategy, patterns):
+    plan = strategy.plan_unlearning([1])
+    assert (plan.claim, plan.reasons) == ("conditional", ())
+    assert len(plan.rests_on) == len(patterns), plan.rests_on
+    for part, pattern in zip(plan.rests_on, patterns, strict=True):
+        assert re.fullmatch(pattern, part), part
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_parts_of_the_user_are_named(name):
+    make_learned, patterns = NAMED[name]
+    assert_rests_on(make_learned(), patterns)
+
+
+def test_patches_of_closed_classes_and_hooks_on_all_modules_are_named(monkeypatch):
+    step = torch.optim.Adam.step
+
+    def doubled(self, closure=None):
+        return step(self)
+
+    monkeypatch.setattr(nn.Module, "added", doubled, raising=False)  # as transformers does: no method is replaced
+    monkeypatch.setattr(torch.optim.Adam, "step", doubled)
+    handle = nn.modules.module.register_module_forward_hook(hook)
+    try:
+        strategy = learn(pools(train_epochs=1), DIGITS, 2)
+    finally:
+        handle.remove()
+    assert_rests_on(strategy, [r"_global_forward_hooks \(hook at .*", r"step of Adam \(doubled at .*"])
+    monkeypatch.undo()
+    assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
 
 
 class Remembers(nn.Module):
@@ -240,26 +249,6 @@ def test_generators_and_open_objects_in_modules_are_named(value, named):
     strategy = remembering()
     remembering_module(strategy).extra = value
     assert ("extra of Remembers" in open_parts(strategy, {})) is named
-
-
-def test_functions_given_to_train_are_named():
-    def loader_options(items):
-        return items
-
-    assert "loader_options at test_assumptions.py:" in open_parts(pools(), {"collate_fn": loader_options})[0]
-
-
-def test_patched_methods_of_closed_classes_are_named(monkeypatch):
-    step = torch.optim.Adam.step
-
-    def doubled(self, closure=None):
-        return step(self)
-
-    monkeypatch.setattr(nn.Module, "added", doubled, raising=False)  # as transformers does: no method is replaced
-    monkeypatch.setattr(torch.optim.Adam, "step", doubled)
-    strategy = learn(pools(train_epochs=1), DIGITS.train_stream[:2])
-    (part,) = rests_on(strategy)
-    assert part.startswith("step of Adam (doubled at ")
 
 
 def test_an_object_in_a_long_list_of_the_data_is_named():

@@ -19,7 +19,6 @@ from avalanche_amnesia.contrib.baselines.dark_replay import DarkLoss, DarkReplay
 from avalanche_amnesia.contrib.baselines.pall import PALLPlugin
 from avalanche_amnesia.models import MultiHeadModel
 from avalanche_amnesia.training.host.lookup import find_plugin
-from avalanche_amnesia.transaction import Transaction
 
 STREAM = PermutedDigits(4, n_train=300, n_test=150)
 TEST = STREAM.test_stream
@@ -251,15 +250,3 @@ def test_without_logits_the_label_of_a_sample_gets_their_weight():
     torch.testing.assert_close(loss, (0.3 * dark + 0.7 * labels).mean())
     loss.backward()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
-
-
-def test_forgotten_samples_are_restored_only_after_a_failure():
-    model, memory = filled()
-    held = memory.samples
-    with Transaction() as change:
-        assert memory.forget([0, 2], change) == 40
-        memory.renew(model, 1)
-        assert list(memory.samples) == [1]
-    assert memory.samples is held
-    memory.forget([0, 2], Transaction())
-    assert list(memory.samples) == [1]
