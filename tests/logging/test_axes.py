@@ -1,7 +1,7 @@
 """Axis of each metric, and the counters in the rows after each callback."""
 
 import importlib
-from collections.abc import Sequence
+from pathlib import Path
 from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from avalanche.evaluation import PluginMetric
 from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metrics import forgetting_metrics, loss_metrics
+from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
 from support.fault_injection import FailsAtEvent
-from support.strategies import DIGITS, amnesiac
+from support.strategies import DIGITS, amnesiac, learn, make
 from support.wandb_files import Recorder
 
-from avalanche_amnesia import evaluation, with_unlearning
+from avalanche_amnesia import UnlearningRequest, evaluation, with_unlearning
 from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.contrib import metrics as contrib_metrics
-from avalanche_amnesia.logging.axes import axis_of
+from avalanche_amnesia.logging.axes import Position, axis_of
 from avalanche_amnesia.logging.event_table import EventTable
 from avalanche_amnesia.logging.names import EVENT
 
@@ -63,42 +65,6 @@ def test_all_metrics_of_this_package_state_the_axis_of_events() -> None:
     assert len(metrics) > 9
 
 
-class FakeStrategy:
-    """A strategy's clock, and its callbacks in their order."""
-
-    def __init__(self, logger: Any) -> None:
-        self.logger = logger
-        self.experience: Any = None
-        self.clock = SimpleNamespace(train_iterations=0, train_exp_counter=0)
-
-    def emit(self, callback: str, *names: str) -> None:
-        x = self.clock.train_iterations
-        values: Sequence[MetricValue] = [
-            MetricValue(OwnAxis("event") if name.startswith("JSD") else None, name, 1.0, x) for name in names
-        ]
-        self.logger.log_metrics(values)
-        getattr(self.logger, callback)(self, values)
-
-    def train_label(self, *labels: int, **of_experience: Any) -> None:
-        self.experience = SimpleNamespace(task_labels=list(labels), **of_experience)
-        self.train_task()
-        self.experience = None
-
-    def train_task(self) -> None:
-        self.emit("before_training_exp")
-        for _ in range(2):
-            self.emit("before_training_epoch")
-            self.emit("after_training_iteration", "train_phase/mb")
-            self.clock.train_iterations += 1
-            self.emit("after_training_epoch", "train_phase/epoch")
-        self.emit("after_training_exp", "train_phase/exp")
-        self.clock.train_exp_counter += 1
-
-    def unlearn(self) -> None:
-        self.emit("before_unlearning", "residue")
-        self.emit("after_unlearning", "residue")
-
-
 def written(recorder: Recorder) -> list[tuple[str, int, int, int]]:
     """Return (name, iteration, task, event) of every value."""
     return [
@@ -109,66 +75,65 @@ def written(recorder: Recorder) -> list[tuple[str, int, int, int]]:
     ]
 
 
-def test_the_counter_of_tasks_rises_at_the_end_of_a_task(recorder: Recorder) -> None:
-    strategy = FakeStrategy(recorder.logger)
-    strategy.emit("after_eval", "eval_phase/acc")
-    strategy.train_task()
-    strategy.emit("after_eval", "eval_phase/acc")
-    strategy.unlearn()
-    strategy.train_task()
-    assert written(recorder) == [
-        ("eval_phase/acc", 0, -1, 0),
-        ("train_phase/mb", 0, -1, 0),
-        ("train_phase/epoch", 1, -1, 0),
-        ("train_phase/mb", 1, -1, 0),
-        ("train_phase/epoch", 2, -1, 0),
-        ("train_phase/exp", 2, 0, 1),
-        ("eval_phase/acc", 2, 0, 1),
-        ("residue", 2, 0, 1),
-        ("residue", 2, 0, 2),
-        ("train_phase/mb", 2, 0, 2),
-        ("train_phase/epoch", 3, 0, 2),
-        ("train_phase/mb", 3, 0, 2),
-        ("train_phase/epoch", 4, 0, 2),
-        ("train_phase/exp", 4, 1, 3),
-    ]
+def assert_reviewed(recorder: Recorder, name: str) -> None:
+    """Compare the positions of all values with a reviewed file: delete it to make a new one, and review it."""
+    golden = Path(__file__).with_name(f"rows_of_{name}.txt")
+    rows = sorted((*place, name) for name, *place in written(recorder))
+    shown = "".join(" ".join(map(str, row)) + "\n" for row in rows)
+    if not golden.exists():
+        golden.write_text(shown)
+    assert shown == golden.read_text()
 
 
-def test_an_unlearning_during_a_task_is_counted_before_the_end_of_the_task(recorder: Recorder) -> None:
-    strategy = FakeStrategy(recorder.logger)
-    for callback in ("before_training_exp", "before_training_epoch", "after_training_epoch"):
-        strategy.emit(callback)
-    strategy.emit("before_training_epoch")
-    strategy.unlearn()
-    strategy.emit("after_training_exp", "train_phase/exp")
-    assert [entry[2:] for entry in written(recorder)] == [(-1, 0), (-1, 1), (0, 2)]
+METRICS = {"minibatch": True, "epoch": True, "experience": True}
 
 
-def test_an_experience_without_its_own_label_has_its_number(recorder: Recorder) -> None:
-    strategy = FakeStrategy(recorder.logger)
-    stream = [SimpleNamespace(task_labels=[0]) for _ in range(3)]  # a stream without task labels: all are 0
-    strategy.train_label(0, origin_stream=stream, current_experience=2)
-    strategy.train_label(4, 5, current_experience=1)
-    strategy.train_label(7)
-    strategy.train_task()
-    assert [task for name, _, task, _ in written(recorder) if name == "train_phase/exp"] == [2, 1, 7, 3]
-
-
-def test_an_aborted_training_does_not_count_as_a_task(recorder: Recorder) -> None:
-    benchmark = with_unlearning(DIGITS, {})
-    strategy = amnesiac(evaluator=EvaluationPlugin(evaluation.capacity_metrics(), loggers=[recorder.logger]))
-    strategy.train(benchmark.train_stream[3])
+def test_positions_of_values_are_those_reviewed(recorder: Recorder) -> None:
+    """Task 2 is unlearned in the middle of task 3; task 4 is aborted, and task 3 unlearned."""
+    stream = with_unlearning(DIGITS, [UnlearningRequest((2,), 3, "iteration", 1)]).train_stream
+    metrics = loss_metrics(**METRICS), evaluation.capacity_metrics()
+    strategy = amnesiac(train_epochs=1, evaluator=EvaluationPlugin(*metrics, loggers=[recorder.logger]))
+    learn(strategy, stream, [2, 3])
+    strategy.eval(DIGITS.test_stream)
     strategy.plugins.append(FailsAtEvent("after_training_epoch", KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        strategy.train(benchmark.train_stream[1])
+        strategy.train(stream[4])
     strategy.plugins.pop()
     strategy.abort_training()
     strategy.unlearn([3])
-    assert [entry[2:] for entry in written(recorder) if entry[0] == "Capacity"] == [(3, 1), (3, 2)]
+    strategy.train(stream[1])
+    assert_reviewed(recorder, "amnesiac")
+
+
+def test_positions_of_values_of_a_stock_strategy_are_those_reviewed(recorder: Recorder) -> None:
+    metrics = loss_metrics(**METRICS), forgetting_metrics(experience=True)
+    evaluator = EvaluationPlugin(*metrics, loggers=[recorder.logger])
+    strategy = make(Naive, optimizer="sgd", train_epochs=1, evaluator=evaluator)
+    for experience in DIGITS.train_stream[:2]:
+        strategy.train(experience)
+        strategy.eval(DIGITS.test_stream[:2])
+    assert_reviewed(recorder, "naive")
+
+
+def strategy_at(experience: Any = None) -> SimpleNamespace:
+    return SimpleNamespace(clock=SimpleNamespace(train_iterations=0, train_exp_counter=0), experience=experience)
+
+
+def test_an_experience_without_its_own_label_has_its_number() -> None:
+    stream, position = [SimpleNamespace(task_labels=[0]) for _ in range(3)], Position()
+    for labels, about, task in (
+        ([0], {"origin_stream": stream, "current_experience": 2}, 2),  # a stream without task labels: all are 0
+        ([4, 5], {"current_experience": 1}, 1),
+        ([7], {}, 7),
+        (None, {}, 3),
+    ):
+        for callback in ("before_training_exp", "after_training_exp"):
+            position.hear(callback, strategy_at(SimpleNamespace(task_labels=labels, **about)))
+        assert position.task == task
 
 
 def test_each_callback_makes_one_row_and_no_value_is_lost(recorder: Recorder) -> None:
-    logger, strategy = recorder.logger, FakeStrategy(recorder.logger)
+    logger, strategy = recorder.logger, strategy_at()
     values = [MetricValue(None, name, value, 5) for value, name in enumerate("abaab", start=1)]
     for emitted in (values, values[:1]):  # twice in the same iteration
         logger.log_metrics(emitted)
@@ -178,7 +143,7 @@ def test_each_callback_makes_one_row_and_no_value_is_lost(recorder: Recorder) ->
 
 
 def test_values_without_a_strategy_have_their_own_iteration(recorder: Recorder) -> None:
-    FakeStrategy(recorder.logger).train_task()
+    recorder.logger.after_training_exp(strategy_at(), [])
     recorder.log("x", 1.0, iteration=17)
     recorder.logger.log_metrics([MetricValue(None, "y", 1.0, 18), MetricValue(None, "y", 2.0, 19)])
     with pytest.raises(ValueError, match="'event' is an axis"):

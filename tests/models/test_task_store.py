@@ -153,6 +153,20 @@ def test_finished_tasks_are_listed_only_inside_a_whole_block():
     assert modules.tasks == (0, 1)
 
 
+def test_a_store_is_restored_to_an_earlier_state():
+    store = TaskModules()
+    store[0], store[1] = nn.Linear(2, 2), nn.Linear(2, 3)
+    store.finish(0)
+    state, first = store.state(), store[0]
+    store.drop(0)
+    store.finish(1)
+    store[2] = nn.Linear(2, 2)
+    assert (store.tasks, store.unfinished, 0 in store) == ((1, 2), (2,), False)
+    store.restore(state)
+    assert (store.tasks, store.unfinished, store.get(0)) == ((0, 1), (1,), first)
+    assert list(store.held.items()) == [("0", first), ("1", store[1])]
+
+
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_an_interrupted_state_dict_loses_nothing_and_the_next_task_hides_finished_ones(name):
     model = strategy_of_kind(name, 2).model

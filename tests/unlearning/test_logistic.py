@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.contrib.metrics.relapse import linear_probe_accuracy
 from avalanche_amnesia.unlearning import logistic
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head, largest
 
@@ -119,3 +120,11 @@ def test_a_head_of_more_features_than_samples_reads_new_samples():
     assert read() > read(crowded=0) + 0.02
     many = [fit_head(x[:, :200], y, 10, **options)[0] for options in ({}, {"crowded": 0})]
     assert torch.equal(*many)  # with many samples nothing is added
+
+
+def test_probes_of_few_samples_are_fitted_as_ever():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(50, 64, generator=generator, dtype=torch.float64), torch.arange(50) % 10
+    weight, bias = fit_head(x, y, 10, penalty=10.0, crowded=0)
+    found = linear_probe_accuracy(x, y, x, y, penalty=10.0)
+    assert found == float(((x @ weight.T + bias).argmax(1) == y).double().mean())
