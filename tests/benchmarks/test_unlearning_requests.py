@@ -146,6 +146,12 @@ REFUSED = [
     (lambda: R([0], 1, "iteration"), "iteration=None don't go together"),
     (lambda: R([0], 1, "iteration", True), "iteration must be an int of at least 0, got True"),
     (lambda: R(0, 1), "0 are no tasks"),
+    (lambda: R(task=1), "needs samples"),
+    (lambda: R(task=1, samples=[-1]), "counted from 0"),
+    (lambda: R(task=1, samples=["a"]), "give a list of ints"),
+    (lambda: R(tasks=(0, 1), samples=[1]), "name one task"),
+    (lambda: R(task=1, samples=[1], when="before"), "when='after'"),
+    (scheduled([R((0,), 1), R(task=0, samples=[1], at=2)], SplitDigits()), "already unlearned"),
 ]
 
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.strategies import DIGITS, amnesiac
-from support.strategy_state import assert_economical, initial_values, trajectory
 from support.trajectory_oracle import assert_same, recorded
 
 from avalanche_amnesia.bits import same_bits
@@ -117,31 +115,6 @@ def test_another_dtype_is_refused(dtype):
 
 
 # On real runs ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("dtype", "adjustment"), [(torch.int8, "hat"), (torch.float16, "adahat")], ids=str)
-def test_a_log_in_lower_precision_leaves_no_residue_and_keeps_the_claim(monkeypatch, dtype, adjustment):
-    trained = {}
-    record = Trajectory.record
-
-    def watched(self, task, before, after, **more):
-        trained.update({name: value.detach().clone() for name, value in after.items()})
-        return record(self, task, before, after, **more)
-
-    monkeypatch.setattr(Trajectory, "record", watched)
-    strategy = amnesiac(trajectory=TrajectoryPlugin(dtype=dtype), adjustment=adjustment, optimizer="sgd")
-    lossless = amnesiac(adjustment=adjustment, optimizer="sgd")
-    initial = initial_values(strategy.model)
-    for experience in DIGITS.train_stream[:3]:
-        lossless.train(experience)
-        strategy.train(experience)
-        row = trajectory(strategy).report()[experience.task_label]
-        distance = torch.cat(
-            [(p.detach().double() - trained[n].double()).reshape(-1) for n, p in strategy.model.named_parameters()]
-        )
-        assert row["error_max"] == float(distance.abs().max()) > 0
-        assert math.isclose(row["error_l2"], float(distance.norm()), rel_tol=1e-9)
-    assert_economical(strategy, lossless, initial)
 
 
 SHAPE = (4, 5)

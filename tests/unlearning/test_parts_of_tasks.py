@@ -219,26 +219,6 @@ def test_a_plan_names_the_samples_and_changes_nothing():
     assert fingerprint(strategy) == before
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"task": 1}, "needs samples"),
-        ({"task": 1, "samples": [-1]}, "counted from 0"),
-        ({"task": 1, "samples": ["a"]}, "give a list of ints"),
-        ({"tasks": (0, 1), "samples": [1]}, "name one task"),
-        ({"task": 1, "samples": [1], "when": "before"}, "when='after'"),
-    ],
-)
-def test_a_request_that_says_nothing_is_refused(arguments, message):
-    with pytest.raises(RequestError, match=message):
-        UnlearningRequest(**arguments)
-
-
-def test_a_stream_that_asks_for_a_part_of_what_is_gone_is_refused():
-    with pytest.raises(RequestError, match="already unlearned"):
-        with_unlearning(STREAM, [UnlearningRequest((0,), 1), UnlearningRequest(task=0, samples=[1], at=2)])
-
-
 # All or nothing ----------------------------------------------------------------------------------------------------
 
 

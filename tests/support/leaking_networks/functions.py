@@ -16,14 +16,12 @@ ZEROS = {
     "cosine": lambda h: h.cos(),
     "exponential": lambda h: h.exp(),
     "zero to its power": lambda h: torch.pow(0.0, h.abs()),
-    "softmax over units": lambda h: h.softmax(1),
     "zeros counted": lambda h: h + (h == 0).sum(1, keepdim=True),
     "mean over no axis": lambda h: torch.tanh(h) + h.mean(dim=()),
     "double precision in between": lambda h: torch.sigmoid(h.double()).to(h.dtype),
 }
 POLES = {
     "power of minus one": lambda h: h.pow(-1).clamp(-9, 9),
-    "normalised": lambda h: F.normalize(h, dim=1),
     "infinite where zero": lambda h: torch.isinf(1 / h).float(),
     "sign of the pole": lambda h: (1 / h).clamp(-9, 9).sign(),
     "not a number": lambda h: torch.isnan(0 / h).float(),
@@ -90,7 +88,6 @@ UNITS = {  # name → (function, number of units that it returns)
 MAPS = {
     "pixel shuffle": (lambda h: F.pixel_shuffle(h, 2), 16),
     "pixel unshuffle": (lambda h: F.pixel_unshuffle(h, 2), 16),
-    "channel shuffle": (lambda h: F.channel_shuffle(h, 2).mean((2, 3)), 4),
     "windows": (lambda h: h.unfold(2, 2, 1), 16),
 }
 
@@ -101,7 +98,6 @@ for name, (function, width) in UNITS.items():
     accepts(name, between(function, c=L(width, 3)))
 for name, (function, width) in MAPS.items():
     accepts(name, maps(function, width), IMAGE)
-accepts("outer product", beside(lambda h, g: (h[:, :, None] + g[:, None]).flatten(1), c=L(16, 3)))
 
 # Control flow ---------------------------------------------------------------------------------------------------------
 

@@ -194,11 +194,6 @@ either("parameter written in place", ac(lambda s, x: (s.g.data.clamp_(-0.1, 0.1)
 either("parameter normalised", ac(lambda s, x: s.c(s.a(x) * F.normalize(s.g, dim=0)), g=P(4)))
 
 
-def class_token(s, x):
-    h = torch.cat([s.t.expand(x.size(0), -1, -1), s.a(x)], 1) + s.g
-    return s.c(s.m(h, h, h)[0][:, 0])
-
-
 def separate_columns(s, x):
     return s.c(torch.tanh(F.linear(x[:, :3], s.w[:, :3])) * F.linear(x[:, 3:], s.w[:, 3:]))
 
@@ -216,7 +211,6 @@ def from_both(s, x):
 
 
 PLUS = ac(lambda s, x: s.c(s.a(x) + s.g), g=P(4))
-accepts("class token", ac(class_token, t=P(1, 1, 4), g=P(1, 4, 4), m=attention()), TOKENS)
 accepts("separate columns of one weight", wc(separate_columns))
 accepts("two weights side by side", wc(from_both, v=P(2, 6), c=L(6, 3)))
 accepts("a weight made by the network", parts(made_weight, a=L(6, 4), o=L(6, 12)))

@@ -10,7 +10,7 @@ from support.strategies import DIGITS, Hears, learn, trained
 from support.strategy_state import fingerprint, frozen, unlearning_plugin
 from torch import Tensor
 
-from avalanche_amnesia.benchmarks import PermutedDigits, UnlearningRequest, with_unlearning
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.training.host.lookup import find_plugin
 
@@ -79,17 +79,6 @@ def test_no_state_holds_an_unlearned_update_and_a_failed_unlearning_restores_all
     assert first_weights(strategy)[:, 0].abs().max() < 2
     strategy.train(STREAM.train_stream[3])
     assert first_weights(strategy)[:, 0].abs().max() < 2
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_training_goes_on_after_any_request(name):
-    strategy = host(name)
-    requests = [UnlearningRequest((task,), 2, "iteration", task + 2) for task in (0, 1)]
-    requests.append(UnlearningRequest((2, 3), 3))
-    learn(strategy, with_unlearning(STREAM, requests).train_stream)
-    assert unlearning_plugin(strategy).ledger.remaining == (4,)
-    assert [len(record.plan.purges) for record in unlearning_plugin(strategy).records] == [1, 1, 1]
-    assert all(parameter.isfinite().all() for parameter in strategy.model.parameters())
 
 
 def test_logits_of_samples_from_before_the_forgotten_task_stay():
