@@ -1,13 +1,21 @@
-"""Backbones that MaskedModel accepts: several inputs, free sizes, declared modules, several heads."""
+"""Backbones that MaskedModel accepts: several inputs, free sizes, declared modules, several heads, Hugging Face's."""
 
 import copy
+import functools
 import pickle
 
 import pytest
 import torch
 from support import tiny
+from support.hugging_face_networks import BACKBONES, tokens
 from support.small_networks import Net
-from support.soundness_oracle import assert_sound, some_mask
+from support.soundness_oracle import (
+    assert_gradients_are_finite,
+    assert_masks_are_sound,
+    assert_sound,
+    features,
+    some_mask,
+)
 from support.strategy_state import same_state, state
 from torch import nn
 
@@ -223,3 +231,37 @@ def test_several_heads_are_left_out(classifier, all_run):
     assert [name for name, _ in model.backbone.named_parameters()] == ["layer.weight", "layer.bias"]
     assert [type(head) for head in net.heads.values()] == [nn.Linear, nn.Linear]  # the user's network is unchanged
     assert validate(net, classifier=classifier) == []
+
+
+@functools.cache
+def masked(name: str) -> tuple[MaskedModel, torch.nn.Module]:
+    """Return a masked backbone and a copy of the original, both in evaluation mode; no test may change them."""
+    torch.manual_seed(0)
+    backbone = BACKBONES[name].make()
+    original = copy.deepcopy(backbone).eval()
+    return MaskedModel(backbone, example=BACKBONES[name].batch(3), **BACKBONES[name].options).eval(), original
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_network_is_masked_soundly_and_every_layer_learns_its_mask(name):
+    model, original = masked(name)
+    assert_masks_are_sound(model, original, BACKBONES[name].batch, sizes=(1, 2, 7))
+    names = {parameter for parameter, _ in model.backbone.named_parameters()}
+    assert names == set(model.graph.factors) | model.graph.owned
+    assert names == {parameter for parameter, _ in original.named_parameters()}
+    assert sum(model.describe().shares.values()) == pytest.approx(1)
+
+    gate = torch.rand(model.n_units, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    assert_gradients_are_finite(copy.deepcopy(model).train(), BACKBONES[name].batch(5), gate)
+    assert [layer for layer, part in model.by_layer(gate.grad).items() if not part.any()] == []
+
+
+def test_padding_and_other_sentences_of_the_batch_do_not_change_features():
+    model, _ = masked("bert-sdpa")
+    mask, x = some_mask(model, 3), tokens(7)
+    together = features(model, x, mask)
+    for row, sentence in enumerate(x):
+        assert torch.allclose(features(model, sentence[None], mask)[0], together[row], atol=1e-6)
+
+
+# Tasks on the stream of sentences ------------------------------------------------------------------------------------
