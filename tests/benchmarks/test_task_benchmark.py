@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from support.strategy_state import same
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from avalanche_amnesia.benchmarks import PermutedDigits, SplitDigits, task_benchmark
 from avalanche_amnesia.benchmarks.data import targets_of
@@ -58,14 +58,6 @@ def test_the_timeline_has_lists_for_tasks_of_unequal_size():  # traps 2 and 3
         ([0, 1, 2], [0, 1], [0, 1, 2], [0]),
         ([0], [0, 1, 2], [0, 1, 2], []),
     ]
-
-
-def test_task_labels_come_last_in_a_minibatch():  # trap 5
-    for experience in SplitDigits().test_stream:
-        batch = next(iter(DataLoader(experience.dataset, batch_size=4)))
-        assert batch[-1].tolist() == [experience.current_experience] * 4
-        assert batch[1].dtype == torch.int64
-        assert experience.task_labels == [experience.task_label] == [experience.current_experience]
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -183,14 +175,6 @@ def test_split_digits_holds_each_image_once():  # trap 6
     assert sorted(all_rows) == sorted(map(tuple, (bunch.data / 16).tolist()))
     assert [e.original_classes for e in benchmark.train_stream] == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
     assert benchmark.train_stream[0].tensors[0].shape[1:] == (1, 8, 8)
-
-
-def test_labels_belong_to_their_images():
-    bunch = load_digits()
-    label_of = {tuple(row): label for row, label in zip((bunch.data / 16).tolist(), bunch.target.tolist(), strict=True)}
-    for experience in SplitDigits(class_order=[3, 1, 4, 0, 5, 9, 2, 6, 8, 7]).train_stream:
-        expected = [experience.original_classes[label] for label in experience.tensors[1].tolist()]
-        assert [label_of[row] for row in rows(experience)] == expected
 
 
 def test_the_train_test_split_is_stratified():

@@ -57,13 +57,6 @@ def test_a_sample_is_assigned_to_the_most_certain_head(trained, rule):
     assert len(set(tasks)) > 1
 
 
-def test_a_given_task_is_used(trained):
-    x, _ = task_data(TEST[2])
-    predicted = trained.predict(x, task=2)
-    assert predicted.tasks.tolist() == [2] * len(x)
-    assert torch.equal(predicted.classes, trained.model.eval()(x, 2).argmax(1))
-
-
 def test_batches_with_several_named_inputs_are_predicted():
     torch.manual_seed(0)
     model = DisjointModel(Net(lambda s, ids, scale: s.layer(ids * scale).relu(), layer=nn.Linear(4, 8), features=8))
@@ -72,6 +65,7 @@ def test_batches_with_several_named_inputs_are_predicted():
     strategy = DisjointSubnets(model=model, optimizer=Adam(model.parameters()))
     batch = {"ids": torch.rand(5, 4), "scale": torch.rand(5, 1)}
     for predicted in (strategy.predict(batch, task=1), TaskInference(model)(batch, task=1)):
+        assert predicted.tasks.tolist() == [1] * 5
         assert torch.equal(predicted.classes, model.heads[1](model.backbone(**batch)).argmax(1))
     with pytest.raises(ValueError, match=r"samples of shape \(4,\), torch.float32 by the names \['ids'\]"):
         strategy.predict({"ids": batch["ids"]})

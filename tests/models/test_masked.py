@@ -7,7 +7,7 @@ from support.strategies import ConvNet, learn
 from torch import nn
 
 from avalanche_amnesia import HAT, SplitDigits, task_benchmark
-from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel, UnknownTaskError
+from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.models.description import utilisation
 
 
@@ -55,17 +55,6 @@ def test_each_row_of_a_mixed_batch_equals_its_own_task(trained):
         assert row[len(own) :].tolist() == [-1000.0] * (5 - len(own))
     two = labels != 1
     assert model(x[two], labels[two]).shape == (18, 3)
-
-
-def test_an_unknown_task_is_refused(trained):
-    model, benchmark = trained
-    x = benchmark.test_stream[0].tensors[0][:4]
-    with pytest.raises(UnknownTaskError, match=r"task 9 has no head.*\[0, 1, 2\]"):
-        model(x, 9)
-    with pytest.raises(UnknownTaskError, match="task 9"):
-        model(x, torch.tensor([0, 1, 9, 0]))
-    with pytest.raises(UnknownTaskError, match="task 9 has no mask"):
-        model.binary_mask(9)
 
 
 def test_the_gate_is_soft_in_training_and_binary_in_evaluation():

@@ -13,7 +13,7 @@ from support.strategies import DIGITS, learn
 from support.strategy_state import bits, unchanged
 from torch import nn
 
-from avalanche_amnesia import HAT, WSN, MaskedModel, ModelError, SubnetModel, task_benchmark
+from avalanche_amnesia import HAT, MaskedModel, ModelError, task_benchmark
 
 
 def images() -> nn.Module:
@@ -112,30 +112,7 @@ def test_logits_and_parameters_without_gradients_keep_their_bits(made, name):
     assert all(torch.equal(held[n], value) for n, value in start.items())
 
 
-def test_masks_over_weights_leave_out_weights_without_gradients():
-    backbone = RankNet()
-    still = {name: p.detach().clone() for name, p in backbone.named_parameters() if not p.requires_grad}
-    model = SubnetModel(backbone)
-    assert_retained(make(WSN, model=model, optimizer="adam"), DIGITS, 3)
-    assert not still.keys() & model.graph.layers.keys()
-    assert all(torch.equal(backbone.get_parameter(name), value) for name, value in still.items())
-    norms = [part for part in model.heads[0].modules() if isinstance(part, nn.LayerNorm)]
-    assert norms == []  # all tasks read the given one
-
-
 # Norms ---------------------------------------------------------------------------------------------------------------
-
-
-def test_each_task_has_its_own_statistics_of_a_norm_without_gradients(made):
-    model = copy.deepcopy(made("images")[0]).train()
-    (norm,) = (module for module in model.backbone.modules() if isinstance(module, nn.BatchNorm2d))
-    learn(make(HAT, model=model, optimizer="adam"), DIGITS.train_stream[:2])
-    own = [next(iter(model.task_parts(task).children())) for task in (0, 1)]
-    assert not torch.equal(own[0].running_mean, own[1].running_mean)
-    for mine in own:
-        assert torch.equal(mine.weight, norm.weight)
-        assert torch.equal(mine.bias, norm.bias)
-    assert torch.equal(norm.running_mean, torch.zeros(8))
 
 
 @pytest.mark.parametrize("kind", [nn.LayerNorm, lambda width: nn.GroupNorm(2, width)])

@@ -10,7 +10,6 @@ from support.strategies import Hears, learn
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from avalanche_amnesia.benchmarks import task_benchmark
 from avalanche_amnesia.models import MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AdjustmentRule, AmnesiacHAT, ConstantRule, HardAttention
 
@@ -144,14 +143,6 @@ def test_earlier_tasks_keep_their_bits_beside_other_plugins(plugin):
     position = next(i for i, p in enumerate(strategy.plugins) if not type(p).__module__.startswith("avalanche_amnesia"))
     strategy.plugins.insert(position, plugin(made["optimizer"]))
     assert_retained(strategy, split(), 3)
-
-
-def test_tasks_of_different_numbers_of_classes_keep_their_bits():
-    x = torch.cat([experience.tensors[0] for experience in split().train_stream])
-    y = torch.arange(len(x)) % 9
-    benchmark = task_benchmark((x, y), (x, y), [[0, 1], [2, 3, 4, 5], [6, 7, 8]])
-    strategy = make(AmnesiacHAT, optimizer="adamw", plugins=[ReplayPlugin(mem_size=40)])
-    assert_retained(strategy, benchmark)
 
 
 def test_plain_gradient_masking_protects_only_under_sgd():

@@ -212,17 +212,6 @@ def test_shared_running_statistics_are_refused_before_training(make):
     stock(model=model, epochs=1).train(DIGITS.train_stream[0])
 
 
-def test_optimizer_state_that_mixes_the_tasks_is_dropped():
-    strategy = learn(stock(optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), epochs=1), DIGITS, 2)
-    assert strategy.optimizer.state
-    unlearning_plugin(strategy).unlearn(strategy, [0])
-    assert not strategy.optimizer.state
-    heads = {n for n in strategy.optimized_param_id if n.startswith("heads")}
-    assert heads == {"heads.1.weight", "heads.1.bias"}
-    strategy.train(DIGITS.train_stream[2])
-    assert strategy.optimizer.state
-
-
 def test_lwf_distinguishes_a_task_s_new_head_from_its_unlearned_one():
     """Learn 0, 1; forget 0; learn 0 again, 2; forget 1: head 0 must be the new one with 1's update on nothing of it."""
     strategy = learn(stock(LwF, epochs=1, alpha=1.0, temperature=2.0), DIGITS.train_stream[:2])

@@ -11,7 +11,6 @@ import torch
 from avalanche.training import AGEM, ER_ACE, EWC, GEM, LwF, Naive, Replay, SynapticIntelligence
 from support.strategies import (
     DIGITS,
-    OPTIMIZERS,
     PRICED,
     ConvNet,
     Hears,
@@ -120,18 +119,6 @@ def test_a_loaded_strategy_continues_bit_for_bit(name, tmp_path):
         load_state(loaded, tmp_path / "state")
         go_on(loaded, 3)
         assert outcome(loaded) == outcome(whole)
-
-
-def test_the_methods_save_and_load_work_with_a_new_model(tmp_path):
-    strategy = STRATEGIES["AmnesiacHAT"]()
-    go_on(strategy, 0, 2)
-    assert strategy.save(tmp_path / "state") == tmp_path / "state"
-    torch.manual_seed(1)  # the new model's initial values do not matter
-    model = MaskedModel(mlp())
-    optimizer = OPTIMIZERS["adam"](model.parameters())
-    loaded = AmnesiacHAT.load(tmp_path / "state", model=model, optimizer=optimizer, **SHORT)
-    assert outcome(loaded) == outcome(strategy)
-    assert strategy.eval(DIGITS.test_stream[:2]) == loaded.eval(DIGITS.test_stream[:2])
 
 
 def test_saved_metrics_contain_no_samples_and_no_references(tmp_path):

@@ -36,13 +36,6 @@ def same_parts(one, two) -> bool:
     )
 
 
-def test_a_written_state_is_read_back(tmp_path):
-    write_state(tmp_path / "s", {"a": [1, 0.1, None]}, PARTS)
-    body, parts = read_state(tmp_path / "s")
-    assert body == {"a": [1, 0.1, None]}
-    assert same_parts(parts, PARTS)
-
-
 def write_often(path, number):
     own, log = {"w": torch.full((300 * number,), float(number))}, {"v": torch.ones(number)}
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""Reasons of an approximate claim: everything that could make the state differ from the retrained model's."""
+"""Reasons of an approximate claim, and claims beside parts of the user's: none is exact that is not."""
 
 from functools import partial
 
@@ -8,12 +8,14 @@ from avalanche.evaluation.metrics import accuracy_metrics
 from avalanche.training.plugins import LRSchedulerPlugin
 from support.fault_injection import FailsAtEvent
 from support.strategies import DIGITS, ConvNet, Hears, amnesiac, brief, learn, make, quiet, trained
-from support.strategy_state import initial_values, trajectory, unlearning_plugin
+from support.strategy_state import bits, initial_values, trajectory, unlearning_plugin
 from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
-from avalanche_amnesia import DisjointSubnets, UnlearningRequest, with_unlearning
+from avalanche_amnesia import DisjointSubnets, ModelError, UnlearningRequest, with_unlearning
+from avalanche_amnesia.optimizers import traits_of
+from avalanche_amnesia.training import AdaHATRule, AdjustmentRule
 from avalanche_amnesia.unlearning.claims import TamperedError
 
 pools = partial(make, DisjointSubnets, train_epochs=1)
@@ -167,3 +169,85 @@ def test_results_after_an_unlearning_leave_out_the_unlearned_task():
     assert name not in results
     assert "Top1_Acc_Exp/eval_phase/test_stream/Task001/Exp001" in results
     assert all(parameter.grad is None for parameter in strategy.model.parameters())
+
+
+def clipped(parameters):
+    """Adam, all of whose weights are scaled down together behind every step: its steps mix entries."""
+    optimizer = torch.optim.Adam(parameters, lr=3e-3)
+
+    @torch.no_grad()
+    def scale(optimizer, *given):
+        values = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        size = sum(float(value.square().sum()) for value in values) ** 0.5
+        for value in values:
+            value.mul_(min(1.0, 2.0 / size))
+
+    optimizer.register_step_post_hook(scale)
+    return optimizer
+
+
+def penalised(model):
+    """A loss with a penalty of the backbone's norms."""
+    weights = list(model.backbone.parameters())
+    return lambda logits, y: nn.functional.cross_entropy(logits, y) + 0.05 * sum(weight.norm() for weight in weights)
+
+
+@pytest.mark.parametrize("options", [{}, {"optimizer": clipped}], ids=["adam", "a step that mixes entries"])
+def test_a_step_mixes_only_the_entries_of_one_task(options):
+    strategy = trained([0, 1, 2], maker=pools, **options)
+    assert strategy.unlearn([1]).claim == ("conditional" if options else "exact")
+    assert bits(strategy.model) == bits(trained([0, 2], maker=pools, **options).model)
+
+
+def test_a_loss_over_the_weights_of_the_whole_backbone_is_refused():
+    strategy = pools()
+    strategy._criterion = penalised(strategy.model)
+    with pytest.raises(ModelError, match="the training of task 0 changed"):
+        strategy.train(DIGITS.train_stream[0])
+
+
+def test_an_optimizer_without_torchs_hooks_is_one_of_which_nothing_is_known():
+    class Wrapped(torch.optim.Adam):
+        def __init__(self, parameters):
+            inner = torch.optim.Adam(parameters)
+            self.param_groups, self.state, self.defaults = inner.param_groups, inner.state, inner.defaults
+
+    assert not any(traits_of(Wrapped([nn.Parameter(torch.zeros(2))])))
+
+
+def test_a_claim_rests_on_an_adjustment_rule_of_the_user():
+    class Keeps(AdjustmentRule):
+        def protected_share(self, use, name, sparsity):
+            """HAT's."""
+            self.kept = use.covered[name].clone()
+            return self.kept
+
+    strategy = trained([0, 1], adjustment=Keeps(), train_epochs=1)
+    (part,) = strategy.unlearn([1]).rests_on
+    assert part.endswith("Keeps in HATPlugin")
+
+
+def test_a_name_of_a_rule_is_not_taken_twice():
+    with pytest.raises(ValueError, match="'adahat' is there already, AdaHATRule"):
+
+        class Other(AdaHATRule, name="adahat"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (lambda like: None, TypeError, "must return a tensor of the shape of .*; got None"),
+        (lambda like: torch.zeros(3, 1, 2), TypeError, r"got one of \(3, 1, 2\)"),
+        (lambda like: torch.full_like(like, 3.0), ValueError, "from 0, free, to 1, frozen"),
+        (lambda like: torch.full_like(like, torch.nan), ValueError, "from nan to nan"),
+    ],
+)
+def test_what_a_rule_returns_is_checked(given, error, message):
+    class Wrong(AdjustmentRule):
+        def protected_share(self, use, name, sparsity):
+            """As given."""
+            return given(use.covered[name])
+
+    with pytest.raises(error, match=message):
+        trained([0], adjustment=Wrong(), train_epochs=1)
