@@ -19,9 +19,6 @@ from torchvision.models.shufflenetv2 import InvertedResidual
 
 from avalanche_amnesia import AmnesiacHAT, MaskedModel, task_benchmark
 
-ADAM = {"kind": torch.optim.Adam, "lr": 1e-3, "weight_decay": 5e-4}
-MOMENTUM = {"kind": torch.optim.SGD, "lr": 0.02, "momentum": 0.9, "weight_decay": 5e-4}
-
 
 def resnet() -> nn.Module:
     """The ResNet for CIFAR, with a largest entry taken after its 3×3 stem."""
@@ -147,10 +144,10 @@ def build(name, seed=0, dtype=torch.float32):
     return MaskedModel(make().to(dtype), input_shape=shape, **options)
 
 
-def strategy_of(model, strategy=AmnesiacHAT, optimizer=ADAM, **options):
-    settings = dict(optimizer)
-    made = settings.pop("kind")(model.parameters(), **settings)
-    return strategy(model=model, optimizer=made, **{"train_mb_size": 16, "train_epochs": 2, "seed": 1, **options})
+def strategy_of(model, **options):
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=5e-4)
+    options = {"train_mb_size": 16, "train_epochs": 2, "seed": 1, **options}
+    return AmnesiacHAT(model=model, optimizer=adam, **options)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from support import examples
 from support.fault_injection import FailsAtEvent, InjectedError
 from support.isolated_pools import ITERATIONS, N_TASKS, NETS, equal, pools, references
-from support.strategies import DIGITS, OPTIMIZERS, Hears, amnesiac, quiet
+from support.strategies import DIGITS, OPTIMIZERS, Hears, RunningScale, amnesiac, learn, quiet
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia import UnlearningRequest, jsd_metrics, unlearned_accuracy_metrics, with_unlearning
 from avalanche_amnesia.ledger import TaskLedger
+from avalanche_amnesia.unlearning.purging import UnknownStateError
 
 # Any sequence of tasks ---------------------------------------------------------------------------------------------
 
@@ -107,6 +108,16 @@ def test_every_distance_is_exactly_zero_and_nothing_is_left_to_read():
 # State that outlives a task ----------------------------------------------------------------------------------------
 
 
+def test_a_criterion_with_learned_state_is_refused():
+    strategy = learn(pools(criterion=RunningScale()), DIGITS.train_stream[:2])
+    before = bits(strategy.model)
+    with pytest.raises(UnknownStateError, match=r"RunningScale \(in its \.?mean\)"):
+        strategy.unlearn([0])
+    assert bits(strategy.model) == before
+    record = strategy.unlearn([0], allow_unknown=True)
+    assert (record.claim, record.plan.unpurged) == ("approximate", ("RunningScale",))
+
+
 @torch.no_grad()
 def add_to_finished_tasks(strategy):
     for task in strategy.model.masked_tasks:
@@ -131,3 +142,14 @@ def test_what_a_plugin_writes_into_finished_tasks_is_undone_when_a_task_ends_or_
     assert bits(strategy.model) != bits(without.model)
     strategy.abort_training()
     assert bits(strategy.model) == bits(without.model)
+
+
+@pytest.mark.parametrize("option", ["lr", "train_epochs"])
+def test_tasks_trained_at_other_settings_are_not_unlearned_exactly(option):
+    """A retrained model would come to them at another setting."""
+    strategy = learn(pools(train_epochs=1), DIGITS, 1)
+    holder = strategy.optimizer.param_groups[0] if option == "lr" else vars(strategy)
+    holder[option] *= 2
+    learn(strategy, DIGITS, [1, 2])
+    assert strategy.plan_unlearning([1]).claim == "approximate"
+    assert strategy.plan_unlearning([1, 2]).claim == "exact"  # the remaining task was trained at the first settings
