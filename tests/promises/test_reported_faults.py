@@ -230,13 +230,3 @@ def test_a_strategy_is_saved_after_an_interruption_at_the_adaptation_of_data(eve
     for each in (loaded, alone):
         each.train(STREAM[1])
     assert same_state(loaded.model.state_dict(), alone.model.state_dict())
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"samples": 3}, {"samples": None}, {"classes": 1}, {"samples": [1], "reproduce": "no"}]
-)
-def test_a_request_of_a_wrong_type_names_what_is_right(wrong):
-    strategy = made()
-    strategy.train(STREAM[0])
-    with pytest.raises(ValueError, match=r"must be (a list of|one of)"):
-        strategy.unlearn(task=0, **wrong)

@@ -288,6 +288,9 @@ def test_samples_and_classes_that_a_task_does_not_have_are_refused(tmp_path):
         with pytest.raises(RequestError, match=message):
             strategy.unlearn(task=1, **ask)
         assert fingerprint(strategy) == before
+    for wrong in ({"samples": 3}, {"samples": None}, {"classes": 1}, {"samples": [1], "reproduce": "no"}):
+        with pytest.raises(ValueError, match=r"must be (a list of|one of)"):
+            strategy.unlearn(task=1, **wrong)
     with pytest.raises(RequestError, match="not yet trained"):
         strategy.unlearn(task=4, samples=[1])
     strategy.unlearn(task=1, samples=IDS)
