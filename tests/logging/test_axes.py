@@ -198,9 +198,10 @@ def test_unlearned_samples_are_described_in_words():
     request = {"tasks": (), "event": "after task 3", "task": 1, "samples": ("a", "b"), "classes": (0,)}
     plan = UnlearningPlan(**request, **nothing, entries={}, shared={}, claim="exact", trajectory_bytes=0)
     table = EventTable()
-    table.unlearned(4, 3, UnlearningRecord(plan, (), (), (0, 1, 2, 3), 4, 80, 0.1))
+    table.unlearned(4, 3, UnlearningRecord(plan, (), (), (3, 0, 2, 1), 4, 80, 0.1))
     (row,) = by_column(table)
-    assert (row["unlearned"], row["remaining"]) == ("2 samples of task 1 (all of classes 0)", "0, 1, 2, 3")
+    assert (row["unlearned"], row["remaining"]) == ("2 samples of task 1 (all of classes 0)", "3, 0, 2, 1")
+    assert (row["affected"], row["claim"]) == ("", "exact")
 
 
 BENCHMARK = with_unlearning(DIGITS, {1: [0]})

@@ -8,13 +8,17 @@ import torch
 from avalanche.benchmarks import AvalancheDataset  # noqa: F401 - fails early where the host is broken
 from avalanche.evaluation.metrics import accuracy_metrics, forgetting_metrics, loss_metrics
 from avalanche.logging import BaseLogger
+from avalanche.training import Naive
 from avalanche.training.plugins import EvaluationPlugin
-from support.small_runs import make, permuted
+from support import strategies
+from support.small_runs import OPTIMIZERS, make, masked_mlp, permuted
 from support.strategies import learn
 from support.strategy_state import same_state, state
 
-from avalanche_amnesia.training import AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training import HAT, AdaHAT, AmnesiacHAT
+from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
+from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
 
 
 def metrics():
@@ -86,6 +90,16 @@ def test_tensor_batches_equal_those_of_a_data_loader(shuffle, drop_last, size):
 
 
 # On stock strategies ------------------------------------------------------------------------------------------------
+
+
+def test_the_plugin_on_a_stock_strategy_is_hat():
+    benchmark = permuted()
+    hat = learn(make(HAT, optimizer="adam decay", evaluator=metrics()), benchmark.train_stream)
+    options = {"model": masked_mlp(), "optimizer": OPTIMIZERS["adam decay"], "train_mb_size": 16, "eval_mb_size": 64}
+    naive = strategies.make(Naive, plugins=[SeedingPlugin(3), HATPlugin(seed=3)], evaluator=metrics(), **options)
+    learn(naive, benchmark.train_stream, reset_optimizer_state=True)
+    assert same_state(state(hat.model), state(naive.model))
+    assert hat.eval(benchmark.test_stream) == naive.eval(benchmark.test_stream)
 
 
 def test_evaluating_makes_no_heads_and_skips_future_tasks():

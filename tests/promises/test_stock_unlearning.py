@@ -214,8 +214,11 @@ def test_shared_running_statistics_are_refused_before_training(make):
 
 def test_lwf_distinguishes_a_task_s_new_head_from_its_unlearned_one():
     """Learn 0, 1; forget 0; learn 0 again, 2; forget 1: head 0 must be the new one with 1's update on nothing of it."""
-    strategy = learn(stock(LwF, epochs=1, alpha=1.0, temperature=2.0), DIGITS.train_stream[:2])
+    options = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.5), "alpha": 1.0, "temperature": 2.0}
+    strategy = learn(stock(LwF, epochs=1, **options), DIGITS.train_stream[:2])
+    assert strategy.optimizer.state
     unlearning_plugin(strategy).unlearn(strategy, [0])
+    assert not strategy.optimizer.state  # it mixed the tasks
     learn(strategy, [DIGITS.train_stream[task] for task in (0, 2)])
     head = {n: p.detach().clone() for n, p in strategy.model.named_parameters() if n.startswith("heads.0.")}
     unlearning_plugin(strategy).unlearn(strategy, [1])
