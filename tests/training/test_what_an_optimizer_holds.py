@@ -1,16 +1,18 @@
 """Parameters that the optimizer holds: those that learn, none of a finished task, as Avalanche's function has them."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
 from avalanche.core import SupervisedPlugin
 from avalanche.models.dynamic_optimizers import update_optimizer
-from support.strategies import DIGITS, amnesiac, learn, make, mlp
+from support.strategies import DIGITS, Hears, amnesiac, learn, make, mlp
 from torch import nn
 from torch.optim import SGD, Adam
 
-from avalanche_amnesia import HAT, MLP, WSN, MaskedModel
+from avalanche_amnesia import HAT, MLP, WSN, MaskedModel, UnlearningRequest, with_unlearning
 from avalanche_amnesia.models.task_store import whole
 from avalanche_amnesia.optimizers import follow_model
 
@@ -83,6 +85,24 @@ def test_an_interrupted_task_leaves_the_groups_as_they_were():
     watch.act = lambda strategy: None
     strategy.train(DIGITS.train_stream[2])
     assert names(strategy) == before
+
+
+@pytest.mark.parametrize("reset", [True, False])
+def test_parameters_unlearned_in_the_middle_of_a_task_are_freed(reset):
+    def look(made):
+        gc.collect()
+        alive.append(sum(reference() is not None for reference in first))
+
+    first, alive = [], []
+    strategy = amnesiac(plugins=[Hears(after_training_epoch=look)], reset_optimizer=reset)
+    requests = [UnlearningRequest((0,), at=2, when="iteration", iteration=3)]
+    stream = with_unlearning(DIGITS, requests).train_stream
+    strategy.train(stream[0])
+    first += [weakref.ref(p) for p in strategy.model.head(0).parameters()]
+    strategy.train(stream[1:3])
+    assert (alive[2:4], alive[-1]) == ([2, 2], 0)
+    (held,) = names(strategy)
+    assert all(name.startswith("backbone.") for name in held)
 
 
 def stepped(optimizer):
