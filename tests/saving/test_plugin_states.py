@@ -19,7 +19,7 @@ from avalanche_amnesia.audit import SigningError
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import HEAD, STATE, part_of, sealed
 from avalanche_amnesia.training import load_state, save_state
-from avalanche_amnesia.training.host.states import Conversion, register_state
+from avalanche_amnesia.training.host.states import Conversion, load_state_of, register_state, state_of
 
 
 class Counting(SupervisedPlugin):
@@ -125,6 +125,15 @@ def test_a_plugin_of_another_library_is_saved_by_registered_conversions(tmp_path
     load_state(strategy_of(loaded), saved(tmp_path, trained))
     assert torch.equal(loaded.memory.weight, trained.memory.weight)
     assert loaded.loader is loader
+
+
+def test_a_state_file_cannot_overwrite_settings_or_methods():
+    plugin = Counting()
+    before = dict(vars(plugin))
+    for name in ("rate", "schedule", "__class__", "__dict__", "after_training_iteration"):
+        with pytest.raises(StateError, match=f"invalid value in state at {name}"):
+            load_state_of(plugin, {**state_of(plugin), name: 1}, None)
+        assert vars(plugin) == before
 
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([n] * 32)) for n in (1, 2))

@@ -41,7 +41,7 @@ from avalanche_amnesia.evaluation import (
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.saving import StateError
-from avalanche_amnesia.saving.files import read_state
+from avalanche_amnesia.saving.files import read_state, write_state
 from avalanche_amnesia.training import HAT, WSN, AmnesiacHAT, load_state, save_state
 from avalanche_amnesia.training.host.lookup import find_plugin
 from avalanche_amnesia.training.plugins.seeding import SeedingPlugin
@@ -254,6 +254,16 @@ def test_replayed_samples_of_a_lazy_data_set_are_refused(tmp_path):
     strategy = learn(stock(Replay, mem_size=10, epochs=1), task_benchmark(samples, samples, [[0, 1]]), 1)
     with pytest.raises(StateError, match="samples of LazyTask"):
         save_state(strategy, tmp_path / "state")
+
+
+def test_a_changed_state_with_a_new_checksum_is_refused(saved, tmp_path):
+    for part in ("model", "plugins", "optimizer", "host"):
+        body, tensors = read_state(saved)
+        changed = {"plugins": [[name, {"object": 1}] for name, _ in body["plugins"]], "host": {"seed": {"tensor": 1}}}
+        body[part] = changed.get(part, {})
+        write_state(tmp_path / part, body, tensors)
+        with pytest.raises(StateError, match="holds what no state"):
+            load_state(STRATEGIES["AmnesiacHAT"](), tmp_path / part)
 
 
 class Counting(RunningScale):
