@@ -95,7 +95,7 @@ def test_files_have_no_import_cycle():
         pytest.fail(f"files import each other: {' ← '.join(error.args[1])}")
 
 
-MODULES_OF_HAT = 43
+MODULES_OF_HAT = 44
 """The package's modules that HAT reaches by imports at their top, without packages' ``__init__``."""
 
 

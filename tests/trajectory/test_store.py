@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.trajectory_oracle import assert_same, recorded
+from support.trajectory_oracle import assert_same, recorded, states
 
 from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
@@ -71,6 +71,19 @@ def test_an_error_names_the_task_the_tensor_and_the_remedy():
         with pytest.raises(TrajectoryError, match=r"task 9 is not recorded; recorded tasks: \[3\]"):
             call()
     assert store.tasks == (3,)
+
+
+def test_restored_logs_are_not_changed_by_later_records():
+    s = states([0.0], [1.0], [2.0])
+    store = Trajectory()
+    store.record(0, s[0], s[1])
+    logs = store.logs
+    store.apply(store.remove([0], s[1]))
+    store.record(1, s[0], s[1])
+    store.logs = logs
+    assert store.tasks == (0,)
+    store.record(1, s[1], s[2])
+    assert list(logs) == [0]
 
 
 CODES = (torch.float16, torch.bfloat16, torch.int8)
