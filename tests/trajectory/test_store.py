@@ -15,6 +15,7 @@ from avalanche_amnesia.trajectory import Trajectory
 from avalanche_amnesia.trajectory.sparse import (
     SparseValues,
     chosen_by,
+    coded,
     expand,
     pack,
     shrink,
@@ -127,7 +128,7 @@ def test_another_dtype_is_refused(dtype):
             make(dtype=dtype)
 
 
-# On real runs ---------------------------------------------------------------------------------------------------
+# Entries --------------------------------------------------------------------------------------------------------
 
 
 SHAPE = (4, 5)
@@ -180,6 +181,19 @@ def test_entries_are_restricted_joined_and_given_other_values(where, keep):
     assert same_bits(rebased.values, other[where]).all()
     bits = chosen_by([entries, SparseValues.of(tensor, keep)])
     assert torch.equal(torch.from_numpy(np.unpackbits(bits, count=20).view(bool)), (where | keep).reshape(-1))
+
+
+@pytest.mark.parametrize("dtype", CODES, ids=str)
+@given(keep=CHOICES, index=INDICES)
+def test_coded_updates_are_restricted_and_added_or_replaced(dtype, keep, index):
+    before, other = drawn(), drawn(seed=1)
+    committed, updates = coded(before, drawn(seed=2).flip(0), dtype)
+    kept = updates.restricted(keep.reshape(-1))
+    assert torch.equal(kept.where, updates.where & keep)
+    assert same_bits(kept.before(committed[kept.where]), before[kept.where]).all()
+    extended, expected = updates.extended(index, other.view(-1)[index]), before.clone()
+    expected.view(-1)[index] = other.view(-1)[index]
+    assert same_bits(extended.before(committed[extended.where]), expected[extended.where]).all()
 
 
 def test_an_outer_product_takes_few_bytes():
