@@ -95,8 +95,7 @@ class Trajectory:
 
         Returns:
             Task → row with ``entries``, ``share`` (of the parameters that it could change), ``bytes``,
-            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (change of its weights by rounding), and
-            ``merged``.
+            ``bytes_per_parameter``, ``error_max`` and ``error_l2`` (change of its weights by rounding).
         """
         rows: dict[int, dict[str, float]] = {}
         for task in self.tasks:
