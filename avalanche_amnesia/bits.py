@@ -1,6 +1,6 @@
 """Bitwise equality and hashes of tensors, and bool masks packed into bits."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -33,20 +33,6 @@ def unpack_bits(packed: Tensor, n: int) -> Tensor:
     """Return the bool mask ``(n,)`` that :func:`pack_bits` packed."""
     bits = np.unpackbits(packed.cpu().numpy(), count=n)
     return torch.from_numpy(bits.view(np.bool_)).to(packed.device)
-
-
-def bit_sums(tensors: Iterable[Tensor]) -> list[int]:
-    """Return each tensor's checksum: the sum of its bits read as integers; cheap, but not safe against tampering."""
-    sums = [_long(as_integers(tensor)).sum(dtype=torch.int64) for tensor in tensors]
-    # Collect the sums on one device to wait for an accelerator only once: optimizers count their steps on the CPU.
-    where = next((each.device for each in sums if not each.is_cpu), "cpu")
-    return torch.stack([each.to(where) for each in sums]).tolist() if sums else []
-
-
-def _long(bits: Tensor) -> Tensor:
-    """Return integers ``bits`` viewed as int64 if the memory layout allows it, to sum them in a third of the time."""
-    n = 8 // bits.element_size()
-    return bits.view(-1).view(torch.int64) if not (bits.numel() % n or bits.storage_offset() % n) else bits
 
 
 def tensor_hash(tensor: Tensor) -> str:

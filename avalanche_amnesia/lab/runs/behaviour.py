@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import bit_sums, tensor_hash
+from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.saving.strategy_settings import is_of, learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
@@ -60,7 +60,7 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
     held = ((f"{path}.{name}", value) for path, of in attributes_of(strategy).items() for name, value in of.items())
     facts |= {place: value for place, value in held if place.startswith("criterion")}
-    facts |= zip(tensors, bit_sums(tensors.values()), strict=True)  # faster than hashes
+    facts |= state_hashes(tensors)
     facts |= {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
 
