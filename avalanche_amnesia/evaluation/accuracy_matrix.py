@@ -9,7 +9,7 @@ from avalanche.evaluation.metric_results import MetricValue
 from matplotlib.figure import Figure
 
 from avalanche_amnesia.evaluation.bases import CallbackMetric
-from avalanche_amnesia.evaluation.figures import Cell, Table, matrix_figure
+from avalanche_amnesia.evaluation.figures import Table, matrix_figure
 from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
@@ -190,9 +190,9 @@ def _name(strategy: Strategy, before: tuple[int, int]) -> str:
 
 
 def _matrix_figure(table: Table) -> Figure:
-    cells = [[None if value is None else Cell(value) for value in row[1:]] for row in table.rows]
     return matrix_figure(
-        {"test accuracy (%)": cells},
+        "test accuracy (%)",
+        [row[1:] for row in table.rows],
         rows=[row[0] for row in table.rows],
         columns=[name.removeprefix("task ") for name in table.columns[1:]],
         row_label="after",

@@ -2,16 +2,15 @@
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 WIDTH = 360
 """Width of a figure in points: about the pixels of a phone, so that text has its full size on a phone."""
@@ -22,27 +21,10 @@ COLOURS = {
     "rule": "#c8d0d8",
     "bad": "#a32020",
     "here": "#0b5cad",
-    "retrained": "#a84300",
-    "never": "#75329b",
-    "order": "#006b54",
-    "seed": "#7d5a00",
 }
 """Name → colour; the report has a second colour of each name for dark pages."""
-ROLES: dict[str, dict[str, Any]] = {
-    "here": {"color": COLOURS["here"], "marker": "o", "linestyle": "-"},
-    "retrained": {"color": COLOURS["retrained"], "marker": "s", "linestyle": (0, (3.5, 1.5))},
-    "never": {"color": COLOURS["never"], "marker": "^", "linestyle": "-."},
-    "chance": {"color": COLOURS["quiet"], "marker": "|", "markersize": 15, "markeredgewidth": 3},
-    "order": {"color": COLOURS["order"], "marker": "D", "linestyle": ":"},
-    "seed": {"color": COLOURS["seed"], "marker": "x", "markeredgewidth": 2, "linestyle": "--"},
-}
-"""Role of a model in a figure → style of its lines and marks, in every figure."""
 REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle": (0, (2, 3)), "zorder": 1}
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
-_FRAME: Sequence[dict[str, Any]] = (
-    {"edgecolor": "#ffffff", "linewidth": 4},
-    {"edgecolor": "#c01c28", "linewidth": 2, "linestyle": (0, (2.5, 1))},
-)
 WHITE_FROM = 0.685  # white and black text are equally easy to read on this share's colour
 SMALL = 9.5
 _MAX_CELLS_WITH_NUMBERS = 400
@@ -102,17 +84,10 @@ def name_ticks(axis: Any, names: Sequence[Any], *, first: float = 0.0, most: int
     axis.set_ticks(np.arange(0, len(names), step) + first, [str(name) for name in names[::step]], **style)
 
 
-class Cell(NamedTuple):
-    """Cell of a matrix figure: a share in [0, 1], small words ``below`` it, and ``framed`` (True: with a frame)."""
-
-    value: float
-    below: Sequence[str] = ()
-    framed: bool = False
-
-
 @house_style
 def matrix_figure(
-    panels: Mapping[str, Sequence[Sequence[Cell | None]]],
+    title: str,
+    shares: Sequence[Sequence[float | None]],
     *,
     rows: Sequence[Any],
     columns: Sequence[Any],
@@ -120,49 +95,33 @@ def matrix_figure(
     column_label: str,
     note: str = "",
 ) -> Figure:
-    """Draw one matrix of shares per title: each cell shows its percentage and is darker for a larger share."""
-    lines = max((len(cell.below) for cells in panels.values() for row in cells for cell in row if cell), default=0)
+    """Draw a matrix of shares in [0, 1]: each cell shows its percentage and is darker for a larger share."""
     names = 7 * max((len(str(row)) for row in rows), default=0)
-    width = max(WIDTH, min((60 if lines else 44) * len(columns), 720) + names + 40)
-    figure = new_figure(min((32 + 12 * lines) * len(rows), 720) + 70, len(panels) * width)
+    figure = new_figure(min(32 * len(rows), 720) + 70, max(WIDTH, min(44 * len(columns), 720) + names + 40))
     if not rows or not columns:
         figure.text(0.5, 0.5, "nothing to show", ha="center", va="center")
         return figure
-    all_axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
-    for ax, (title, cells) in zip(all_axes, panels.items(), strict=True):
-        drawn = _draw_cells(ax, cells)
-        ax.set(title=title, xlabel=column_label)
-        name_ticks(ax.xaxis, columns, first=0.5)
-        name_ticks(ax.yaxis, rows, first=0.5, most=25)
-    all_axes[0].set(ylabel=row_label, ylim=(len(rows), 0))
+    ax = figure.subplots()
+    drawn = _draw_cells(ax, shares)
+    name_ticks(ax.xaxis, columns, first=0.5)
+    name_ticks(ax.yaxis, rows, first=0.5, most=25)
+    ax.set(title=title, xlabel=column_label, ylabel=row_label, ylim=(len(rows), 0))
     if len(rows) * len(columns) > _MAX_CELLS_WITH_NUMBERS:
-        figure.colorbar(drawn, ax=list(all_axes), format="{x:.0%}")
+        figure.colorbar(drawn, ax=ax, format="{x:.0%}")
     if note:
         figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL)
     return figure
 
 
-def _draw_cells(ax: Axes, cells: Sequence[Sequence[Cell | None]]) -> Any:
-    values = np.ma.masked_invalid([[math.nan if cell is None else cell.value for cell in row] for row in cells])
+def _draw_cells(ax: Axes, shares: Sequence[Sequence[float | None]]) -> Any:
+    values = np.ma.masked_invalid(np.array(shares, dtype=float))
     numbered = values.size <= _MAX_CELLS_WITH_NUMBERS
     edges: dict[str, Any] = {"edgecolors": COLOURS["page"], "linewidth": 2} if numbered else {"rasterized": True}
     drawn = ax.pcolormesh(values, cmap=SHARES, vmin=0, vmax=1, **edges)
-    for row, of_row in enumerate(cells if numbered else ()):
-        for column, cell in enumerate(of_row):
-            if cell is None:
-                continue
-            for style in _FRAME if cell.framed else ():
-                ax.add_patch(Rectangle((column + 0.06, row + 0.07), 0.88, 0.86, fill=False, **style))
-            for n, words in enumerate([f"{100 * cell.value:.0f}", *cell.below]):
-                ax.annotate(
-                    words,
-                    (column + 0.5, row + 0.5),
-                    xytext=(0, 6 * len(cell.below) - 11 * n),
-                    textcoords="offset points",
-                    ha="center",
-                    va="center",
-                    color="#ffffff" if cell.value > WHITE_FROM else "#000000",
-                    fontsize=SMALL if n else 11,
-                    fontweight="normal" if n else "bold",
-                ).set_in_layout(False)  # text inside a cell needs no layout, which takes time
+    for row, of_row in enumerate(shares if numbered else ()):
+        for column, share in enumerate(of_row):
+            if share is not None:
+                number = ax.annotate(f"{100 * share:.0f}", (column + 0.5, row + 0.5), ha="center", va="center")
+                number.set(color="#ffffff" if share > WHITE_FROM else "#000000", fontsize=11, fontweight="bold")
+                number.set_in_layout(False)  # text inside a cell needs no layout, which takes time
     return drawn

@@ -17,7 +17,7 @@ from avalanche_amnesia.evaluation.accuracy_matrix import (
     forgetting,
     forward_transfer,
 )
-from avalanche_amnesia.evaluation.figures import Cell, matrix_figure
+from avalanche_amnesia.evaluation.figures import matrix_figure
 
 
 def test_without_requests_the_measures_are_those_of_the_literature():
@@ -101,7 +101,7 @@ def luminance(colour: str | tuple[float, ...]) -> float:
 
 
 def test_text_has_enough_contrast_on_every_shade() -> None:
-    figure = matrix_figure({"": [[Cell(n / 100)] for n in range(101)]}, rows=range(101), columns=[0], **NAMES)
+    figure = matrix_figure("", [[n / 100] for n in range(101)], rows=range(101), columns=[0], **NAMES)
     figure.draw_without_rendering()
     (ax,) = figure.axes
     (cells,) = ax.collections
@@ -111,22 +111,14 @@ def test_text_has_enough_contrast_on_every_shade() -> None:
         assert (light + 0.05) / (dark + 0.05) >= 4.5
 
 
-def test_a_matrix_shows_its_numbers_words_and_frames() -> None:
-    cells = [[Cell(1.0), None], [Cell(0.493, ("chance 50",), framed=True), Cell(0.9)]]
-    figure = matrix_figure({"here": cells, "there": cells}, rows=["task 3", "task 0"], columns=[3, 0], **NAMES)
-    for ax, title in zip(figure.axes, ("here", "there"), strict=True):
-        assert ax.get_title() == title
-        shown = {text.get_text(): (text.xy, text.get_color()) for text in ax.texts}
-        assert {words: place for words, (place, _) in shown.items()} == {
-            "100": (0.5, 0.5),
-            "49": (0.5, 1.5),
-            "chance 50": (0.5, 1.5),
-            "90": (1.5, 1.5),
-        }
-        assert {frame.get_bbox().min.round().tolist() == [0, 1] for frame in ax.patches} == {True}
-        assert [label.get_text() for label in ax.get_xticklabels()] == ["3", "0"]
-        assert ax.get_ylim() == (2, 0)
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["task 3", "task 0"]
+def test_a_matrix_shows_its_numbers() -> None:
+    figure = matrix_figure("here", [[1.0, None], [0.493, 0.9]], rows=["task 3", "task 0"], columns=[3, 0], **NAMES)
+    (ax,) = figure.axes
+    assert ax.get_title() == "here"
+    assert {text.get_text(): text.xy for text in ax.texts} == {"100": (0.5, 0.5), "49": (0.5, 1.5), "90": (1.5, 1.5)}
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["3", "0"]
+    assert ax.get_ylim() == (2, 0)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["task 3", "task 0"]
 
 
 def test_a_large_matrix_has_a_colour_scale_instead_of_numbers() -> None:

@@ -64,8 +64,8 @@ def owners_by_layer(model: Any) -> dict[str, dict[str, float]] | None:
 
 def overlap_figure(tasks: Sequence[int], overlap: Sequence[Sequence[float]]) -> Figure:
     """Draw the overlap of each pair of masks as a matrix."""
-    cells = {"overlap of masks (%)": [[figures.Cell(share) for share in row] for row in overlap]}
-    return figures.matrix_figure(cells, rows=tasks, columns=tasks, row_label="task", column_label="with task")
+    axes: dict[str, Any] = {"rows": tasks, "columns": tasks, "row_label": "task", "column_label": "with task"}
+    return figures.matrix_figure("overlap of masks (%)", overlap, **axes)
 
 
 class MaskOverlap(EventMetric):
@@ -131,7 +131,7 @@ def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: 
     room = 3.5 * max(map(len, names), default=0)  # for slanted names
     figure = figures.new_figure(170 + room, min(max(figures.WIDTH, 32 * len(names) + 80), 1440))
     ax = figure.subplots()
-    ax.plot(capacity, **figures.ROLES["here"])
+    ax.plot(capacity, color=figures.COLOURS["here"], marker="o")
     ax.set(ylabel="free capacity", ylim=(0, 1.02), xlabel="after")
     figures.name_ticks(ax.xaxis, names, most=40, rotation=30, ha="right", rotation_mode="anchor")
     ax.grid(axis="y")

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
-from avalanche_amnesia.evaluation.figures import SHARES, WHITE_FROM, Cell
+from avalanche_amnesia.evaluation.figures import SHARES, WHITE_FROM
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
@@ -91,6 +91,14 @@ class LineChart:
             return ""
         above = [f"{self.x(at)},{self.y(value.high)}" for at, value in each.points]
         return " ".join([*above, *(f"{self.x(at)},{self.y(value.low)}" for at, value in reversed(each.points))])
+
+
+class Cell(NamedTuple):
+    """Cell of a matrix: a fraction in [0, 1], small words ``below`` it, and ``framed`` (True: with a frame)."""
+
+    value: float
+    below: Sequence[str] = ()
+    framed: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,8 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from avalanche_amnesia.evaluation.figures import Cell
 from avalanche_amnesia.evaluation.resolution import distance_in_words
-from avalanche_amnesia.lab.report.charts import Axis, LineChart, Matrix, Series, scale_of
+from avalanche_amnesia.lab.report.charts import Axis, Cell, LineChart, Matrix, Series, scale_of
 from avalanche_amnesia.lab.report.measures import JSD, OLD_HEAD, READINGS, Reading, jsd_names, jsd_of, ratio_of
 from avalanche_amnesia.lab.report.reading import Entry, Get, Moment, Run, flat, number
 from avalanche_amnesia.lab.report.tables import Row, Table, cell, of_moments, text

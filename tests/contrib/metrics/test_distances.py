@@ -12,7 +12,7 @@ from scipy.spatial.distance import cosine
 
 from avalanche_amnesia.contrib.metrics import paired_test
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
-from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, layer_masks, masks_figure
+from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, layer_masks, layers_figure
 
 
 @st.composite
@@ -101,11 +101,12 @@ def test_a_figure_of_masks_has_a_panel_for_each_layer_up_to_a_limit():
     names = [shown.layer for shown in layer_masks({0: {f"layer{i}": torch.ones(2) for i in range(100)}})]
     assert len(names) == MAX_LAYERS
     assert (names[0], names[-1]) == ("layer0", "layer99")
-    figure = masks_figure({3: {"a": torch.ones(4), "b": torch.ones(2)}, 0: {"a": torch.zeros(4), "b": torch.ones(2)}})
+    masks = {3: {"a": torch.ones(4), "b": torch.ones(2)}, 0: {"a": torch.zeros(4), "b": torch.ones(2)}}
+    figure = layers_figure(list(masks), layer_masks(masks))
     panels = [ax for ax in figure.axes if ax.images]
     assert len(panels) == 2
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["task 3: 100%", "task 0: 0%"]
-    assert masks_figure({}).axes == []
+    assert layers_figure([], layer_masks({})).axes == []
 
 
 REFUSED = [
