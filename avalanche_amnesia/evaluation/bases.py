@@ -244,6 +244,7 @@ class ComparedMetric(ReferenceMetric):
             checks.instance("references", references, References, "References(make_strategy, benchmark), or None")
             references.expect("same")
             self.variants = {"_reference": "same"}
+        self.train_experiences = by_task_label(benchmark.train_stream)
         self.test_experiences = by_task_label(benchmark.test_stream)
 
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, task_data
-from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label, unlearning_of
+from avalanche_amnesia.evaluation.bases import ComparedMetric, unlearning_of
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
@@ -64,10 +64,6 @@ class MembershipInference(ComparedMetric):
     lower_bound, upper_bound = 0.0, 1.0
     helper = "membership_metrics"
 
-    def __init__(self, benchmark: Any, references: References | None = None) -> None:
-        super().__init__(benchmark, references)
-        self.train_experiences = by_task_label(benchmark.train_stream)
-
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the AUC of the task's training losses against its test losses; None without finite logits."""
         losses = []
@@ -115,7 +111,6 @@ class ForgottenSamples(ComparedMetric):
         super().__init__(benchmark, references)
         checks.one_of("kind", kind, Kind)
         self.kind = kind
-        self.train_experiences = by_task_label(benchmark.train_stream)
         self._positions: dict[int, list[int]] = {}
 
     def values(self, strategy: Strategy, unlearned: Sequence[int], remaining: Sequence[int]) -> list[MetricValue]:

@@ -13,7 +13,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import some_task_data, targets_of, task_data
 from avalanche_amnesia.benchmarks.families import drawn
 from avalanche_amnesia.contrib.metrics.membership import SAMPLES
-from avalanche_amnesia.evaluation.bases import ComparedMetric, by_task_label
+from avalanche_amnesia.evaluation.bases import ComparedMetric
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.seeding import derive_seed
@@ -117,10 +117,6 @@ class FreshHead(ComparedMetric):
     lower_bound, upper_bound = 0.0, 1.0
     reading: Callable[[Tensor, Tensor, Tensor, Tensor], float]
     """Test accuracy of a head fitted to training features ``(n, features)`` and labels ``(n,)``."""
-
-    def __init__(self, benchmark: Any, references: References | None = None) -> None:
-        super().__init__(benchmark, references)
-        self.train_experiences = by_task_label(benchmark.train_stream)
 
     @abstractmethod
     def samples_of(self, task: int) -> tuple[Tensor, Tensor]:
