@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from avalanche.evaluation.metric_results import MetricValue
@@ -15,7 +15,6 @@ from avalanche_amnesia.benchmarks.data import some_task_data
 from avalanche_amnesia.evaluation.bases import CallbackMetric, prove_in_passing, unlearning_of
 from avalanche_amnesia.evaluation.probes import task_features
 from avalanche_amnesia.evaluation.references import References
-from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.logistic import FitError, fit_head
@@ -76,14 +75,6 @@ class AccuracyDifference(CallbackMetric):
         self._right: dict[str, dict[int, int]] = {}
         self._seen: dict[int, int] = {}
         self._heads: dict[int, tuple[Tensor, Tensor] | None] = {}
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to save: accuracies and differences of the last evaluation."""
-        return {"accuracies": self.accuracies, "differences": self.differences}
-
-    def load_state(self, state: Any) -> None:
-        """Load a state that :meth:`state` returned."""
-        self.accuracies, self.differences = checked(state, accuracies=dict, differences=dict)
 
     def before_training_exp(self, strategy: Strategy) -> None:
         """Before a task's training: check that the references are trained on the same data as the run."""

@@ -66,7 +66,6 @@ class References:
 
     Attributes:
         trainings: number of single-task trainings so far, without those found in the store.
-        keys: variant and tasks of each requested model → key of its state in the store.
         in_passing: True: metrics prove records by the references that they need anyway.
 
     Raises:
@@ -107,7 +106,6 @@ class References:
         self._ahead, self.in_passing = False, True
         self._expected: set[Expected] = set()
         self.trainings = 0
-        self.keys: dict[tuple[Expected, tuple[int, ...]], str] = {}
         self._runs: dict[Expected, Any] = {}
         self._labels: dict[int, str] = {}
         self._without: dict[Any, References] = {}
@@ -198,8 +196,6 @@ class References:
                 self.put(path, deepcopy(run.strategy.model), variant)  # a copy, because the run trains further tasks
                 if variant == "same" and (plugin := unlearning_of(run.strategy)) is not None:
                     self._company[path] = plugin.claims.company
-                if self.store is not None:
-                    self.keys[variant, path] = run.key
         return self._models[variant, path]
 
     def put(self, tasks: Sequence[int], model: nn.Module, variant: Expected = "same") -> None:
@@ -310,7 +306,7 @@ class References:
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
-            empty: Any = {name: {} for name in ("keys", "_models", "_seconds", "_runs", "_without", "_company")}
+            empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
             vars(twin).update(vars(self), workers=None, trainings=0, **empty)
             changed = {task: experience_without(self.train_experience(task), positions) for task, positions in key}
             twin._experiences = self._experiences | changed
