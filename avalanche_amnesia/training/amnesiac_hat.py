@@ -6,6 +6,7 @@ from torch.optim import Optimizer
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.models.masked import MaskedModel
+from avalanche_amnesia.strategy import Plugin
 from avalanche_amnesia.training.hard_attention import EVEN_BUDGET, HardAttention
 from avalanche_amnesia.training.plugins.counterfactual import CounterfactualPlugin
 from avalanche_amnesia.training.plugins.hat import HATPlugin
@@ -13,7 +14,7 @@ from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.training.update_rules import AdjustmentRule
-from avalanche_amnesia.unlearning.compensation import Compensation, Repair, compensates, repairs
+from avalanche_amnesia.unlearning.compensation import Compensation, compensates, repairs
 
 CompensationChoice = Literal["counterfactual", "none"]
 
@@ -61,7 +62,7 @@ class AmnesiacHAT(TaskStrategy):
         masks: HardAttention | None = None,
         adjustment: str | AdjustmentRule = "hat",
         compensation: CompensationChoice | Compensation = "counterfactual",
-        repair: Repair | None = None,
+        repair: Plugin | None = None,
         trajectory: TrajectoryPlugin | None = None,
         unlearning: UnlearningPlugin | None = None,
         seed: int = 0,

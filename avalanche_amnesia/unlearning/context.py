@@ -17,7 +17,6 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unlearning.compensation import Compensation, Repair
 
 
 @dataclass(eq=False)
@@ -57,8 +56,8 @@ class UnlearningContext:
     counters: Mapping[int, int]
     purgers: Sequence[tuple[object, Callable[..., str]]]
     unknown: Sequence[object] = ()
-    compensations: Sequence[Compensation] = ()
-    repair: Repair | None = None
+    compensations: Sequence[Any] = ()
+    repair: Any = None
     shared_state: Collection[str] = ()
     before: dict[str, Tensor] | None = None
     in_training: int | None = None
