@@ -11,7 +11,6 @@ Undoing starts at the task's final values, so any other change of these entries 
 
 from __future__ import annotations
 
-import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,8 +75,6 @@ class SparseValues(_Chosen):
     @classmethod
     def _made(cls, chosen: Tensor, values: Tensor, shape: tuple[int, ...]) -> SparseValues:
         planes = values.contiguous().view(torch.uint8).reshape(len(values), values.element_size())
-        if sys.byteorder == "big":
-            planes = planes.flip(1)
         return cls(chosen, shrink(planes[:, -1].numpy(), repeats=False), planes[:, :-1].clone(), values.dtype, shape)
 
     @property
@@ -87,8 +84,6 @@ class SparseValues(_Chosen):
         for byte, plane in enumerate(self.low.numpy().T):  # one by one: numpy copies triples three times as slowly
             planes[:, byte] = plane
         planes[:, -1] = expand(self.high, len(self.low))
-        if sys.byteorder == "big":
-            planes = np.ascontiguousarray(planes[:, ::-1])
         return torch.from_numpy(planes.reshape(-1)).view(self.dtype)
 
     def before(self, written: Tensor) -> Tensor:
