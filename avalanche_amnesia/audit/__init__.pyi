@@ -1,4 +1,3 @@
 from .record import ProofError as ProofError
 from .record import UnlearningRecord as UnlearningRecord
 from .record import verify as verify
-from .signing import SigningError as SigningError

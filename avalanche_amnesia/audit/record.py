@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from avalanche_amnesia.audit.signing import SigningError, signature_of, signed_by
-from avalanche_amnesia.audit.words import as_html, plan_in_words, record_in_words
+from avalanche_amnesia.audit.words import plan_in_words, record_in_words
 from avalanche_amnesia.checks import json_of
 from avalanche_amnesia.saving.files import replace_file, writing
 from avalanche_amnesia.saving.typed import typed
@@ -103,9 +103,6 @@ class UnlearningPlan:
 
     def __str__(self) -> str:
         return plan_in_words(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(str(self))
 
 
 @dataclass(frozen=True)
@@ -226,9 +223,6 @@ class UnlearningRecord:
 
     def __str__(self) -> str:
         return record_in_words(self)
-
-    def _repr_html_(self) -> str:
-        return as_html(str(self))
 
     @property
     def tasks(self) -> tuple[int, ...]:

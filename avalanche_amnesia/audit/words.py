@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -29,11 +28,6 @@ def record_in_words(record: UnlearningRecord) -> str:
     rows += [*(_claim(record.plan, "is") if not record.proved else ()), *_proof(record)]
     rows += [("took", seconds_in_words(record.seconds))]
     return _written(f"Unlearned {gone_in_words(record.plan)} ({record.plan.event})", rows)
-
-
-def as_html(text: str) -> str:
-    """Return a text as HTML for a notebook, with the text's line breaks."""
-    return f"<pre>{html.escape(text)}</pre>"
 
 
 def tasks_in_words(tasks: Collection[int]) -> str:

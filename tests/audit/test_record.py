@@ -17,8 +17,9 @@ from support.strategies import DIGITS, amnesiac, learn, make, stock
 from support.strategy_state import bits, unlearning_plugin
 
 from avalanche_amnesia import DisjointSubnets, HardAttention, Pools, with_unlearning
-from avalanche_amnesia.audit import SigningError, UnlearningRecord, verify
+from avalanche_amnesia.audit import UnlearningRecord, verify
 from avalanche_amnesia.audit.record import RecordError
+from avalanche_amnesia.audit.signing import SigningError
 
 
 @pytest.fixture(scope="module")
