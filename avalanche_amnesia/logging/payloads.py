@@ -1,8 +1,8 @@
-"""Conversion of metric values to the types that loggers write: numbers, texts, images, histograms, tables."""
+"""Conversion of metric values to the types that loggers write: numbers, texts, images, tables."""
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -16,13 +16,6 @@ from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.evaluation.picture import Picture
 
 
-class Histogram(NamedTuple):
-    """Counts of entries per bin; `edges` has one entry more than `counts`."""
-
-    counts: np.ndarray
-    edges: np.ndarray
-
-
 @runtime_checkable
 class Image(Protocol):
     """Protocol of a PIL image with the two methods that loggers need, because this package does not import PIL."""
@@ -34,12 +27,11 @@ class Image(Protocol):
         """Write the image to a file."""
 
 
-Payload = float | str | Image | Histogram | Table
+Payload = float | str | Image | Table
 
 SUPPORTED = (
-    "numbers (Python, numpy, 0-dim tensors), strings, PIL images, matplotlib figures, Avalanche's TensorImage, "
-    "real tensors and arrays with a finite entry (as histograms), tables, AlternativeValues of these, and dicts "
-    "of these"
+    "numbers (Python, numpy, tensors of one), strings, PIL images, matplotlib figures, Avalanche's TensorImage, "
+    "tables, AlternativeValues of these, and dicts of these"
 )
 
 
@@ -69,24 +61,11 @@ def payload_of(value: Any) -> Payload | None:
         return to_pil_image((imread(buffer) * 255).round().astype(np.uint8))  # a PNG is read as shares of 255
     if isinstance(value, TensorImage):
         return _image_of(value.image)
-    if isinstance(value, Tensor | np.ndarray):
-        return _payload_of_array(value)
+    if isinstance(value, Tensor) and not value.is_complex():
+        value = value.detach().cpu().double().numpy()  # numpy knows no bfloat16 and no float8
+    if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "biuf":
+        return float(value.reshape(()))  # (1,) is the shape of Avalanche's losses
     return value if isinstance(value, Image) else None
-
-
-def _payload_of_array(value: Tensor | np.ndarray) -> Payload | None:
-    if isinstance(value, Tensor):
-        value = value.detach().cpu().contiguous()
-        # numpy knows no bfloat16 and no float8.
-        value = value.double().numpy() if value.dtype.is_floating_point else value.resolve_conj().numpy()
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        return None
-    if array.shape in ((), (1,)):  # (1,) is the shape of Avalanche's losses
-        return float(array.reshape(()))
-    entries = array.astype(np.float64).ravel()
-    entries = entries[np.isfinite(entries)]  # numpy refuses to bin NaN and infinity
-    return Histogram(*np.histogram(entries, bins=64)) if entries.size else None
 
 
 def _image_of(pixels: Tensor) -> Image | None:

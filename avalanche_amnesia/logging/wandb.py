@@ -15,7 +15,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
-from avalanche_amnesia.logging.payloads import Histogram, Image, Payload
+from avalanche_amnesia.logging.payloads import Image, Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
 
 Mode = Literal["online", "offline", "disabled"]
@@ -84,8 +84,6 @@ def _artefact(record: UnlearningRecord) -> Any:
 def _to_wandb(value: Payload) -> Any:
     import wandb
 
-    if isinstance(value, Histogram):
-        return wandb.Histogram(np_histogram=tuple(value))
     if isinstance(value, Table):
         return wandb.Table(columns=list(value.columns), data=[list(row) for row in value.rows], allow_mixed_types=True)
     return wandb.Image(value) if isinstance(value, Image) else value

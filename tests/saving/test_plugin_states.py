@@ -15,7 +15,7 @@ from support.strategies import DIGITS, amnesiac, learn, quiet
 from support.strategy_state import bits, unchanged
 from torch import nn
 
-from avalanche_amnesia.audit import SigningError
+from avalanche_amnesia.audit.signing import SigningError
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.saving.files import HEAD, STATE, part_of, sealed
 from avalanche_amnesia.training import load_state, save_state

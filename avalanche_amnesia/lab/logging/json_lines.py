@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from PIL import Image
 
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging.run_lines import FORMAT, RUN_FILE, VERSION, JSONRunError, lines_of
-from avalanche_amnesia.logging.payloads import Histogram, Payload
+from avalanche_amnesia.logging.payloads import Payload
 from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter
 from avalanche_amnesia.saving.files import replace_file, writing
 
@@ -85,8 +84,6 @@ class JSONWriter(RunWriter):
         if isinstance(value, Image.Image):
             path = self._saved("media", value)
             return {"_type": "image", "path": path, "width": value.width, "height": value.height}
-        if isinstance(value, Histogram):
-            return {"_type": "histogram", "values": value.counts.tolist(), "bins": value.edges.tolist()}
         if isinstance(value, Table):
             return {"_type": "table", "columns": list(value.columns), "data": [list(row) for row in value.rows]}
         if isinstance(value, float) and not math.isfinite(value):
@@ -176,8 +173,6 @@ def _from_json(folder: Path, value: Any) -> Payload:
         with Image.open(folder / value["path"]) as image:
             image.load()
             return image
-    if kind == "histogram":
-        return Histogram(np.array(value["values"]), np.array(value["bins"]))
     if kind == "table":
         return Table(tuple(value["columns"]), tuple(tuple(row) for row in value["data"]))
     return float(value["value"] if kind == "number" else value)
