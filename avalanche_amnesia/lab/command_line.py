@@ -162,10 +162,10 @@ def sweep(
         address: address of a Ray cluster: auto, ray://HOST:10001
         slurm: submitit parameters: {"timeout_min": 120}
     """
-    from avalanche_amnesia.lab.study.experiment import from_yaml
+    from avalanche_amnesia.lab.study.experiment import from_yaml, read_experiment
 
     parameters = typed(dict[str, Any], from_yaml(slurm, "--slurm"), "--slurm")
-    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
+    missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
     if not missing:
         return 0
     from avalanche_amnesia.lab.study.building import check_device, check_names
@@ -371,7 +371,9 @@ def plan(
     data_root: Path | None = None,
 ) -> None:
     """Print the plan of a sweep without running it: trainings, stored results, and estimated time."""
-    missing = _missing_runs(file, changes, profile, method, scenario, seed, out, store)
+    from avalanche_amnesia.lab.study.experiment import read_experiment
+
+    missing = _missing_runs(read_experiment(file, profile, changes), method, scenario, seed, out, store)
     from avalanche_amnesia.lab.study.sweep import plan_sweep
 
     _print(str(plan_sweep(missing, runs.RunStore(store), data_root)))
@@ -638,24 +640,14 @@ def _load_benchmark(name: str) -> Any:
     return found
 
 
-def _missing_runs(
-    file: Path,
-    changes: Changes,
-    profile: str | None,
-    method: str,
-    scenario: str,
-    seed: str,
-    out: Path,
-    store: Path,
-) -> list[Any]:
-    """Return the runs of a sweep that have no results yet, and print their number."""
-    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done, read_experiment
+def _missing_runs(experiment: Any, method: str, scenario: str, seed: str, out: Path, store: Path) -> list[Any]:
+    """Return the runs of an experiment that have no results yet, and print their number."""
+    from avalanche_amnesia.lab.study.experiment import folder_of, from_yaml, is_done
 
     def listed(kind: Any, text: str, option: str) -> Any:
         value = from_yaml(text, option)  # EWC, or [EWC,LwF]
         return typed(kind, value if isinstance(value, list) else [value], option)
 
-    experiment = read_experiment(file, profile, changes)
     methods, scenarios = listed(list[str], method, "method"), listed(list[str], scenario, "scenario")
     cells = study.cells_of(experiment, methods, scenarios, listed(list[int], seed, "seed"))
     _check_writable({"--out": out, "--store": store})
@@ -750,9 +742,11 @@ def _progress_printer() -> Callable[[Any, Any, int], None]:
 
 def _run_summary(run: Any) -> str:
     """Return the last measurements of a ``Run`` and its verdict as text."""
-    shown = [(pages.COLUMNS[key], pages.COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
-    words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
+    from avalanche_amnesia.lab.report.measures import COLUMNS
     from avalanche_amnesia.lab.report.verdicts import verdict_of
+
+    shown = [(COLUMNS[key], COLUMNS[key].of(run.last)) for key in ("remaining", "unlearned", "ratio")]
+    words = [f"{column.page} {column.words(value)}" for column, value in shown if value is not None]
 
     return ", ".join([*words, str(verdict_of([run]))])
 

@@ -1,3 +1,2 @@
-from .measures import COLUMNS as COLUMNS
 from .reading import entries as entries
 from .reading import read_run as read_run
