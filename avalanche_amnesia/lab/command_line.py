@@ -35,7 +35,7 @@ from avalanche_amnesia.lab.executors import clusters, jobs
 from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.study import settings
 from avalanche_amnesia.lab.study.settings import Experiment, StreamSettings, named
-from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_foreign, replace_file, replacing
+from avalanche_amnesia.saving.files import STATE, read_body, read_state, refuse_foreign, replace_file, replacing_all
 from avalanche_amnesia.saving.typed import typed
 
 Changes = list[tuple[str, str]]
@@ -663,7 +663,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
         training.save_state(strategy, into, key)
         return
     record.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(record) as part:
+    with replacing_all([record]) as (part,):
         part.write_text((done.to_json() if key is None else done.sign(key)) + "\n")
         training.save_state(strategy, into, key)
 

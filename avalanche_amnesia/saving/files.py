@@ -86,18 +86,11 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(file: Path) -> Iterator[Path]:
-    """Yield a temporary path whose file replaces the given one when the block ends.
+def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield temporary paths whose files replace the given ones, one after another, once all are on disk.
 
     If the process is killed, the old or the new file exists completely. A symbolic link is replaced, not followed.
     """
-    with replacing_all([file]) as (part,):
-        yield part
-
-
-@contextmanager
-def replacing_all(files: Sequence[Path]) -> Iterator[list[Path]]:
-    """Like :func:`replacing` for several files, which are replaced one after another once all new files are on disk."""
     parts = [file.with_name(f"{file.name}.part") for file in files]
     for part in parts:
         part.unlink(missing_ok=True)
@@ -125,8 +118,8 @@ def _to_disk(path: Path, access: int = os.O_RDWR) -> None:
 
 
 def replace_file(file: Path, content: bytes) -> None:
-    """Write a file completely or not at all; see :func:`replacing`."""
-    with replacing(file) as part:
+    """Write a file completely or not at all; see :func:`replacing_all`."""
+    with replacing_all([file]) as (part,):
         part.write_bytes(content)
 
 
