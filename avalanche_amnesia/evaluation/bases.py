@@ -314,7 +314,7 @@ class FeatureDistance(ReferenceMetric):
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return the distance of a task's features between ``model`` and the reference; None without a mask."""
-        x, _ = task_data(self.references.test_experience(task))
+        x, _ = task_data(by_task_label(self.references.benchmark.test_stream)[task])
         both = (model, self._beside.reference(remaining))
         ours, theirs = (self.probed_features(each, main, x, task, remaining, self.probe) for each in both)
         return None if ours is None or theirs is None else self.distance(ours, theirs)

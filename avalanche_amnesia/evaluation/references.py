@@ -317,10 +317,6 @@ class References:
         sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
         return self.without(plugin.forgotten.left_out(sizes))
 
-    def test_experience(self, task: int) -> Any:
-        """Return the benchmark's test experience of a task."""
-        return next(e for e in self.benchmark.test_stream if int(e.task_label) == task)
-
     def expect(self, *kinds: Expected) -> None:
         """Register model variants that a metric needs after every evaluation, so that workers can train them early."""
         self._expected |= set(kinds)
