@@ -19,15 +19,13 @@ from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_norm import TaskNormModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import preserved_rng
-from avalanche_amnesia.unit_graph.backbones import evaluating, run_on
+from avalanche_amnesia.unit_graph.backbones import in_batches, run_on
 from avalanche_amnesia.unit_graph.findings import ModelError
 from avalanche_amnesia.unit_graph.task_owned import OwnModules
 
 ProbeKind = Literal["own", "remaining", "none"]
 """Masks used to compute a task's features: the task's own mask, those of the remaining tasks, or none at all."""
 
-
-_BATCH = 512
 _WITH_NORMS = (TaskMaskedModel, TaskNormModel)
 """Models whose heads contain norms. A head of another model may contain a whole network, which no probe needs."""
 
@@ -86,11 +84,9 @@ def features_of(
         parts: further modules of the task (``model.task_parts(task)``), for a model with masks or a TaskNormModel.
         task: task whose network to use, if the model has one per task; None: as for a task that the model lacks.
     """
-    device = next(model.parameters()).device
-    with evaluating(model):
-        if parts is not None:
-            parts = deepcopy(parts).to(device).eval()
-        return torch.cat([_batch_features(model, part.to(device), mask, parts, task).cpu() for part in x.split(_BATCH)])
+    if parts is not None:
+        parts = deepcopy(parts).to(next(model.parameters()).device).eval()
+    return in_batches(model, x, lambda part: _batch_features(model, part, mask, parts, task))
 
 
 def _batch_features(
@@ -123,6 +119,4 @@ def task_features(model: nn.Module, x: Tensor, task: int) -> Tensor:
     """Return the features ``(n, features)`` of inputs for a task of the model, with its mask and norms, on the CPU."""
     if not isinstance(model, MultiHeadModel):
         return features_of(model, x, task=task)
-    device = next(model.parameters()).device
-    with evaluating(model):
-        return torch.cat([model.features(part.to(device), task).cpu() for part in x.split(_BATCH)])
+    return in_batches(model, x, lambda part: model.features(part, task))

@@ -118,6 +118,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
+def in_batches(model: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``run(x)`` of a model in evaluation mode, computed for 512 samples at a time, on the CPU."""
+    device = next(model.parameters()).device
+    with evaluating(model):
+        return torch.cat([run(part.to(device)).cpu() for part in x.split(512)])
+
+
 @contextmanager
 def same_draws(module: nn.Module) -> Iterator[None]:
     """Restore torch's random state after the block, on every device that the module uses."""

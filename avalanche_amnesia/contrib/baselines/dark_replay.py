@@ -17,7 +17,7 @@ from avalanche_amnesia.saving.values import StateError, checked, made
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.transaction import Transaction
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import in_batches
 from avalanche_amnesia.unlearning.context import UnlearningContext
 from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
@@ -151,9 +151,7 @@ class DarkLoss:
 
 
 def _logits(model: MultiHeadModel, x: Tensor, task: int) -> Tensor:
-    device = next(model.parameters()).device
-    with evaluating(model):
-        return torch.cat([model(part.to(device), task).cpu() for part in x.split(512)])
+    return in_batches(model, x, lambda part: model(part, task))
 
 
 class DarkReplayPlugin(MemoryPlugin):

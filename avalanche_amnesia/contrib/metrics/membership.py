@@ -1,6 +1,7 @@
 """Metrics of membership inference: an attacker separates unlearned samples from test samples by their losses."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,13 +15,11 @@ from avalanche_amnesia.evaluation.bases import ComparedMetric, unlearning_of
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.unit_graph.backbones import evaluating
+from avalanche_amnesia.unit_graph.backbones import in_batches
 
 Kind = Literal["accuracy", "membership"]
 SAMPLES = 10_000
 """Largest number of a task's training samples that a metric reads, evenly spread."""
-_BATCH = 512
-"""Samples per forward."""
 
 
 def membership_auc(member_losses: Tensor, other_losses: Tensor) -> float:
@@ -126,20 +125,16 @@ class ForgottenSamples(ComparedMetric):
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
         """Return accuracy or AUC on a task's unlearned samples; no AUC (None) without test samples of their classes."""
         x, y = task_data(self.train_experiences[task], torch.tensor(self._positions[task]))
+        logits = partial(in_batches, model, run=lambda part: model(part, task))
         if self.kind == "accuracy":
-            return accuracy(self._logits(model, x, task), y)
+            return accuracy(logits(x), y)
         other_x, other_y = task_data(self.test_experiences[task])
         alike = torch.isin(other_y, y)
         if not bool(alike.any()):
             return None
         both = ((x, y), (other_x[alike], other_y[alike]))
-        losses = (F.cross_entropy(self._logits(model, x, task).double(), y, reduction="none") for x, y in both)
+        losses = (F.cross_entropy(logits(x).double(), y, reduction="none") for x, y in both)
         return membership_auc(*losses)
-
-    def _logits(self, model: Any, x: Tensor, task: int) -> Tensor:
-        device = next(model.parameters()).device
-        with evaluating(model):
-            return torch.cat([model(part.to(device), task).cpu() for part in x.split(_BATCH)])
 
     def __str__(self) -> str:
         return f"ForgottenSamples_{self.kind}"
