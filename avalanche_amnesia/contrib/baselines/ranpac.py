@@ -17,8 +17,10 @@ from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
 from avalanche_amnesia.unit_graph.backbones import as_batch
 
-_USELESS = ("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk")
-_USELESS += ("AveragedWeights", "RandomFeatures")
+_USELESS = (
+    *("EWC", "MAS", "GEM", "AGEM", "LwF", "LFL", "SynapticIntelligence", "Replay", "GDumb", "MIR", "RWalk"),
+    *("AveragedWeights", "RandomFeatures"),
+)
 
 
 class _AllClasses(TaskInference):
