@@ -63,7 +63,7 @@ def test_listed_requests_may_name_samples_and_classes():
 
 REFUSED = [
     (lambda: scenarios.listed(4, {1: 0}).on(tiny.blank(4)), "tasks"),
-    (lambda: scenarios.listed(4, {"x": [0]}).on(tiny.blank(4)), "at='x' is no position"),
+    (lambda: scenarios.listed(4, {"x": [0]}).on(tiny.blank(4)), "at must be an int of at least 0, got 'x'"),
     (lambda: scenarios.listed(4, [1]).on(tiny.blank(4)), "1 is no UnlearningRequest"),
     (lambda: scenarios.listed(4, {1: {"task": 0, "sample": [1]}}), "no option 'sample'; did you mean 'samples'?"),
     (lambda: scenarios.listed(4, {1: {"task": 0}}), "needs samples"),
