@@ -108,7 +108,7 @@ def table(rows):
         lines += ["", f"## {title}", "", *head]
         for method, recipe in product(METHODS, RECIPES):
             cells = [cell(method, recipe, stream) for stream in streams]
-            if set(cells) != {"–"}:
+            if any(cell.strip("–, ") for cell in cells):
                 lines.append(f"| {method}, {recipe} | {' | '.join(cells)} |")
         lines += ["", after[title]] if title in after else []
     return "\n".join(lines) + "\n"

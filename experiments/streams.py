@@ -104,10 +104,10 @@ def _idx(name: str) -> Callable[[Path], Images]:
     standard = {"MNIST": Standardise(0.1307, 0.3081), "FashionMNIST": Standardise(0.2860, 0.3530)}[name]
 
     @cache
-    def load(root: Path) -> Images:
+    def images(root: Path) -> Images:
         return Images(*load(name, root, False), before=(Standardise(0, 255),), after=(standard,))
 
-    return load
+    return images
 
 
 @cache

@@ -288,7 +288,7 @@ class MultiHeadModel(MultiTaskModule):
         return logits if ridge is None else logits + ridge_scores(x, ridge).to(logits.dtype)
 
     def add_regression(self, task: int, ridge: Tensor) -> None:
-        """Add a regression on random features of the inputs, by :func:`fitted_ridge`, to the logits of ``task``."""
+        """Add from now on the scores of ``ridge``, as ``fitted_ridge`` returned it, to the logits of ``task``."""
         self.heads[task].register_buffer(_RIDGE, ridge)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

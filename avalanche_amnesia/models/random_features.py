@@ -1,4 +1,4 @@
-"""Ridge regression of a task over random features of the inputs, whose scores are added to the task's logits."""
+"""Ridge regression of a task's labels on random features of the inputs; its scores are added to the task's logits."""
 
 from functools import lru_cache
 from math import prod
@@ -14,23 +14,24 @@ _RIDGE = 0.1
 
 @lru_cache(maxsize=4)
 def _projection(n_inputs: int, width: int) -> Tensor:
-    """Return the random matrix ``R (n_inputs, width)``, always the same one."""
+    """Return the random matrix ``R (n_inputs, width)``, always the same one for these sizes."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     drawn = np.random.RandomState(0).standard_normal((n_inputs, width))
     return torch.from_numpy(drawn / n_inputs**0.5).float()
 
 
 def random_features(x: Tensor, width: int) -> Tensor:
-    """Return ``ReLU(z R)``, float32 ``(batch, width)``, of inputs ``(batch, …)``; ``z`` is their layer norm."""
+    """Return ``ReLU(z R)``, float32 ``(batch, width)``, of inputs ``(batch, …)`` with layer norm ``z`` and random R."""
     rows = x.flatten(1).float()
     return relu(layer_norm(rows, rows.shape[1:]) @ _projection(prod(x.shape[1:]), width).to(x.device))
 
 
 def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float) -> Tensor:
-    """Return ``scale`` times the ridge regression of one-hot labels, float16 ``(n_classes, width + 1)``, bias last.
+    """Return ``scale`` times the weights and bias of a ridge regression, float16 ``(n_classes, width + 1)``, bias last.
 
-    ``W = (Pᵀ P + λ I)⁻¹ Pᵀ Y`` of centred features ``P (n, width)`` and labels ``Y``, or the equal
-    ``Pᵀ (P Pᵀ + λ I)⁻¹ Y`` if there are fewer samples than features. Not finite if features are not, or hardly vary.
+    ``W = (Pᵀ P + λ I)⁻¹ Pᵀ Y`` of features ``P (n, width)`` and one-hot labels ``Y``, both centred, or the equal
+    ``Pᵀ (P Pᵀ + λ I)⁻¹ Y`` if there are fewer samples than features. Not finite if features are not, or if float16
+    overflows because they vary too little.
     """
     wanted = one_hot(labels, n_classes).to(features)
     mean, mean_wanted = features.mean(0), wanted.mean(0)
@@ -44,6 +45,6 @@ def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float)
 
 
 def ridge_scores(x: Tensor, ridge: Tensor) -> Tensor:
-    """Return the scores ``(batch, classes)`` of inputs ``(batch, …)`` by the result of :func:`fitted_ridge`."""
+    """Return the scores ``(batch, classes)`` of inputs ``(batch, …)`` for the result of :func:`fitted_ridge`."""
     weight, bias = ridge[:, :-1].float(), ridge[:, -1].float()
     return random_features(x, weight.shape[1]) @ weight.T + bias

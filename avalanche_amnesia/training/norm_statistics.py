@@ -21,7 +21,7 @@ STATISTICS_BATCHES = 16
 # Statistics of training lag after few steps, and mix the soft masks of every scale with hard ones. So statistics
 # are computed again from the last inputs of the network, after transforms and plugins.
 class TaskStatistics:
-    """Norms (BatchNorm) of one task, and its last mini-batches, to compute running statistics again."""
+    """Norms (BatchNorm) that a task trains, and its last mini-batches, to compute their running statistics again."""
 
     def __init__(self, model: Any, task: int, n_batches: int) -> None:
         self.model, self.task = model, task
@@ -35,7 +35,7 @@ class TaskStatistics:
         self._seen.append(own if n_processes() == 1 or strategy.dataloader.samples else x[:0])
 
     def retake(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
-        """Compute running statistics of ``norms``, the task's or copies of them, from the stored mini-batches."""
+        """Compute running statistics of ``norms``; ``run`` passes a stored mini-batch through their network."""
         seen = [tree_map_only(Tensor, gathered, x) for x in self._seen]
         with evaluating(self.model):  # a mini-batch of one sample has no variance
             retake(norms, [x for x in seen if len(x) > 1], run)

@@ -31,13 +31,13 @@ def _lower(width: int, device: torch.device) -> Tensor:
 
 
 class TaskSums(NoHead):
-    """Sums over one task's samples: whole numbers, int64 if not stated, so the samples' order does not matter.
+    """Sums over one task's samples in whole numbers (int64 if not stated), so the order of additions does not matter.
 
-    Attributes: ``φ`` is that of :class:`AnalyticModel`.
+    Attributes: ``φ`` is a sample's vector of D whole numbers, see :class:`AnalyticModel`.
         gram: lower triangle of ``Σ φφᵀ``, row by row, ``(D (D + 1) / 2,)``, int32 if all its entries fit.
         classes, sums: labels of the classes with samples, in order, ``(C,)``, and the sum of ``φ`` of each, ``(C, D)``.
-        hashes: 8 bytes of the BLAKE3 hash of each sample's row (``φ`` and label), in the order of learning, ``(n,)``.
-        kept: these rows, int16 ``(n, D + 1)``, if the model keeps features; else ``(n, 0)``.
+        hashes: 8 bytes of the BLAKE3 hash of each sample's ``φ`` and label, in the order of learning, ``(n,)``.
+        kept: each sample's ``φ`` and label, int16 ``(n, D + 1)``, if the model keeps features; else ``(n, 0)``.
         originals: the user's class of each label in the task, ``(n_classes,)``.
         seen: ``φ`` of the current training mini-batch, else None.
     """
@@ -61,7 +61,7 @@ class TaskSums(NoHead):
         self.register_buffer("originals", originals)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Store the first mini-batch since samples were added the last time; return zeros as logits."""
+        """Store ``φ`` of the first forward after the last addition; return zeros as logits."""
         self.seen = features if self.seen is None else self.seen
         return super().forward(features)
 
@@ -198,14 +198,14 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat(made)[: len(x)]
 
     def check_network(self, x: Any) -> None:
-        """Raise TaskError if a forward changes the network, or a sample's features depend on its mini-batch."""
+        """Raise TaskError if a trial changes buffers, or features vary with place, other samples or chance."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
         there = self._real_features(first, batch)
         if not all(map(torch.equal, buffers, self.backbone.buffers())):
             raise TaskError("the network changes its buffers in a forward, and must stay as it is")
-        alone = first[rows * 0]  # copies of one sample as its neighbours
+        alone = first[rows * 0]  # one sample; its neighbours become zeros
         if isinstance(alone, Tensor):
             alone[1:] = 0  # the mini-batch may have only one sample
         moved = self._real_features(first[rows.roll(1)], batch).roll(-1, 0)
@@ -242,7 +242,12 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat([features, labels[:, None]], 1).short()
 
     def learn(self, task: int, x: Any, labels: Tensor) -> None:
-        """Add the mini-batch of the last ``model(x, task)`` in training to the sums of ``task``; labels are ``(n,)``.
+        """Add the samples of the first training forward since the last call to the sums of ``task``.
+
+        Args:
+            task: label of the task.
+            x: their inputs, with which the network is checked while the task has no samples.
+            labels: ``(n,)``.
 
         Raises:
             TaskError: unless each sample has a label of the task's classes (at most 2¹⁵); as :meth:`check_network`.

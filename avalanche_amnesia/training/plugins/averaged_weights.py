@@ -17,11 +17,12 @@ from avalanche_amnesia.unlearning.purging.purgers import register_purger
 
 
 class AveragedWeights(Plugin):
-    """Plugin that ends a task's training with the mean of its weights after each of the last steps.
+    """Plugin that replaces the weights, at the end of a task's training, by their mean over the last steps.
 
-    The mean is set at the end of the last epoch: before masks are stored, heads are fitted and updates are recorded.
-    Entries that do not move keep their bits, so that claims are as without the plugin. The running statistics of
-    BatchNorm are computed again for the mean weights, from the last 16 mini-batches. Works with any Avalanche strategy.
+    This happens after the last epoch: before masks are stored, heads are fitted and updates are recorded. Weights that
+    do not change keep their bits, so records of unlearnings claim what they claim without the plugin. The running
+    statistics of BatchNorm, unless frozen, are computed again from the last 16 mini-batches (HAT: by HAT's own
+    settings). Works with any Avalanche strategy.
 
     Args:
         last: fraction of the task's steps whose weights are averaged, in ``(0, 1]``.
@@ -40,7 +41,7 @@ class AveragedWeights(Plugin):
         self._drop()
 
     def _drop(self) -> None:
-        self._steps, self._first_step, self._averaged = 0, 0.0, 0
+        self._steps = self._skipped = self._averaged = 0
         self._learning: list[nn.Parameter] = []
         self._mean: list[Tensor] = []
         self._statistics: TaskStatistics | None = None
@@ -50,7 +51,7 @@ class AveragedWeights(Plugin):
         self._drop()
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's first step: find the first step of the mean, and the norms with running statistics."""
+        """Before a task's first step: count the steps before the mean, and find norms with running statistics."""
         self._drop()
         try:
             n_steps = strategy.train_epochs * len(strategy.dataloader)
@@ -59,7 +60,7 @@ class AveragedWeights(Plugin):
                 f"AveragedWeights(last={self.last}) needs the number of a task's mini-batches, and "
                 f"{type(strategy.dataloader).__name__} has no __len__: give the loader one"
             ) from error
-        self._first_step = (1 - self.last) * n_steps
+        self._skipped = int((1 - self.last) * n_steps + 1e-9)  # (1 - .9) * 10 is just below 1
         if not isinstance(strategy.model, MaskedModel):  # HATPlugin computes statistics itself, under the final mask
             task = single_task(strategy.experience)
             self._statistics = TaskStatistics(strategy.model, task, STATISTICS_BATCHES)
@@ -73,7 +74,7 @@ class AveragedWeights(Plugin):
     def after_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a step: add the weights to the mean, if it is one of the last steps."""
         self._steps += 1
-        if self._steps <= self._first_step:
+        if self._steps <= self._skipped:
             return
         if not self._mean:
             groups = strategy.optimizer.param_groups
@@ -100,7 +101,7 @@ class AveragedWeights(Plugin):
 
 @register_purger(AveragedWeights)
 def _begin_again(plugin: AveragedWeights, context: UnlearningContext, change: Transaction) -> str:
-    """Begin the mean of the task in training again, unless the task shares no weights with the unlearned ones."""
+    """Restart the mean of the task in training, as it may hold weights from before the unlearning."""
     if getattr(context.model, "isolates", False):
         return "AveragedWeights: its mean is of weights that no unlearned task has"
     change.set(plugin, _averaged=0, _learning=[], _mean=[])

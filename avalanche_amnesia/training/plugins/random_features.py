@@ -22,12 +22,12 @@ _NEEDS, _OUT = "RandomFeatures needs inputs", "leave RandomFeatures out of plugi
 
 
 class RandomFeatures(Plugin):
-    """Plugin that adds, when a task ends, a ridge regression on random features of its inputs to the task's logits.
+    """Plugin that adds to the logits of a trained task a ridge regression on random features of the inputs.
 
     The features are ``ReLU(z R)``, for the layer norm ``z`` of a flattened input and a fixed random ``R``. The
     regression of one-hot labels needs one pass over up to 5000 of the task's samples, and no other task: claims are as
-    without the plugin. It is removed with the task's head. Logits grow by twice its scores. It pays for inputs of which
-    a linear regression on random features is a good classifier by itself, such as digits and clothes.
+    without the plugin. Twice its scores are added to the logits. It is removed with the task's head. It helps where
+    such a regression classifies well by itself, as for images of digits and clothes.
 
     Works with any Avalanche strategy whose model is a :class:`~avalanche_amnesia.models.MultiHeadModel`.
 
@@ -37,7 +37,7 @@ class RandomFeatures(Plugin):
     Raises:
         ValueError: for an invalid value.
         TypeError: before a training, for another model.
-        TaskError: in a training, if the task's inputs are no tensor of floating-point numbers, or overflow.
+        TaskError: in a training, if the inputs are no tensor of floating-point numbers, or the regression overflows.
 
     Reference: Rahimi and Recht, Random features for large-scale kernel machines, NeurIPS 2007.
     """
