@@ -13,17 +13,17 @@ _RIDGE = 0.1
 
 
 @lru_cache(maxsize=4)
-def _projection(n_inputs: int, width: int) -> Tensor:
+def _projection(n_inputs: int, width: int, device: torch.device) -> Tensor:
     """Return the random matrix ``R (n_inputs, width)``, always the same one for these sizes."""
     # RandomState's stream never changes between numpy versions, so that saved states stay valid.
     drawn = np.random.RandomState(0).standard_normal((n_inputs, width))
-    return torch.from_numpy(drawn / n_inputs**0.5).float()
+    return torch.from_numpy(drawn / n_inputs**0.5).float().to(device)
 
 
 def random_features(x: Tensor, width: int) -> Tensor:
     """Return ``ReLU(z R)``, float32 ``(batch, width)``, of inputs ``(batch, …)`` with layer norm ``z`` and random R."""
     rows = x.flatten(1).float()
-    return relu(layer_norm(rows, rows.shape[1:]) @ _projection(prod(x.shape[1:]), width).to(x.device))
+    return relu(layer_norm(rows, rows.shape[1:]) @ _projection(prod(x.shape[1:]), width, x.device))
 
 
 def fitted_ridge(features: Tensor, labels: Tensor, n_classes: int, scale: float) -> Tensor:

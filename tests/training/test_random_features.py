@@ -107,6 +107,7 @@ def test_inputs_that_have_no_regression_are_refused_and_the_task_is_undone(x, fa
     with pytest.raises(TaskError, match=f"RandomFeatures needs inputs {fault}: leave RandomFeatures out"):
         learn(strategy, task_benchmark(pair, pair, [[0, 1]]))
     assert not strategy.model.tasks
+    assert (strategy.clock.train_iterations == 0) is (x.dtype == torch.int64)  # a wrong kind costs no training
 
 
 class Bounded(nn.Module):

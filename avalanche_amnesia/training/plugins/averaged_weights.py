@@ -62,8 +62,7 @@ class AveragedWeights(Plugin):
             ) from error
         self._skipped = int((1 - self.last) * n_steps + 1e-9)  # (1 - .9) * 10 is just below 1
         if not isinstance(strategy.model, MaskedModel):  # HATPlugin computes statistics itself, under the final mask
-            task = single_task(strategy.experience)
-            self._statistics = TaskStatistics(strategy.model, task, STATISTICS_BATCHES)
+            self._statistics = TaskStatistics(strategy.model, single_task(strategy.experience), STATISTICS_BATCHES)
 
     def before_backward(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the backward pass: keep the mini-batch, if statistics will be computed again."""
@@ -92,8 +91,7 @@ class AveragedWeights(Plugin):
         for parameter, mean in zip(self._learning, self._mean, strict=True):
             parameter.copy_(mean)
         if self._statistics is not None:
-            model, task = strategy.model, self._statistics.task
-            labels = torch.tensor([task], device=strategy.device)
+            model, labels = strategy.model, torch.tensor([self._statistics.task], device=strategy.device)
             learning = [norm for norm in self._statistics.norms if norm.training]
             self._statistics.retake(learning, lambda x: avalanche_forward(model, x, labels.expand(len(x))))
         self._drop()

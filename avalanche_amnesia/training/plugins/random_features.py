@@ -17,7 +17,6 @@ from avalanche_amnesia.training.task_faults import drawn_positions, samples_at
 _MOST, _SCALE = 5000, 2.0
 """Number of samples of a regression, and the factor of its scores, best of 2, 5, 10 on validation images of five
 streams: no stream loses more than .02 points."""
-
 _NEEDS, _OUT = "RandomFeatures needs inputs", "leave RandomFeatures out of plugins, or standardise the inputs"
 
 
@@ -37,7 +36,7 @@ class RandomFeatures(Plugin):
     Raises:
         ValueError: for an invalid value.
         TypeError: before a training, for another model.
-        TaskError: in a training, if the inputs are no tensor of floating-point numbers, or the regression overflows.
+        TaskError: before a training, if inputs are no floating-point tensor; at its end, if the regression overflows.
 
     Reference: Rahimi and Recht, Random features for large-scale kernel machines, NeurIPS 2007.
     """
@@ -46,24 +45,27 @@ class RandomFeatures(Plugin):
         super().__init__()
         self.width = checks.whole_number("width", width)
 
-    def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
-        """Before a task's training: check the model."""
+    def before_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before a task's training: check the model, and the kind of the task's inputs."""
         check_model(strategy.model, MultiHeadModel)
+        x, _ = self._samples(strategy, 1)
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            task, kind = single_task(strategy.experience), x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TaskError(f"{_NEEDS} that are one tensor of floating-point numbers, task {task} has {kind}: {_OUT}")
+
+    def _samples(self, strategy: Strategy, most: int) -> tuple[Any, Tensor]:
+        with preserved_rng():
+            task = single_task(strategy.experience)
+            return samples_at(strategy, drawn_positions(strategy, most, derive_seed(0, "random features", task)))
 
     @torch.no_grad()
     def after_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
         """After a task's last epoch: add the regression to the task's logits."""
         if strategy.clock.train_exp_epochs + 1 < strategy.train_epochs:
             return
-        task = single_task(strategy.experience)
-        with preserved_rng():
-            x, y = samples_at(strategy, drawn_positions(strategy, _MOST, derive_seed(0, "random features", task)))
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TaskError(f"{_NEEDS} that are one tensor of floating-point numbers, task {task} has {kind}: {_OUT}")
-        n_classes = int(strategy.model.heads[task].out_features)
+        task, (x, y) = single_task(strategy.experience), self._samples(strategy, _MOST)
         features = random_features(x.to(strategy.device), self.width)
-        ridge = fitted_ridge(features, y.to(strategy.device), n_classes, _SCALE)
+        ridge = fitted_ridge(features, y.to(strategy.device), strategy.model.heads[task].out_features, _SCALE)
         if not bool(ridge.isfinite().all()):
             raise TaskError(f"{_NEEDS} whose features are finite and vary, unlike those of task {task}: {_OUT}")
         strategy.model.add_regression(task, ridge)
