@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.strategies import DIGITS
 from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.benchmarks.data import task_data
@@ -43,6 +44,21 @@ def test_a_fit_that_stops_early_is_as_good_as_a_long_one(labels):
 
     long = loss(*fit_head(x, y, 10, iterations=200, tolerance=0))
     assert long - 1e-5 < loss(*fit_head(x, y, 10)) < long + 1e-4
+
+
+@pytest.mark.parametrize(("samples", "width"), [(700, 600), (300, 900)])
+def test_only_half_of_a_large_covariance_is_computed(samples, width, monkeypatch):
+    x = torch.randn(samples, width, generator=torch.Generator().manual_seed(0)).relu()
+    y = torch.arange(samples) % 10
+    found, products = {}, {}
+    for size in (logistic.BLOCK // 4, 10**9):  # in blocks, and as a whole
+        monkeypatch.setattr(logistic, "BLOCK", size)
+        with FlopCounterMode(display=False) as counter:
+            found[size] = F.linear(x, *fit_head(x, y, 10, iterations=0))
+        products[size] = counter.get_total_flops()
+    few, whole = products.values()
+    assert whole - few > 0.3 * 2 * samples * min(samples, width) ** 2
+    assert torch.allclose(*found.values(), atol=1e-4)
 
 
 @pytest.mark.parametrize("order", ["as drawn", "by class"])
