@@ -67,11 +67,9 @@ def fit_head(
     # With few samples for the features, whitening would magnify directions that only these samples have.
     crowded *= min(max(len(mean) / n - 0.5, 0.0), 1.0)
     floor = max(1e-4, crowded) * total / features.shape[1] + torch.finfo(features.dtype).tiny
-    if not bool(covariance.isfinite().all()):
-        raise FitError("the features are not finite, or their covariance overflows")
     factor, failed_at = torch.linalg.cholesky_ex(covariance + floor * one)
-    if bool(failed_at):
-        raise FitError("the features' covariance has no Cholesky factor, rounded as it is")
+    if bool(failed_at) or not bool(covariance.isfinite().all()):
+        raise FitError("the features are not finite, or their covariance is rounded too much or overflows")
     whitening = torch.linalg.solve_triangular(factor.contiguous(), one if basis is None else basis.T, upper=False)
     penalties = torch.cat([mean.new_full((len(whitening),), penalty / n), mean.new_zeros(int(has_bias))])
     problem = _Problem(n_classes, whitening, mean, penalties, has_bias)

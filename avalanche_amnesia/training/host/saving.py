@@ -51,7 +51,7 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
     """Return a strategy's state between tasks as JSON values, and as parts that contain copies of its tensors."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
-    body, parts = encode(
+    return encode(
         {
             "strategy": _name(strategy),
             "settings": learning_settings(strategy),
@@ -64,7 +64,6 @@ def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
             "metrics": [[_name(metric), states.state_of(metric)] for metric in _metrics(strategy)],
         }
     )
-    return body, parts
 
 
 def load_state(strategy: Strategy, path: str | Path, key: Any = None) -> None:

@@ -29,6 +29,7 @@ from avalanche_amnesia.trajectory.sparse import positions, take
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import Log
 from avalanche_amnesia.transaction import Transaction
+from avalanche_amnesia.unit_graph.backbones import evaluating
 from avalanche_amnesia.unlearning.compensation import FittedHead
 from avalanche_amnesia.unlearning.logistic import FitError
 
@@ -185,26 +186,21 @@ class CounterfactualPlugin(Plugin):
             seen = [some for some in drawn.split(size) if len(some) > 1]
         without = _WithoutTasks(model, trajectory, sources)
         features_now = CounterfactualFeatures(model, task, x, seen)
-        for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # most units are as in one of these
-            with without.taken_out(gone):
-                features_now(slice(1))
-        labels, unfitted = y.to(features_now.x.device), dict[frozenset[int], str]()
-        for gone in removals:
-            try:
-                head = self._fitted(without, features_now, labels, gone)
-            except FitError as error:  # only this head is lost, not the trained task
-                unfitted[gone] = str(error)
-                continue
-            self.heads[task][gone] = head_fit.compacted(head)
+        labels, unfitted = y.to(features_now.x.device), list[str]()
+        with evaluating(model):
+            for gone in (frozenset[int](), sources) if len(removals) > 1 else ():  # most units are as in one of these
+                with without.taken_out(gone):
+                    features_now(slice(1))
+            for gone in removals:
+                try:
+                    self.heads[task][gone] = head_fit.compacted(self._fitted(without, features_now, labels, gone))
+                except FitError as error:  # only this head is lost, not the trained task
+                    unfitted.append(f"without {'several' if gone == SEVERAL else sorted(gone)}: {error}")
         if unfitted:
-            reasons = "; ".join(
-                f"without {'several' if gone == SEVERAL else sorted(gone)}: {reason}"
-                for gone, reason in unfitted.items()
-            )
             warnings.warn(
                 f"task {task} has no head for {len(unfitted)} of {len(removals)} sets of tasks that may be "
-                f"unlearned ({reasons}). Unlearning such a set leaves it the head that it has, and the record names it "
-                "as affected",
+                f"unlearned ({'; '.join(unfitted)}). Unlearning such a set leaves it the head that it has, and the "
+                "record names it as affected",
                 stacklevel=2,
             )
 
