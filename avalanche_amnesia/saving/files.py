@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -192,13 +192,14 @@ def write_state(
     with writing(path), locked(path, to_write=True):
         files = {place: part.name for place, part in parts.items()}
         places = {(blobs or path) / files[place]: part for place, part in parts.items()}
-        new = {file: part_content(part) for file, part in places.items() if not _is_whole(file)}
+        # Made one at a time: together they would be a second copy of the model in memory.
+        new = {file: partial(part_content, part) for file, part in places.items() if not _is_whole(file)}
         content = {"parts": files, "body": body}
         signature = {} if sign is None else {"signature": sign(content)}
-        new[path / STATE] = sealed(content, **HEAD, **signature).encode()  # the state file is replaced last
+        new[path / STATE] = partial(sealed(content, **HEAD, **signature).encode)  # the state file is replaced last
         with replacing_all([*new]) as written:
             for file, content_of in zip(written, new.values(), strict=True):
-                file.write_bytes(content_of)
+                file.write_bytes(content_of())
         if os.name != "nt":
             with suppress(OSError):  # not supported by some network file systems
                 _to_disk(path, os.O_RDONLY)  # otherwise a power failure could leave the old state without its files
@@ -246,7 +247,13 @@ def part_content(part: Part) -> bytes:
     from safetensors.torch import save  # imported here, because records are read without torch
 
     metadata = {_CODE: part.code} if part.code else None
-    return save({place: tensor.detach().cpu().contiguous().clone() for place, tensor in part.items()}, metadata)
+    tensors, storages = dict[str, "Tensor"](), set[int]()
+    for place, tensor in part.items():
+        tensor = tensor.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        tensors[place] = tensor.clone() if storage in storages else tensor  # the format has no shared memory
+        storages.add(storage)
+    return save(tensors, metadata)
 
 
 def _is_whole(file: Path) -> bool:

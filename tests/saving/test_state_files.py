@@ -16,7 +16,7 @@ from support.fault_injection import at_operations
 from support.forked import forked
 from torch import Tensor, nn
 
-from avalanche_amnesia.saving import StateError, checked
+from avalanche_amnesia.saving import StateError, checked, files
 from avalanche_amnesia.saving.encoding import Apart, decode, encode
 from avalanche_amnesia.saving.files import Part, read_state, write_state
 from avalanche_amnesia.saving.values import made
@@ -205,6 +205,25 @@ def test_unchanged_parts_are_written_again_only_if_they_are_damaged(tmp_path, mo
     write_state(folder, {}, changed)
     assert len(written) == 2
     assert same_parts(read_state(folder)[1], changed)
+
+
+def test_only_one_part_at_a_time_is_in_memory_and_tensors_may_share_theirs(tmp_path, monkeypatch):
+    shared, made, original = torch.arange(6.0), [], files.part_content
+
+    def noted(part):
+        full = [file for file in tmp_path.glob("*.part") if file.stat().st_size]
+        assert len(full) == len(made)  # all earlier ones are on the disk
+        made.append(part)
+        return original(part)
+
+    monkeypatch.setattr(files, "part_content", noted)
+    parts = {
+        **PARTS,
+        "tied": Part({"whole": shared, "again": shared, "row": shared[:2], "T": shared.view(2, 3).T}),
+    }
+    write_state(tmp_path, {}, parts)
+    assert len(made) == 3
+    assert same_parts(read_state(tmp_path)[1], parts)
 
 
 def test_invalid_codes_are_refused_with_their_place_and_never_call_a_name():

@@ -48,7 +48,7 @@ def save_state(strategy: Strategy, path: str | Path, key: Any = None) -> Path:
 
 
 def encoded_state(strategy: Strategy) -> tuple[dict[str, Any], Parts]:
-    """Return a strategy's state between tasks as JSON values, and as parts that contain copies of its tensors."""
+    """Return a strategy's state between tasks as JSON values, and as parts with its tensors (not copies)."""
     refuse_unfinished(strategy)
     _refuse_in_training(strategy, "save")
     return encode(
