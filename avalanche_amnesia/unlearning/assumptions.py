@@ -2,10 +2,13 @@
 
 Such an open part may remember anything, which is not visible from outside. So it is only named, never run, searched
 or changed: only objects of closed classes (of these packages) are searched. A network's modules count as closed,
-because their tensors, plain attributes, arrays and functions are compared between trainings (:func:`attributes_of`).
+because their tensors, plain attributes, arrays and functions are compared between trainings (:func:`attributes_of`),
+and so is what the code of their classes reads elsewhere, such as global variables (:func:`_read_by`).
 """
 
+import dis
 import inspect
+import logging
 import os
 import random
 import sys
@@ -13,92 +16,165 @@ import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import lru_cache, partial
-from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, MethodWrapperType, ModuleType
+from functools import cached_property, lru_cache, partial
+from operator import attrgetter
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.templates import SupervisedTemplate
 from blake3 import blake3
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.quasirandom import SobolEngine
+from torch.utils import _python_dispatch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from avalanche_amnesia.bits import tensor_hash
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, is_frozen, is_of
 from avalanche_amnesia.strategy import Strategy
 
-_CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", *sys.stdlib_module_names}
+_CLOSED = {"avalanche_amnesia", "avalanche", "torch", "torchvision", "numpy", "PIL", "typing_extensions"}
+_CLOSED |= sys.stdlib_module_names
 _STANDARD = (os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_INSTALLED = (*_STANDARD[1:], sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
-_LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType)
+_LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, logging.Logger)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _CALLED = (*_FUNCTIONS, MethodType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
-_DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, random.Random, GeneratorType)
-"""Closed classes whose objects have a state that no task's seed sets: random generators, Python generators."""
+_DRAWING = (torch.Generator, SobolEngine, np.random.Generator, np.random.RandomState, random.Random, Iterator)
+"""Closed classes whose objects have a state that no task's seed sets: random generators, iterators, open files."""
 LONG = 1000  # longer containers hold samples
 LEADING_OUT = {"origin_stream", "_origin_stream", "benchmark", "_benchmark"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-_OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__init__", "__annotations__", "__orig_bases__"} | {
-    *("__firstlineno__", "__static_attributes__", "__parameters__")
+_OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__annotations__", "__orig_bases__", "_abc_impl"} | {
+    *("__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__")
 }
+_NO_PARTS = {*_OF_EVERY_CLASS, "__init__"}
+_OUTSIDE = {"_io", "io", "os", "pathlib", "posix", "shelve", "time", "torch.serialization"}  # files and clocks
+WRAPPERS = (staticmethod, classmethod, property, cached_property, type(lru_cache(open)))
+_BACKENDS = ("cudnn.benchmark", "cudnn.deterministic", "cudnn.conv.fp32_precision", "cuda.matmul.fp32_precision")
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def is_closed(thing: Any) -> bool:
     """Return True if a class or function is defined in a closed package: torch, Avalanche, numpy, Python's library …"""
-    return _is_closed(str(getattr(thing, "__module__", None) or "builtins").partition(".")[0])
+    # functools.wraps gives a function the module of the one that it replaces
+    around = thing.__globals__.get("__name__") if isinstance(thing, FunctionType) else None
+    return _is_closed(str(getattr(thing, "__module__", None))) and (around is None or _is_closed(around))
 
 
 @lru_cache(None)
-def _is_closed(package: str) -> bool:
-    """Return True for the name of a closed package, unless a script has hidden a standard module by one of its own."""
+def _is_closed(module: str) -> bool:
+    """Return True for a module of a closed package, unless a script has hidden a standard module by one of its own."""
+    package = module.partition(".")[0].replace("None", "builtins")
     file = getattr(sys.modules.get(package), "__file__", None) or _STANDARD[0]
     return package in _CLOSED and (package not in sys.stdlib_module_names or file.startswith(_STANDARD))
 
 
+def is_installed(thing: Any) -> bool:
+    """Return True if a class or function is defined in an installed package, also in Python's library."""
+    module = str(thing.__module__)
+    return _is_installed(module) and _is_installed(getattr(thing, "__globals__", {}).get("__name__", module))
+
+
+@lru_cache(None)
+def _is_installed(module: str) -> bool:
+    package = sys.modules.get(module.partition(".")[0])
+    places = [getattr(package, "__file__", None) or "", *getattr(package, "__path__", ())]
+    return module != "__main__" and (_is_closed(module) or any(place.startswith(_INSTALLED) for place in places))
+
+
 def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of all open parts (user code) of the current training; ``options``: arguments of ``train``."""
-    kinds = [base for base in type(strategy).__mro__ if not is_closed(base)]
-    found = [f"{name} of {base.__name__}" for base in kinds for name in vars(base) if name not in _OF_EVERY_CLASS]
-    found += [*_replaced(strategy), *_of_plugins(strategy), *_of_modules(strategy.model)]
-    found += [] if is_closed(type(strategy.optimizer)) else [f"the optimizer {_name(strategy.optimizer)}"]
+    model, optimizer, data = strategy.model, strategy.optimizer, dict[int, Any]()
+    users = [base for base in type(strategy).__mro__ if not is_closed(base)]
+    found = [f"{name} of {base.__name__}" for base in users for name in vars(base) if name not in _NO_PARTS]
+    found += [*_replaced(strategy), *_of_plugins(strategy), *_of_modules(model)]
+    found += [] if is_closed(type(optimizer)) else [f"the optimizer {_name(optimizer)}"]
     found += (f"the loss {name}" for name in _inside([strategy._criterion]))
-    found += (f"{name} in the data" for name in _inside([strategy.experience]))
+    found += (f"{name} in the data" for name in _inside([strategy.experience], data))
+    found += (f"{name} in the data, changed" for name in _changed(strategy, data.values()))
     found += (f"{name} given to train" for name in _inside([options]))
-    everywhere = (
-        item
-        for module in (nn.modules.module, torch_optimizer)
-        for item in vars(module).items()
-        if item[0].startswith("_global")
-    )
-    for place, hooks in (*hooks_of(strategy), *everywhere):
+    held = (*model.parameters(), *model.buffers(), optimizer.param_groups, optimizer.state)
+    found += (f"{name} in the model or optimizer" for name in _inside(held))
+    found += (f"{name} around the training" for name in _inside(_interceptors()))
+    everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
+    hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
+    for place, hooks in hooked:
         found += (f"{place} ({name})" for name in _inside([hooks]))
-    parts = (strategy, strategy.optimizer, strategy._criterion, *strategy.plugins, *strategy.model.modules())
-    for kind in dict.fromkeys(base for part in parts for base in type(part).__mro__ if is_closed(base)):
-        found += (f"{name} of {kind.__name__} ({part})" for name, part in _patches(kind))
+    reporting = _reporting(strategy)
+    found += (name for part in reporting for name in _replaced(part))
+    parts = dict.fromkeys(map(type, (strategy, optimizer, strategy._criterion, *reporting, *model.modules())))
+    kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
+    modules = (sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch."))
+    places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *kinds)
+    for patched in dict.fromkeys(places):
+        found += (f"{name} of {patched.__name__} ({part})" for name, part in _patches(patched))
     return tuple(dict.fromkeys(found))
 
 
-def _patches(kind: type) -> Iterator[tuple[str, str]]:
-    """Yield the name of each method of a closed class that open code has replaced, and the name of the new function."""
-    # A method that was only added (by transformers to nn.Module) has no effect on closed code.
-    for name, value in vars(kind).items():
-        if isinstance(value, FunctionType) and not is_closed(value):
+def _patches(place: type | ModuleType) -> Iterator[tuple[str, str]]:
+    """Yield the name of each function in a closed class or module that open code replaced, and the new one's name."""
+    for name, value in vars(place).items():
+        if not is_closed(value.func if isinstance(value, partial) else value):
+            # A method that was only added (by transformers to nn.Module) has no effect on closed code.
+            replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
             source = f"def {name}("  # counts as replaced without a source to read
             with suppress(OSError, TypeError):
-                source = inspect.getsource(kind)
-            if f"def {name}(" in source:
+                source = inspect.getsource(place)
+            if replaces or f"def {name}(" in source:
                 yield name, _name(value)
+
+
+def _reporting(strategy: Strategy) -> list[Any]:
+    """Return plugins, metrics and loggers, and what is inside them."""
+    evaluator, plugins = strategy.evaluator, strategy.plugins
+    others = [plugin for plugin in plugins if not is_of(type(plugin), "avalanche_amnesia")]
+    outside = (strategy, evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
+    seen = {id(each): each for each in outside}
+    deque(_inside((*others, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())), seen), maxlen=0)
+    return [*plugins, *list(seen.values())[len(outside) :]]
+
+
+def _interceptors() -> list[Any]:
+    """Return the modes and hooks that intercept torch's operations now."""
+    # Only private functions of torch tell them: without these none is seen.
+    functions = getattr(torch.overrides, "_get_current_function_mode_stack", tuple)
+    operations = getattr(_python_dispatch, "_get_current_dispatch_mode_stack", tuple)
+    hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", bool)(True)
+    return [*functions(), *operations(), hooks]
+
+
+_FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()
+"""Strategy → tensor or closed function in its data → text of its version or settings when a training first used it."""
+
+
+def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
+    """Yield the names of tensors and closed functions, in data, that changed since a training first used them."""
+    first = _FIRST_SEEN.setdefault(strategy, WeakIdKeyDictionary())
+    for each in (each for each in met if is_closed(type(each))):
+        if isinstance(each, Tensor):
+            now = "" if each.is_inference() else str(each._version)  # torch counts changes in place
+            each = each if each._base is None else each._base
+        elif callable(each) and not isinstance(each, (*_FUNCTIONS, TransformGroups)):  # which keep a mode
+            now = as_text(each) + str([(name, as_text(value)) for name, value in _attributes(each)])
+        else:
+            continue
+        with suppress(TypeError):  # of an object without weak references
+            if first.setdefault(each, now) != now:
+                yield _name(each)
 
 
 def _replaced(thing: Any) -> Iterator[str]:
     """Yield the names of open functions that replace methods of one object."""
-    for name, value in vars(thing).items():
+    for name, value in getattr(thing, "__dict__", {}).items():
         if _replaces(thing, name, value):
-            yield from (f"{name} of {type(thing).__name__} ({part})" for part in _inside([value], [thing]))
+            yield from (f"{name} of {type(thing).__name__} ({part})" for part in _inside([value], {id(thing): thing}))
 
 
 def _replaces(thing: Any, name: str, value: Any) -> bool:
@@ -110,7 +186,6 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
     evaluator = strategy.evaluator
     for plugin in (*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())):
         yield from () if is_closed(type(plugin)) else (_name(plugin),)
-        yield from _replaced(plugin)
     for plugin in strategy.plugins:
         package, name = type(plugin).__module__.partition(".")[0], type(plugin).__name__
         if package == "avalanche" and not isinstance(plugin, OF_THE_HOST):
@@ -118,46 +193,52 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
         if package == "avalanche_amnesia":
             given = [v for v in vars(plugin).values() if not isinstance(v, (nn.Module, *CONTAINERS))]
             settings = [v for v in given if callable(v) or hasattr(v, "protected_share") or is_frozen(type(v))]
-            yield from (f"{part} in {name}" for part in _inside(settings, [strategy]))
+            yield from (f"{part} in {name}" for part in _inside(settings, {id(strategy): strategy}))
 
 
 def _of_modules(model: nn.Module) -> Iterator[str]:
     """Yield the names of user subclasses of this package's models, and of attributes without a comparable value."""
-    for module in model.modules():
-        if is_closed(type(module)):
-            continue
-        if is_of(type(module), "avalanche_amnesia"):  # its attributes change in every training, like its base class's
-            yield _name(module)
-            continue
-        for name, value in _attributes(module):
-            compared = isinstance(value, (nn.Module, Tensor, np.ndarray, *_CALLED)) or _is_plain(value)
-            # An iterator or a namespace may change without a trace in its text.
-            keeps = type(value).__module__ in sys.stdlib_module_names and not compared
-            if keeps or any(True for _ in _inside([value])):
-                yield f"{name} of {type(module).__name__}"
+    modules = [module for module in model.modules() if not is_closed(type(module))]
+    users = dict.fromkeys(type(module) for module in modules if not is_of(type(module), "avalanche_amnesia"))
+    # Attributes of the others change in every training, like those of their base classes.
+    yield from (_name(module) for module in modules if type(module) not in users)
+    held = [(type(module), item) for module in modules if type(module) in users for item in _attributes(module)]
+    held += [(user, item) for user in users for item in _read_by(user).items()]
+    inside = {id(module) for module in model.modules()}
+    for kind, (name, value) in held:
+        compared = isinstance(value, (*_LEAVES, *_CALLED)) or _is_plain(value) or id(value) in inside
+        # An iterator or a namespace may change without a trace in its text.
+        keeps = type(value).__module__ in sys.stdlib_module_names or isinstance(value, nn.Module)
+        keeps = (keeps and not compared) or (isinstance(value, _FUNCTIONS) and value.__module__ in _OUTSIDE)
+        if keeps or any(True for _ in _inside([value])):
+            yield f"{name} of {kind.__name__}"
 
 
-def _inside(roots: Iterable[Any], skip: Iterable[Any] = ()) -> Iterator[str]:
-    """Yield the names of open functions and objects, and of generators, in ``roots`` and closed objects inside them."""
-    seen, todo = {id(each) for each in skip}, deque(roots)
+def _inside(roots: Iterable[Any], seen: dict[int, Any] | None = None) -> Iterator[str]:
+    """Yield the names of open functions and objects, and of generators, in ``roots`` and closed objects inside them.
+
+    All objects met are added to ``seen``, id → object; those already there are skipped.
+    """
+    seen, todo = {} if seen is None else seen, deque(roots)
     while todo:
         each = todo.popleft()
-        if id(each) in seen or (isinstance(each, _LEAVES) and is_closed(type(each))):
+        if id(each) in seen:
             continue
-        seen.add(id(each))
+        seen[id(each)] = each
+        if isinstance(each, _LEAVES) and is_closed(type(each)):
+            continue
         if isinstance(each, (*_LEAVES, *CONTAINERS)) and not is_closed(type(each)):  # a subclass of a script
             yield _name(each)
         if isinstance(each, CONTAINERS):
             values = [*(each.values() if isinstance(each, dict) else each), getattr(each, "default_factory", None)]
             kinds = set(map(type, values))
-            if not all(issubclass(kind, _LEAVES) and is_closed(kind) for kind in kinds):  # quick for many labels
+            leaves = all(issubclass(kind, _LEAVES) and is_closed(kind) for kind in kinds)
+            if not leaves or (Tensor in kinds and len(values) < LONG):  # quick for many labels
                 todo += values
-        elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType)):
-            todo += (getattr(each, "__func__", None), each.__self__)
+        elif isinstance(each, (MethodType, BuiltinFunctionType, MethodWrapperType, partial)):
+            todo += (part for _, part in parts_of(each))
         elif isinstance(each, _DRAWING) or not is_closed(each if isinstance(each, _FUNCTIONS) else type(each)):
             yield _name(each)
-        elif isinstance(each, partial):
-            todo += (each.func, each.args, each.keywords)
         elif not isinstance(each, type):
             held = getattr(each, "__dict__", {}).items()
             seeds = type(each).__module__.startswith("avalanche_amnesia.")  # its own generators, from (seed, task)
@@ -197,14 +278,20 @@ def attributes_of(strategy: Strategy) -> Attributes:
     criterion: Any = strategy._criterion
     modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
     found: Attributes = {}
+    for kind in dict.fromkeys(map(type, strategy.model.modules())):
+        found[f"code of {kind.__name__}"] = {name: as_text(value) for name, value in _read_by(kind).items()}
+    asked: tuple[Any, ...] = (torch.get_default_dtype, torch.get_default_device, torch.get_num_threads)
+    asked += (torch.get_float32_matmul_precision, torch.are_deterministic_algorithms_enabled)
+    found["torch"] = {ask.__name__: str(ask()) for ask in asked}
+    found["torch.backends"] = {name: str(attrgetter(name)(torch.backends)) for name in _BACKENDS}
     for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
         if isinstance(thing, (*_FUNCTIONS, partial)):
-            found[path] = _of_function(thing)
+            found[path] = {"function": as_text(thing)}
         elif not is_of(type(thing), "avalanche_amnesia"):
             own: list[tuple[str, Any]] = []
             if path.startswith("criterion") and isinstance(thing, nn.Module):  # those of the model are what tasks train
                 own = [*thing.named_parameters(recurse=False), *thing.named_buffers(recurse=False)]
-            found[path] = {name: _as_text(value) for name, value in (*_attributes(thing), *own)}
+            found[path] = {name: as_text(value) for name, value in (*_attributes(thing), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
                 found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
     return found
@@ -221,27 +308,88 @@ def changed_attributes(before: Attributes, now: Attributes) -> str:
     return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
+def _read_by(kind: type) -> dict[str, Any]:
+    """Return name → value of what the code of a user's module class reads outside of its objects."""
+    closed = [base for base in kind.__mro__ if is_installed(base)]
+    own = [item for base in kind.__mro__ if base not in closed for item in vars(base).items()]
+    # What runs begins with methods that closed code calls.
+    called = {name for name, _ in own if name not in _NO_PARTS and any(hasattr(base, name) for base in closed)}
+    todo, found, seen = [item for item in own if item[0] in called], dict[str, Any](), set(map(id, kind.__mro__))
+    for name, value in todo:
+        is_code = isinstance(value, (FunctionType, type))
+        if isinstance(value, WRAPPERS) or (is_code and not is_installed(value)):
+            if id(value) not in seen:
+                seen.add(id(value))
+                place = value.__qualname__.rpartition("<locals>.")[2] if is_code else name
+                found[place] = "code"
+                parts = ((where, part) for where, part in parts_of(value) if where[:3] != ".__" or callable(part))
+                todo += [(f"{place}{where}", part) for where, part in parts]
+                names = {name for code in _nested(getattr(value, "__code__", None)) for name in code.co_names}
+                todo += [item for item in own if item[0] in names]
+        elif not (inspect.isdatadescriptor(value) and is_closed(type(value))):
+            found.setdefault(name, as_text(value) if is_code and not is_closed(value) else value)
+    return found
+
+
+def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a pair (place, part) for each value that a class, function, method or partial holds or reads."""
+    for name in ("__func__", "__self__", "func", "args", "keywords", "fget", "fset"):
+        if not isinstance(code, (type, FunctionType)) and hasattr(code, name):
+            yield f".{name}", getattr(code, name)
+    for at, base in enumerate(getattr(code, "__bases__", ())):
+        yield f".base[{at}]", base
+    held = vars(code).items() if isinstance(code, (type, FunctionType)) else ()
+    yield from ((f".{name}", value) for name, value in held if name not in _OF_EVERY_CLASS)
+    if isinstance(code, FunctionType):
+        defaults = dict(enumerate(code.__defaults__ or ())) | (code.__kwdefaults__ or {})
+        yield from ((f".default[{name}]", value) for name, value in defaults.items())
+        yield from ((f".<global>.{name}", value) for name, value in _globals(code.__code__, code.__globals__))
+        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
+            with suppress(ValueError):  # a name that the outer function has not bound yet
+                yield f".<closure>.{name}", cell.cell_contents
+
+
+def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of globals that code uses, also in nested functions, and of used attributes of modules."""
+    for each in _nested(code):
+        for name in _global_names(each):
+            value = around.get(name, sys.modules.get(name, open if name == "open" else None))
+            if isinstance(value, ModuleType):
+                inside = vars(value)
+                yield from ((f"{name}.{other}", inside[other]) for other in each.co_names if other in inside)
+            elif value is not None:
+                yield name, value
+
+
+def _nested(code: Any) -> Iterator[CodeType]:
+    if isinstance(code, CodeType):
+        yield code
+        for constant in code.co_consts:
+            yield from _nested(constant)
+
+
+@lru_cache(None)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    names = (each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME")))
+    return tuple(dict.fromkeys(names))  # ``co_names`` has those of attributes, too
+
+
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
     held = [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
     computed = isinstance(thing, nn.Module) and is_closed(type(thing))  # torch computes tensors there in each forward
     return [(name, value) for name, value in held if not (computed and isinstance(value, Tensor))]
 
 
-def _of_function(thing: Any) -> dict[str, str]:
-    """Return argument or ``function`` → text for a loss that is a function, or a partial with arguments."""
-    if isinstance(thing, partial):
-        given = {str(name): _as_text(value) for name, value in (*enumerate(thing.args), *thing.keywords.items())}
-        return _of_function(thing.func) | given
-    return {"function": _as_text(thing)}
-
-
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """Return text for a plain value, a tensor, an array or a function, and the class name for any other object."""
     if isinstance(value, Tensor):
         return tensor_hash(value)
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {value.shape} {blake3(value.tobytes()).hexdigest()}"
     if isinstance(value, _FUNCTIONS):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, partial):
+        return str([*map(as_text, (value.func, *value.args, *value.keywords, *value.keywords.values()))])
     if _is_plain(value):
         return repr(value)
     size = f" of {len(value)}" if isinstance(value, CONTAINERS) else ""

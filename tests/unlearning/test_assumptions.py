@@ -1,22 +1,27 @@
 """Claims name the parts of a training that are outside of closed packages, and run none of them."""
 
+import itertools
 import random
 import re
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
+from avalanche.evaluation.metrics import Mean, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 from support import tiny
 from support.isolated_pools import pools
 from support.strategies import DIGITS, Hears, NoMetric, amnesiac, learn, make
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import Subset, TensorDataset
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
@@ -24,7 +29,7 @@ from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.training import EVEN_BUDGET
-from avalanche_amnesia.unlearning.assumptions import _is_closed, is_closed, open_parts
+from avalanche_amnesia.unlearning.assumptions import _is_closed, attributes_of, is_closed, open_parts
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
@@ -68,6 +73,32 @@ class CountsItsLosses(DisjointSubnets):
 
 class Lion(torch.optim.SGD):
     """A user's optimizer."""
+
+
+class Parameter(nn.Parameter):
+    """Weights with code of the script's."""
+
+
+class Functions(BaseTorchFunctionMode):
+    """A user's mode, which may replace functions of torch."""
+
+
+class Operations(TorchDispatchMode):
+    """A user's mode, which may replace operations."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def inside_modes():
+    with Functions(), Operations(), torch.device("cpu"), saved_tensors_hooks(lambda x: x, abs):
+        return learn(pools(train_epochs=1), DIGITS, 2)
+
+
+def with_a_replaced_mean():
+    metrics = loss_metrics(minibatch=True)
+    metrics[0]._metric._mean_loss.update = lambda *given, **named: None
+    return learn(pools(train_epochs=1, evaluator=EvaluationPlugin(metrics)), DIGITS, 2)
 
 
 def replace_methods(made):
@@ -137,6 +168,15 @@ NAMED = {
         ["calls of CountsItsLosses", "criterion of CountsItsLosses"],
     ),
     "method of an object": (changed(replace_methods), [rf"training_epoch of DisjointSubnets \({LAMBDA}.*"]),
+    "method inside a metric": (with_a_replaced_mean, [rf"update of Mean \({LAMBDA}\)"]),
+    "class of a weight": (
+        changed(lambda made: setattr(weight(made), "__class__", Parameter)),
+        [f"{__name__}.Parameter in the model or optimizer"],
+    ),
+    "modes": (
+        inside_modes,
+        [rf"{name} around the training" for name in (f"{__name__}.Functions", f"{__name__}.Operations", LAMBDA)],
+    ),
     "plugin, metric and optimizer": (
         with_parts,
         ["support.strategies.Hears", "support.strategies.NoMetric", f"the optimizer {__name__}.Lion"],
@@ -147,8 +187,12 @@ NAMED = {
 def assert_rests_on(strategy, patterns):
     plan = strategy.plan_unlearning([1])
     assert (plan.claim, plan.reasons) == ("conditional", ())
-    assert len(plan.rests_on) == len(patterns), plan.rests_on
-    for part, pattern in zip(plan.rests_on, patterns, strict=True):
+    assert_match(plan.rests_on, patterns)
+
+
+def assert_match(parts, patterns):
+    assert len(parts) == len(patterns), parts
+    for part, pattern in zip(parts, patterns, strict=True):
         assert re.fullmatch(pattern, part), part
 
 
@@ -166,18 +210,33 @@ def test_patches_of_closed_classes_and_hooks_on_all_modules_are_named(monkeypatc
 
     monkeypatch.setattr(nn.Module, "added", doubled, raising=False)  # as transformers does: no method is replaced
     monkeypatch.setattr(torch.optim.Adam, "step", doubled)
+    monkeypatch.setattr(nn.functional, "linear", wraps(linear := nn.functional.linear)(lambda *x: linear(*x)))
+    monkeypatch.setattr(torch.Tensor, "mul_", doubled, raising=False)
+    monkeypatch.setattr(Mean, "update", doubled)
     handle = nn.modules.module.register_module_forward_hook(hook)
     try:
-        strategy = learn(pools(train_epochs=1), DIGITS, 2)
+        parts = open_parts(pools(evaluator=EvaluationPlugin(loss_metrics(epoch=True))), {})
     finally:
         handle.remove()
-    assert_rests_on(strategy, [r"_global_forward_hooks \(hook at .*", r"step of Adam \(doubled at .*"])
+    patterns = [r"_global_forward_hooks \(hook at .*", r"linear of torch.nn.functional \(linear at test_ass.*"]
+    patterns += [rf"{name} \(doubled at .*" for name in ("mul_ of Tensor", "step of Adam", "update of Mean")]
+    assert_match(parts, patterns)
     monkeypatch.undo()
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
 
 
+COUNTER, NUMBERS = {"calls": 0}, itertools.count()
+second = nn.Linear(1, 1)  # its name is that of an attribute
+
+
+def flat(x, axis=1):
+    return x.flatten(len(COUNTER) * axis)
+
+
 class Remembers(nn.Module):
     """Two layers, and attributes."""
+
+    calls = 0
 
     def __init__(self):
         super().__init__()
@@ -185,11 +244,44 @@ class Remembers(nn.Module):
         self.scale, self.seen, self.array = 1.0, torch.ones(2), np.ones(())
 
     def forward(self, x):
-        return self.second(self.drop(self.first(x.flatten(1)).relu())) * self.scale
+        return self.second(self.drop(self.first(flat(x)).relu())) * self.scale
 
 
-def remembering(**options):
-    return make(DisjointSubnets, model=DisjointModel(Remembers(), n_features=16), train_epochs=1, **options)
+def counting(count=0):
+    class Counts(Remembers):
+        """Counts its calls in each place outside of its objects."""
+
+        def forward(self, x, seen=[]):  # noqa: B006
+            nonlocal count
+            count += 1
+            type(self).calls += 1
+            seen.append(1)
+            return super().forward(x) * self.factor
+
+        @property
+        def factor(self):
+            COUNTER["calls"] += 1
+            return bool(open(__file__).close() or next(NUMBERS))
+
+    return Counts()
+
+
+def remembering(net=None, **options):
+    model = DisjointModel(Remembers() if net is None else net, n_features=16)
+    return make(DisjointSubnets, model=model, train_epochs=1, **options)
+
+
+def test_what_the_code_of_a_network_keeps_outside_of_it_is_compared_or_named():
+    strategy = remembering(counting())
+    before = attributes_of(strategy)["code of Counts"]
+    (reason, *_) = learn(strategy, DIGITS, 2).plan_unlearning([0]).reasons
+    assert reason.startswith("training task 1 changed code of Counts.Counts.factor.<global>.COUNTER")
+    after = attributes_of(strategy)["code of Counts"]
+    changed = {name for name in before if before[name] != after[name]}
+    counters = {"forward.<closure>.count", "forward.default[0]", "factor.<global>.COUNTER"}
+    assert changed == {"calls", "flat.<global>.COUNTER", *(f"Counts.{name}" for name in counters)}
+    named = [part for part in open_parts(strategy, {}) if part.startswith("Counts.")]
+    assert named == [f"Counts.factor.<global>.{name} of Counts" for name in ("open", "NUMBERS")]
 
 
 def test_a_network_of_the_user_s_is_exact():
@@ -275,6 +367,34 @@ def test_tensors_and_torchvision_s_transforms_are_closed():
     strategy = make(Independent, model=NetworkPerTask(net, n_features=8), train_epochs=1)
     learn(strategy, benchmark.train_stream)
     assert strategy.unlearn([0]).claim == "exact"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda x, crops: setattr(crops.transforms[1], "p", 0.9), "RandomHorizontalFlip in the data, changed"),
+        (lambda x, crops: crops.transforms.pop(), "Compose in the data, changed"),
+        (lambda x, crops: x.mul_(2), "torch.Tensor in the data, changed"),
+        (lambda x, crops: None, ""),
+    ],
+)
+def test_data_and_transforms_that_change_between_tasks_are_named(change, named):
+    x, crops = torch.rand(40, 3, 8, 8), Compose([RandomCrop(8, padding=1), RandomHorizontalFlip(0.1)])
+    data = TensorDataset(x, torch.arange(40) % 4)
+    data.targets = (torch.arange(40) % 4).tolist()
+    strategy = pools()
+    for at, experience in enumerate(nc_benchmark(data, data, 2, True, seed=0, train_transform=crops).train_stream):
+        strategy.experience = experience
+        parts = open_parts(strategy, {})
+        assert [part.endswith(named) for part in parts] == [True] * (at if named else 0)
+        change(x, crops)
+
+
+def test_another_setting_of_torch_is_a_reason(monkeypatch):
+    strategy = learn(pools(train_epochs=1), DIGITS, 1)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    (reason,) = learn(strategy, DIGITS, [1]).plan_unlearning([0]).reasons
+    assert reason == "torch.backends.cudnn.deterministic differed from the first task's when task 1 began"
 
 
 def test_a_record_names_the_parts_and_keeps_them_in_json():

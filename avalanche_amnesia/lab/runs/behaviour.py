@@ -1,13 +1,11 @@
 """Collect facts that affect a training but are no settings: hooks, replaced methods, tensors and the user's code."""
 
 import hashlib
-import sys
-import sysconfig
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path, PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -16,21 +14,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from avalanche_amnesia.bits import state_hashes, tensor_hash
-from avalanche_amnesia.saving.strategy_settings import is_of, learning_settings
+from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
-from avalanche_amnesia.unlearning.assumptions import CONTAINERS, LEADING_OUT, LONG, attributes_of, hooks_of
+from avalanche_amnesia.unlearning.assumptions import (
+    CONTAINERS,
+    LEADING_OUT,
+    LONG,
+    WRAPPERS,
+    as_text,
+    attributes_of,
+    hooks_of,
+    is_installed,
+    parts_of,
+)
 
 _PLAIN = (bool, int, float, complex, range, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
-_OF_EVERY_CLASS = frozenset({"__module__", "__qualname__", "__dict__", "__weakref__", "__doc__", "__annotations__"})
 _LEAVES = (*_VALUES, CodeType, ModuleType, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
 _LEFT_OUT = LEADING_OUT | {"training"}  # the mode of a module, which evaluations change
-_WRAPPERS = (staticmethod, classmethod, cached_property, property)
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
@@ -50,16 +55,10 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
             (tensors if isinstance(value, Tensor) else facts)[f"{place}: {name}"] = value
     settings = learning_settings(strategy).items()
     facts |= {f"{of}.{name}": repr(value) for of, own in settings for name, value in own.items()}
-    others = [
-        (f"model.{path}", module)
-        for path, module in model.named_modules()
-        if not is_of(type(module), "avalanche_amnesia")
-    ]
-    others += [(type(plugin).__name__, plugin) for plugin in strategy.plugins if _is_a_script_s(plugin)]
-    held = ((f"{path}.{name}", value) for path, thing in others for name, value in vars(thing).items())
+    scripts = [plugin for plugin in strategy.plugins if _is_a_script_s(plugin)]
+    held = ((f"{type(plugin).__name__}.{name}", value) for plugin in scripts for name, value in vars(plugin).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
-    held = ((f"{path}.{name}", value) for path, of in attributes_of(strategy).items() for name, value in of.items())
-    facts |= {place: value for place, value in held if place.startswith("criterion")}
+    facts |= {f"{path}.{name}": value for path, of in attributes_of(strategy).items() for name, value in of.items()}
     facts |= state_hashes(tensors)
     facts |= {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
@@ -100,20 +99,12 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
 
 def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     """Yield a pair (place, part) for each part of a function, class, container or object, such as ``.code``."""
-    if isinstance(thing, type):
-        if _is_installed(thing):
-            patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
-            yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
-        else:
-            yield from ((f".base[{at}]", base) for at, base in enumerate(thing.__bases__))
-            yield from ((f".{name}", value) for name, value in vars(thing).items() if name not in _OF_EVERY_CLASS)
-    elif isinstance(thing, FunctionType):
-        if not _is_installed(thing):
-            yield from ((".code", thing.__code__), (".default", thing.__defaults__), (".named", thing.__kwdefaults__))
-            yield from ((f".<global>.{n}", value) for n, value in _globals(thing.__code__, thing.__globals__))
-            for name, cell in zip(thing.__code__.co_freevars, thing.__closure__ or (), strict=True):
-                with suppress(ValueError):  # a name that the outer function has not bound yet
-                    yield f".<closure>.{name}", cell.cell_contents
+    if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
+        patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
+        yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
+    elif isinstance(thing, (type, FunctionType, *WRAPPERS, MethodType, partial)):
+        yield from parts_of(thing)
+        yield ".code", getattr(thing, "__code__", None)
     elif isinstance(thing, CONTAINERS):
         entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if isinstance(thing, (set, frozenset)):  # sets of text have another order in every process
@@ -125,9 +116,6 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             texts = [_as_text(part) for part in flat if isinstance(part, _PLAIN)]
             texts = sorted(texts) if isinstance(thing, (set, frozenset)) else texts
             yield "[…]", hashlib.sha256("\n".join(texts).encode(errors="replace")).hexdigest()
-    elif isinstance(thing, (*_WRAPPERS, MethodType, partial)):
-        names = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset")
-        yield from ((f".{name}", getattr(thing, name, None)) for name in names)
     else:
         yield ".class", type(thing)
         yield from ((f".{n}", held) for n, held in getattr(thing, "__dict__", {}).items() if n not in _LEFT_OUT)
@@ -137,14 +125,10 @@ def _as_text(part: object) -> str:
     """Return text for a plain value, a tensor or code, and the class name for any other object."""
     if isinstance(part, (str, PurePath)):
         return f"{part!r}{_of_file(part)}"
-    if isinstance(part, Tensor):
-        return tensor_hash(part)
-    if isinstance(part, np.ndarray):
-        return f"{part.dtype} {part.shape} {hashlib.sha256(part.tobytes()).hexdigest()}"
     if isinstance(part, CodeType):  # without the docstring, a function's first constant
         constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
         return f"{part.co_code.hex()} {part.co_names} {constants}"
-    return repr(part) if isinstance(part, _VALUES) else type(part).__qualname__
+    return repr(part) if isinstance(part, _PLAIN) else as_text(part)
 
 
 def _of_file(value: str | PurePath) -> str:
@@ -159,22 +143,4 @@ def _is_installed(thing: Any) -> bool:
     """Return True for a class or function of an installed package, or an instance of a class of any of ``_HOSTS``."""
     is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
     top = str((thing if is_named else type(thing)).__module__).split(".")[0]
-    if not is_named or top == "__main__":  # the user's script, also in a worker with another file
-        return top in _HOSTS
-    module = sys.modules.get(top)
-    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
-    return top in {*_HOSTS, *sys.stdlib_module_names} or any(place.startswith(_INSTALLED) for place in places)
-
-
-def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of globals that code uses, also in nested functions, and of used attributes of modules."""
-    for name in code.co_names:
-        value = around.get(name)
-        if isinstance(value, ModuleType):
-            inside = vars(value)
-            yield from ((f"{name}.{other}", inside[other]) for other in code.co_names if other in inside)
-        elif name in around:
-            yield name, value
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals(constant, around)
+    return top in _HOSTS or (is_named and is_installed(thing))
