@@ -105,16 +105,15 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     found += (f"{name} around the training" for name in _inside(_interceptors()))
     everywhere = (vars(nn.modules.module) | vars(torch_optimizer)).items()
     hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
-    for place, hooks in hooked:
-        found += (f"{place} ({name})" for name in _inside([hooks]))
+    found += (f"{place} ({name})" for place, hooks in hooked for name in _inside([hooks]))
     reporting = _reporting(strategy)
     found += (name for part in reporting for name in _replaced(part))
     parts = dict.fromkeys(map(type, (strategy, optimizer, strategy._criterion, *reporting, *model.modules())))
     kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
     modules = (sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch."))
     places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *kinds)
-    for patched in dict.fromkeys(places):
-        found += (f"{name} of {patched.__name__} ({part})" for name, part in _patches(patched))
+    patches = ((place.__name__, *patch) for place in dict.fromkeys(places) for patch in _patches(place))
+    found += (f"{name} of {place} ({part})" for place, name, part in patches)
     return tuple(dict.fromkeys(found))
 
 
@@ -150,8 +149,7 @@ def _interceptors() -> list[Any]:
     return [*functions(), *operations(), hooks]
 
 
-_FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()
-"""Strategy → tensor or closed function in its data → text of its version or settings when a training first used it."""
+_FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()  # strategy → part of data → text
 
 
 def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
@@ -324,7 +322,7 @@ def _read_by(kind: type) -> dict[str, Any]:
                 found[place] = "code"
                 parts = ((where, part) for where, part in parts_of(value) if where[:3] != ".__" or callable(part))
                 todo += [(f"{place}{where}", part) for where, part in parts]
-                names = {name for code in _nested(getattr(value, "__code__", None)) for name in code.co_names}
+                names = _names_in(value.__code__)[1] if isinstance(value, FunctionType) else ()
                 todo += [item for item in own if item[0] in names]
         elif not (inspect.isdatadescriptor(value) and is_closed(type(value))):
             found.setdefault(name, as_text(value) if is_code and not is_closed(value) else value)
@@ -333,45 +331,37 @@ def _read_by(kind: type) -> dict[str, Any]:
 
 def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
     """Yield a pair (place, part) for each value that a class, function, method or partial holds or reads."""
-    for name in ("__func__", "__self__", "func", "args", "keywords", "fget", "fset"):
-        if not isinstance(code, (type, FunctionType)) and hasattr(code, name):
-            yield f".{name}", getattr(code, name)
-    for at, base in enumerate(getattr(code, "__bases__", ())):
-        yield f".base[{at}]", base
-    held = vars(code).items() if isinstance(code, (type, FunctionType)) else ()
-    yield from ((f".{name}", value) for name, value in held if name not in _OF_EVERY_CLASS)
-    if isinstance(code, FunctionType):
+    inner = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset")
+    is_plain = isinstance(code, (type, FunctionType))
+    held = vars(code) if is_plain else {name: getattr(code, name) for name in inner if hasattr(code, name)}
+    yield from ((f".{name}", value) for name, value in held.items() if name not in _OF_EVERY_CLASS)
+    if isinstance(code, type):
+        yield from ((f".base[{at}]", base) for at, base in enumerate(code.__bases__))
+    elif is_plain:
         defaults = dict(enumerate(code.__defaults__ or ())) | (code.__kwdefaults__ or {})
         yield from ((f".default[{name}]", value) for name, value in defaults.items())
-        yield from ((f".<global>.{name}", value) for name, value in _globals(code.__code__, code.__globals__))
         for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
             with suppress(ValueError):  # a name that the outer function has not bound yet
                 yield f".<closure>.{name}", cell.cell_contents
-
-
-def _globals(code: CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of globals that code uses, also in nested functions, and of used attributes of modules."""
-    for each in _nested(code):
-        for name in _global_names(each):
-            value = around.get(name, sys.modules.get(name, open if name == "open" else None))
+        names, attributes = _names_in(code.__code__)
+        for name in names:
+            value = code.__globals__.get(name, sys.modules.get(name, open if name == "open" else None))
             if isinstance(value, ModuleType):
                 inside = vars(value)
-                yield from ((f"{name}.{other}", inside[other]) for other in each.co_names if other in inside)
+                yield from ((f".<global>.{name}.{at}", inside[at]) for at in attributes if at in inside)
             elif value is not None:
-                yield name, value
-
-
-def _nested(code: Any) -> Iterator[CodeType]:
-    if isinstance(code, CodeType):
-        yield code
-        for constant in code.co_consts:
-            yield from _nested(constant)
+                yield f".<global>.{name}", value
 
 
 @lru_cache(None)
-def _global_names(code: CodeType) -> tuple[str, ...]:
-    names = (each.argval for each in dis.get_instructions(code) if each.opname.endswith(("_GLOBAL", "_NAME")))
-    return tuple(dict.fromkeys(names))  # ``co_names`` has those of attributes, too
+def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
+    """Return the names of globals, and these together with names of attributes, in code and its nested functions."""
+    instructions = dis.get_instructions(code)
+    found = dict.fromkeys(each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME")))
+    names = dict.fromkeys(code.co_names)
+    for nested in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
+        found, names = found | _names_in(nested)[0], names | _names_in(nested)[1]
+    return found, names
 
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:

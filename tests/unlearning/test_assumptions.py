@@ -75,32 +75,6 @@ class Lion(torch.optim.SGD):
     """A user's optimizer."""
 
 
-class Parameter(nn.Parameter):
-    """Weights with code of the script's."""
-
-
-class Functions(BaseTorchFunctionMode):
-    """A user's mode, which may replace functions of torch."""
-
-
-class Operations(TorchDispatchMode):
-    """A user's mode, which may replace operations."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-def inside_modes():
-    with Functions(), Operations(), torch.device("cpu"), saved_tensors_hooks(lambda x: x, abs):
-        return learn(pools(train_epochs=1), DIGITS, 2)
-
-
-def with_a_replaced_mean():
-    metrics = loss_metrics(minibatch=True)
-    metrics[0]._metric._mean_loss.update = lambda *given, **named: None
-    return learn(pools(train_epochs=1, evaluator=EvaluationPlugin(metrics)), DIGITS, 2)
-
-
 def replace_methods(made):
     """Replace methods on the object, one of them by itself."""
     made.make_train_dataloader = partial(type(made).make_train_dataloader, made)
@@ -168,15 +142,6 @@ NAMED = {
         ["calls of CountsItsLosses", "criterion of CountsItsLosses"],
     ),
     "method of an object": (changed(replace_methods), [rf"training_epoch of DisjointSubnets \({LAMBDA}.*"]),
-    "method inside a metric": (with_a_replaced_mean, [rf"update of Mean \({LAMBDA}\)"]),
-    "class of a weight": (
-        changed(lambda made: setattr(weight(made), "__class__", Parameter)),
-        [f"{__name__}.Parameter in the model or optimizer"],
-    ),
-    "modes": (
-        inside_modes,
-        [rf"{name} around the training" for name in (f"{__name__}.Functions", f"{__name__}.Operations", LAMBDA)],
-    ),
     "plugin, metric and optimizer": (
         with_parts,
         ["support.strategies.Hears", "support.strategies.NoMetric", f"the optimizer {__name__}.Lion"],
@@ -202,12 +167,18 @@ def test_parts_of_the_user_are_named(name):
     assert_rests_on(make_learned(), patterns)
 
 
-def test_patches_of_closed_classes_and_hooks_on_all_modules_are_named(monkeypatch):
+def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeypatch):
     step = torch.optim.Adam.step
 
     def doubled(self, closure=None):
         return step(self)
 
+    metrics = loss_metrics(epoch=True)
+    metrics[0]._metric._mean_loss.reset = lambda: None
+    strategy = pools(evaluator=EvaluationPlugin(metrics))
+    weight(strategy).__class__ = type("Weights", (nn.Parameter,), {})
+    functions = type("Functions", (BaseTorchFunctionMode,), {})
+    operations = type("Operations", (TorchDispatchMode,), {"__torch_dispatch__": lambda *given: given[1](*given[3])})
     monkeypatch.setattr(nn.Module, "added", doubled, raising=False)  # as transformers does: no method is replaced
     monkeypatch.setattr(torch.optim.Adam, "step", doubled)
     monkeypatch.setattr(nn.functional, "linear", wraps(linear := nn.functional.linear)(lambda *x: linear(*x)))
@@ -215,10 +186,14 @@ def test_patches_of_closed_classes_and_hooks_on_all_modules_are_named(monkeypatc
     monkeypatch.setattr(Mean, "update", doubled)
     handle = nn.modules.module.register_module_forward_hook(hook)
     try:
-        parts = open_parts(pools(evaluator=EvaluationPlugin(loss_metrics(epoch=True))), {})
+        with functions(), operations(), torch.device("cpu"), saved_tensors_hooks(lambda x: x, abs):
+            parts = open_parts(strategy, {})
     finally:
         handle.remove()
-    patterns = [r"_global_forward_hooks \(hook at .*", r"linear of torch.nn.functional \(linear at test_ass.*"]
+    patterns = [f"{__name__}.Weights in the model or optimizer"]
+    patterns += [rf"{name} around the training" for name in (f"{__name__}.Functions", f"{__name__}.Operations", LAMBDA)]
+    patterns += [r"_global_forward_hooks \(hook at .*", r"linear of torch.nn.functional \(linear at test_ass.*"]
+    patterns.insert(-1, rf"reset of Mean \({LAMBDA}\)")
     patterns += [rf"{name} \(doubled at .*" for name in ("mul_ of Tensor", "step of Adam", "update of Mean")]
     assert_match(parts, patterns)
     monkeypatch.undo()
@@ -266,13 +241,12 @@ def counting(count=0):
     return Counts()
 
 
-def remembering(net=None, **options):
-    model = DisjointModel(Remembers() if net is None else net, n_features=16)
-    return make(DisjointSubnets, model=model, train_epochs=1, **options)
+def remembering(net=Remembers, **options):
+    return make(DisjointSubnets, model=DisjointModel(net(), n_features=16), train_epochs=1, **options)
 
 
 def test_what_the_code_of_a_network_keeps_outside_of_it_is_compared_or_named():
-    strategy = remembering(counting())
+    strategy = remembering(counting)
     before = attributes_of(strategy)["code of Counts"]
     (reason, *_) = learn(strategy, DIGITS, 2).plan_unlearning([0]).reasons
     assert reason.startswith("training task 1 changed code of Counts.Counts.factor.<global>.COUNTER")
@@ -351,12 +325,14 @@ def test_an_object_in_a_long_list_of_the_data_is_named():
     assert open_parts(strategy, {}) == (f"{__name__}.Drawn in the data",)
 
 
-def test_arguments_of_train_are_settings():
+def test_arguments_of_train_and_settings_of_torch_are_compared(monkeypatch):
     strategy = pools(train_epochs=1)
     strategy.train(DIGITS.train_stream[0])
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     strategy.train(DIGITS.train_stream[1], drop_last=True)
-    (reason,) = strategy.plan_unlearning([0]).reasons
+    reason, other = strategy.plan_unlearning([0]).reasons
     assert "trained at other settings than the first task" in reason
+    assert other == "torch.backends.cudnn.deterministic differed from the first task's when task 1 began"
 
 
 def test_tensors_and_torchvision_s_transforms_are_closed():
@@ -369,32 +345,18 @@ def test_tensors_and_torchvision_s_transforms_are_closed():
     assert strategy.unlearn([0]).claim == "exact"
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (lambda x, crops: setattr(crops.transforms[1], "p", 0.9), "RandomHorizontalFlip in the data, changed"),
-        (lambda x, crops: crops.transforms.pop(), "Compose in the data, changed"),
-        (lambda x, crops: x.mul_(2), "torch.Tensor in the data, changed"),
-        (lambda x, crops: None, ""),
-    ],
-)
-def test_data_and_transforms_that_change_between_tasks_are_named(change, named):
+def test_data_and_transforms_that_change_between_tasks_are_named():
     x, crops = torch.rand(40, 3, 8, 8), Compose([RandomCrop(8, padding=1), RandomHorizontalFlip(0.1)])
     data = TensorDataset(x, torch.arange(40) % 4)
     data.targets = (torch.arange(40) % 4).tolist()
     strategy = pools()
-    for at, experience in enumerate(nc_benchmark(data, data, 2, True, seed=0, train_transform=crops).train_stream):
-        strategy.experience = experience
-        parts = open_parts(strategy, {})
-        assert [part.endswith(named) for part in parts] == [True] * (at if named else 0)
-        change(x, crops)
-
-
-def test_another_setting_of_torch_is_a_reason(monkeypatch):
-    strategy = learn(pools(train_epochs=1), DIGITS, 1)
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
-    (reason,) = learn(strategy, DIGITS, [1]).plan_unlearning([0]).reasons
-    assert reason == "torch.backends.cudnn.deterministic differed from the first task's when task 1 began"
+    for strategy.experience in nc_benchmark(data, data, 2, True, seed=0, train_transform=crops).train_stream:
+        assert open_parts(strategy, {}) == ()
+    x.mul_(2)
+    crops.transforms[1].p = 0.9
+    crops.transforms.append(crops.transforms[0])
+    named = {part.rpartition(".")[2] for part in open_parts(strategy, {})}
+    assert named == {f"{part} in the data, changed" for part in ("Tensor", "Compose", "RandomHorizontalFlip")}
 
 
 def test_a_record_names_the_parts_and_keeps_them_in_json():

@@ -18,24 +18,14 @@ from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.saving.strategy_settings import learning_settings
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
-from avalanche_amnesia.unlearning.assumptions import (
-    CONTAINERS,
-    LEADING_OUT,
-    LONG,
-    WRAPPERS,
-    as_text,
-    attributes_of,
-    hooks_of,
-    is_installed,
-    parts_of,
-)
+from avalanche_amnesia.unlearning import assumptions
 
 _PLAIN = (bool, int, float, complex, range, str, bytes, type(None), type(...), PurePath, Enum, np.generic)
 _VALUES = (*_PLAIN, torch.dtype, torch.device, torch.Size, Tensor, np.ndarray)
 _HOSTS = frozenset({__name__.split(".")[0], "avalanche", "wandb"})
 """Packages whose objects are not followed: strategies, streams and loggers are covered by the state and the data."""
 _LEAVES = (*_VALUES, CodeType, ModuleType, torch.fx.Graph, torch.fx.Node)  # a graph's code says what it computes
-_LEFT_OUT = LEADING_OUT | {"training"}  # the mode of a module, which evaluations change
+_LEFT_OUT = assumptions.LEADING_OUT | {"training"}  # the mode of a module, which evaluations change
 
 
 def facts_of(strategy: Strategy) -> dict[str, Any]:
@@ -58,9 +48,10 @@ def facts_of(strategy: Strategy) -> dict[str, Any]:
     scripts = [plugin for plugin in strategy.plugins if _is_a_script_s(plugin)]
     held = ((f"{type(plugin).__name__}.{name}", value) for plugin in scripts for name, value in vars(plugin).items())
     facts |= {place: repr(value) for place, value in held if isinstance(value, (int, float, str)) or callable(value)}
-    facts |= {f"{path}.{name}": value for path, of in attributes_of(strategy).items() for name, value in of.items()}
+    for path, of in assumptions.attributes_of(strategy).items():
+        facts |= {f"{path}.{name}": value for name, value in of.items()}
     facts |= state_hashes(tensors)
-    facts |= {name: [id(hook) for hook in hooks] for name, hooks in hooks_of(strategy)}
+    facts |= {name: [id(hook) for hook in hooks] for name, hooks in assumptions.hooks_of(strategy)}
     return {name: fact for name, fact in facts.items() if not name.endswith(".training")}  # evaluations change it
 
 
@@ -86,7 +77,7 @@ def script_code(roots: Iterable[object], skip: Iterable[object] = ()) -> list[st
         place, thing, told = todo.popleft()
         if not isinstance(thing, _LEAVES) and id(thing) not in names:
             known.append(thing)
-            inside = isinstance(thing, CONTAINERS)
+            inside = isinstance(thing, assumptions.CONTAINERS)
             kind = f"{getattr(thing, '__module__', '')}.{getattr(thing, '__qualname__', type(thing).__qualname__)}"
             numbers[kind] += not inside
             names[id(thing)] = name = place if inside else f"{kind} {numbers[kind]}".removesuffix(" 1")
@@ -102,14 +93,14 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(thing, (type, FunctionType)) and _is_installed(thing):
         patches = (value for value in vars(thing).items() if isinstance(value[1], FunctionType))
         yield from ((f".{name}", value) for name, value in patches if not _is_installed(value))
-    elif isinstance(thing, (type, FunctionType, *WRAPPERS, MethodType, partial)):
-        yield from parts_of(thing)
+    elif isinstance(thing, (type, FunctionType, *assumptions.WRAPPERS, MethodType, partial)):
+        yield from assumptions.parts_of(thing)
         yield ".code", getattr(thing, "__code__", None)
-    elif isinstance(thing, CONTAINERS):
+    elif isinstance(thing, assumptions.CONTAINERS):
         entries: Iterable[tuple[Any, Any]] = thing.items() if isinstance(thing, dict) else enumerate(thing)
         if isinstance(thing, (set, frozenset)):  # sets of text have another order in every process
             entries = (("", value) for value in thing)
-        if len(thing) < LONG:
+        if len(thing) < assumptions.LONG:
             yield from ((f"[{_as_text(key)}]", value) for key, value in entries)
         else:
             flat = (part for entry in entries for part in (entry[1] if isinstance(entry[1], tuple) else (entry[1],)))
@@ -128,7 +119,7 @@ def _as_text(part: object) -> str:
     if isinstance(part, CodeType):  # without the docstring, a function's first constant
         constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
         return f"{part.co_code.hex()} {part.co_names} {constants}"
-    return repr(part) if isinstance(part, _PLAIN) else as_text(part)
+    return repr(part) if isinstance(part, _PLAIN) else assumptions.as_text(part)
 
 
 def _of_file(value: str | PurePath) -> str:
@@ -143,4 +134,4 @@ def _is_installed(thing: Any) -> bool:
     """Return True for a class or function of an installed package, or an instance of a class of any of ``_HOSTS``."""
     is_named = isinstance(thing, (type, FunctionType, BuiltinFunctionType))
     top = str((thing if is_named else type(thing)).__module__).split(".")[0]
-    return top in _HOSTS or (is_named and is_installed(thing))
+    return top in _HOSTS or (is_named and assumptions.is_installed(thing))
