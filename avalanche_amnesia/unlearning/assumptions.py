@@ -120,7 +120,8 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
 def _patches(place: type | ModuleType) -> Iterator[tuple[str, str]]:
     """Yield the name of each function in a closed class or module that open code replaced, and the new one's name."""
     for name, value in vars(place).items():
-        if not is_closed(value.func if isinstance(value, partial) else value):
+        function = value.func if isinstance(value, partial) else value
+        if not (isinstance(function, BuiltinFunctionType) or is_closed(function)):  # most of torch's are built in
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
             source = f"def {name}("  # counts as replaced without a source to read
@@ -136,8 +137,9 @@ def _reporting(strategy: Strategy) -> list[Any]:
     others = [plugin for plugin in plugins if not is_of(type(plugin), "avalanche_amnesia")]
     outside = (strategy, evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
     seen = {id(each): each for each in outside}
+    n_outside = len(seen)
     deque(_inside((*others, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())), seen), maxlen=0)
-    return [*plugins, *list(seen.values())[len(outside) :]]
+    return [*plugins, *list(seen.values())[n_outside:]]
 
 
 def _interceptors() -> list[Any]:
@@ -272,7 +274,7 @@ Attributes = dict[str, dict[str, str]]
 
 
 def attributes_of(strategy: Strategy) -> Attributes:
-    """Return path → attribute → value as text, for the network's modules and the loss."""
+    """Return path → attribute → value as text, for the network's modules, their code, the loss, and torch itself."""
     criterion: Any = strategy._criterion
     modules = list(criterion.named_modules(prefix="criterion")) if isinstance(criterion, nn.Module) else []
     found: Attributes = {}
