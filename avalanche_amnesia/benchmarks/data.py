@@ -201,12 +201,21 @@ def targets_of(experience: Any) -> Tensor:
     return torch.tensor([int(label) for label in labels], dtype=torch.int64)
 
 
-def labels_fingerprint(experience: Any) -> str:
-    """Return the SHA-256 of an experience's labels, in order, and of their number; inputs are not hashed: too many."""
+def labels_fingerprint(experience: Any, before: str = "") -> str:
+    """Return the SHA-256 of an experience's labels, in order, and of their number; inputs are not hashed: too many.
+
+    ``before`` is the fingerprint of the task's earlier parts.
+    """
     labels = targets_of(experience)
-    digest = hashlib.sha256(f"{len(labels)}:".encode())
+    digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())
     return digest.hexdigest()
+
+
+def of_whole(experience: Any, name: str, default: Any) -> Any:
+    """Return an attribute of an experience, or of the one of which ``split_online_stream`` made it; or a default."""
+    origin: Any = vars(experience).get("origin_experience")  # hidden from trainings, in a wrapper
+    return getattr(experience, name, getattr(getattr(origin, "value", origin), name, default))
 
 
 def difference_of_data(ours: Any, theirs: Any) -> str | None:
@@ -264,6 +273,7 @@ def labels_of(experience: Any) -> list[int]:
     """Return the task labels of an experience; raise TaskError if it has none."""
     labels = getattr(experience, "task_labels", ())
     if not len(labels):
+        refuse_part(experience)
         raise TaskError(f"an experience must have a task label, got task labels []. {HOW_TO_LABEL}")
     return [int(label) for label in labels]
 
@@ -279,26 +289,26 @@ def stream_of(experience: Any) -> Any:
 def refuse_incremental(experience: Any) -> None:
     """Raise TaskError before a training if several experiences of the stream share each task label."""
     refuse_part(experience)
-    task, stream = single_task(experience), stream_of(experience)
+    stream = stream_of(experience)
     if not hasattr(stream, "__len__"):
         return
-    counts = Counter(single_task(other) for other in stream)
+    counts, remaining = Counter(single_task(other) for other in stream), set[int]()
     requested = any(getattr(other, "requests", ()) for other in stream)
-    if min(counts.values()) > 1 and not requested:  # a repeated task may have been unlearned in between
-        raise TaskError(f"task {task}: {_of_several(counts[task])}")
-
-
-def label_of_several(task: int, n: int) -> str:
-    """Return the error text, with the remedy, for training a second of ``n`` experiences with one task label."""
-    return f"training of task {task}: it is already trained and still remains; {_of_several(n)}; or unlearn it first"
+    for other in stream if requested or min(counts.values()) > 1 else ():
+        label, gone = single_task(other), {t for request in getattr(other, "requests", ()) for t in request.gone}
+        if label in remaining - gone:
+            raise TaskError(f"task {label}: {_of_several(counts[label])}")
+        remaining = (remaining | {label}) - gone
 
 
 def why_trained(experience: Any) -> str:
     """Return the error text, with the remedy, for training an experience whose task is trained and remains."""
+    refuse_part(experience)
     task = single_task(experience)
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
     if n > 1:
-        return label_of_several(task, n)
+        text = f"training of task {task}: it is already trained and still remains"
+        return f"{text}; {_of_several(n)}. Or unlearn it first"
     return (
         f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own, "
         f"task_benchmark(…, first_task={task + 1})"
@@ -308,7 +318,8 @@ def why_trained(experience: Any) -> str:
 def _of_several(n: int) -> str:
     return (
         f"{n} experiences of this stream have that task label, as in a class- or domain-incremental stream. "
-        f"{HOW_TO_LABEL}"
+        f"{HOW_TO_LABEL}. Train parts of one task as one: put AvalancheDataset([e.dataset for e in parts]) into "
+        "benchmark_from_datasets(train=[…]); RanPAC also adds one by one"
     )
 
 

@@ -5,9 +5,10 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal
 
 from avalanche.benchmarks import CLScenario, EagerCLStream
+from avalanche.benchmarks.utils import concat_datasets
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import label_of_several, targets_of
+from avalanche_amnesia.benchmarks.data import labels_fingerprint, of_whole, targets_of
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark, own_copy, scenario_like
 from avalanche_amnesia.benchmarks.tasks import TaskExperience
 from avalanche_amnesia.ledger import RequestError, TaskLedger
@@ -159,19 +160,21 @@ def _check_parts(benchmark: CLScenario, schedule: Sequence[tuple[UnlearningReque
     for position, due in enumerate(schedule):
         for request in (one for one in due if one.is_partial):
             (task,) = request.tasks
-            of_task = (e for e in benchmark.train_stream[: position + 1] if int(e.task_labels[0]) == task)
-            labels = targets_of(next(of_task)).tolist()
+            begin = max((at for at in range(position) if any(task in one.gone for one in schedule[at])), default=-1)
+            parts = (e for e in benchmark.train_stream[begin + 1 : position + 1] if int(e.task_labels[0]) == task)
+            labels = [label for part in parts for label in targets_of(part).tolist()]
             check_part(request, task, len(labels), set(labels), f"after position {position}")
 
 
 def without_requests(benchmark: CLScenario) -> CLScenario:
-    """Return a copy of a benchmark without requests and repeated tasks; permanent tasks and the deadline stay."""
+    """Return a copy of a benchmark without requests and tasks that return; permanent tasks and the deadline stay."""
     benchmark = _labelled(benchmark)
-    tasks = _tasks(benchmark)
+    tasks, first, gone = _tasks(benchmark), list[int](), set[int]()
     declared, ledger = _permanent(benchmark), TaskLedger(deadline := _deadline(benchmark, None))
-    for task, due in zip(tasks, _carried(benchmark), strict=True):
+    for position, (task, due) in enumerate(zip(tasks, _carried(benchmark), strict=True)):
         rehearse(ledger, task, due, tasks, permanent=task in declared)
-    first = [position for position, task in enumerate(tasks) if task not in tasks[:position]]
+        first += [position] if task not in gone else []
+        gone |= set(ledger.unlearned)
     return _scheduled(rearranged(benchmark, first), [() for _ in first], declared, deadline)
 
 
@@ -179,6 +182,29 @@ def rearranged(benchmark: CLScenario, positions: Sequence[int]) -> CLScenario:
     """Return a benchmark with only the train experiences at ``positions``, in this order; the test stream stays."""
     train = EagerCLStream("train", [own_copy(benchmark.train_stream[position]) for position in positions])
     return scenario_like(benchmark, [train, *(s for name, s in benchmark.streams.items() if name != "train")])
+
+
+def join(parts: Sequence[Any]) -> Any:
+    """Return one experience with the data of all ``parts`` of a task, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    twin = own_copy(parts[0])
+    twin._dataset, twin.requests = concat_datasets([part.dataset for part in parts]), ()
+    twin.original_classes = max((of_whole(part, "original_classes", ()) for part in parts), key=len)
+    classes = (getattr(part, "classes_in_this_experience", None) or targets_of(part).tolist() for part in parts)
+    twin.classes_in_this_experience = sorted(set().union(*classes))
+    return twin
+
+
+def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
+    """Return successive ones of a task's ``experiences``, join, that have this fingerprint of labels, or None."""
+    for start in range(len(experiences)):
+        before = ""
+        for end, part in enumerate(experiences[start:], start + 1):
+            before = labels_fingerprint(part, before)
+            if before == fingerprint:
+                return join(experiences[start:end])
+    return None
 
 
 def experience_without(experience: Any, positions: Collection[int]) -> Any:
@@ -368,9 +394,9 @@ def rehearse(
             )
         if request.when != "after":
             ledger.forget(request.tasks, request.event(task), known)
-    if task in ledger.remaining:
-        raise RequestError(label_of_several(task, known.count(task)))
-    ledger.learn(task, permanent=permanent)
+    if task not in ledger.remaining:  # else the data are a further part of it
+        ledger.learn(task)
+    ledger.declare_permanent([task] if permanent else [])
     for request in due:
         if request.when == "after":
             enter = ledger.check if request.is_partial else ledger.forget

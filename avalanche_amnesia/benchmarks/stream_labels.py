@@ -4,11 +4,15 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import combinations
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from avalanche.benchmarks import CLExperience, CLScenario, EagerCLStream, ExperienceAttribute
 from avalanche.benchmarks.utils import ConstantSequence, TaskLabels
 
 from avalanche_amnesia.benchmarks.data import HOW_TO_LABEL, TaskError, refuse_part, stream_of
+
+_LABELLED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Stream without task labels → its labelled copy, which stays in memory as long."""
 
 
 def own_copy(experience: CLExperience) -> CLExperience:
@@ -37,22 +41,25 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
     return benchmark if streams == given else scenario_like(benchmark, streams)
 
 
-def labelled(experiences: Sequence[Any]) -> list[Any]:
-    """Return the experiences; replace each without task label by its labelled copy, see :func:`labelled_stream`."""
-    streams: dict[int, Any] = {}
+def labelled(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
+    """Return the experiences; replace each without task label by its labelled copy, see :func:`labelled_stream`.
+
+    ``parts``: whether parts of tasks are allowed.
+    """
     found = []
     for experience in experiences:
         stream = stream_of(experience)
         if stream is not None and hasattr(experience, "task_labels"):
             found.append(experience)
             continue
-        refuse_part(experience)
+        if not parts:
+            refuse_part(experience)
         if stream is None:  # the host asks for its name
             experience = own_copy(experience)
             stream = EagerCLStream("train", [experience])
-        if id(stream) not in streams:
-            streams[id(stream)] = stream, list(labelled_stream(stream))
-        found.append(streams[id(stream)][1][experience.current_experience])
+        if stream not in _LABELLED:
+            _LABELLED[stream] = labelled_stream(stream)
+        found.append(_LABELLED[stream][experience.current_experience])
     return found
 
 

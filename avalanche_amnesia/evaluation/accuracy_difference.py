@@ -91,7 +91,7 @@ class AccuracyDifference(CallbackMetric):
         task = int(strategy.experience.task_label)
         if plugin.current_task is not None or task not in plugin.ledger.remaining:
             return
-        full = self.references.full(plugin.trained).to(strategy.device)
+        full = self.references.trained(plugin).full(plugin.trained).to(strategy.device)
         outputs = {"main": strategy.mb_output, "full": _logits(full, strategy)}
         if "reference" in self.controls:
             reference = self.references.of(plugin).reference(plugin.ledger.remaining).to(strategy.device)

@@ -189,7 +189,6 @@ class ReferenceMetric(ProbingMetric):
         """Return the metric values of the main model, then those of the reference models."""
         if self.references is not None:
             plugin = unlearning_of(strategy)
-            self.references.check_labels(plugin.data)
             self._beside = self.references.of(plugin)
             prove_in_passing(strategy, self.references)
         main, read, results = strategy.model, {}, []

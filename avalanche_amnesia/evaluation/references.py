@@ -17,8 +17,14 @@ from tqdm import tqdm
 
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
-from avalanche_amnesia.benchmarks.data import difference_of_data, labels_fingerprint
-from avalanche_amnesia.benchmarks.requests import experience_without, tasks_after_each, without_requests
+from avalanche_amnesia.benchmarks.data import difference_of_data
+from avalanche_amnesia.benchmarks.requests import (
+    experience_without,
+    join,
+    join_by,
+    tasks_after_each,
+    without_requests,
+)
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
@@ -97,8 +103,10 @@ class References:
         self.make_strategy = make_strategy
         self.benchmark = benchmark = labelled_benchmark(benchmark)
         self.train_options = dict(train_options or {})
-        stream = without_requests(benchmark).train_stream
-        self._experiences = {int(experience.task_label): experience for experience in stream}
+        self._parts: dict[int, list[Any]] = {}
+        for experience in without_requests(benchmark).train_stream:
+            self._parts.setdefault(int(experience.task_label), []).append(experience)
+        self._experiences = {task: join(parts) for task, parts in self._parts.items()}
         self._models: dict[tuple[Expected, tuple[int, ...]], nn.Module] = {}
         self._seconds: dict[tuple[Expected, tuple[int, ...]], float] = {}
         self._company: dict[tuple[int, ...], frozenset[str]] = {}
@@ -107,7 +115,7 @@ class References:
         self._expected: set[Expected] = set()
         self.trainings = 0
         self._runs: dict[Expected, Any] = {}
-        self._labels: dict[int, str] = {}
+        self._trained: dict[tuple[int, str], Any] = {}
         self._without: dict[Any, References] = {}
         with preserved_rng():  # around both calls: an unseeded function draws other values in the second
             made = self.fresh_strategy("same")
@@ -134,9 +142,9 @@ class References:
         """
         task = int(experience.task_label)
         own = self.train_experience(task)
-        difference = difference_of_data(own, experience)
-        if difference is not None:
-            self._refuse(f"task {task}: {difference}")
+        differences = [difference_of_data(part, experience) for part in self._parts[task]]
+        if None not in differences:
+            self._refuse(f"task {task}: {differences[0]}")
         for name, default in (("permanent", False), ("deadline", None)):
             here, there = (getattr(e, name, default) for e in (experience, own))
             if here != there:
@@ -147,9 +155,10 @@ class References:
     def check_labels(self, trained: Mapping[int, str]) -> None:
         """Raise ReferencesError unless ``trained``, task → fingerprint of its labels, is as in this benchmark."""
         for task, digest in trained.items():
-            if task not in self._labels:
-                self._labels[task] = labels_fingerprint(self.train_experience(task))
-            if self._labels[task] != digest:
+            self.train_experience(task)
+            if (task, digest) not in self._trained:
+                self._trained[task, digest] = join_by(digest, self._parts[task])
+            if self._trained[task, digest] is None:
                 self._refuse(f"task {task}: its training data have other labels, or another number of samples")
 
     def train_experience(self, task: int) -> Any:
@@ -304,18 +313,28 @@ class References:
             ReferencesError: for a task that the benchmark does not have.
         """
         key = tuple((task, tuple(sorted(left_out[task]))) for task in sorted(left_out) if left_out[task])
+        return self._with(key, lambda task, positions: experience_without(self.train_experience(task), positions))
+
+    def _with(self, key: tuple[Any, ...], experience_of: Callable[..., Any]) -> References:
+        """Return references in which ``experience_of(task, what)`` is the experience of each task in ``key``."""
         if key and key not in self._without:
             twin = self._without[key] = object.__new__(References)
             empty: Any = {name: {} for name in ("_models", "_seconds", "_runs", "_without", "_company")}
             vars(twin).update(vars(self), workers=None, trainings=0, **empty)
-            changed = {task: experience_without(self.train_experience(task), positions) for task, positions in key}
-            twin._experiences = self._experiences | changed
+            twin._experiences = self._experiences | {task: experience_of(task, what) for task, what in key}
         return self._without[key] if key else self
 
+    def trained(self, plugin: Any) -> References:
+        """Return references to the parts of tasks that ``plugin`` (UnlearningPlugin) has trained by now."""
+        self.check_labels(plugin.data)
+        key = tuple(of for of in plugin.data.items() if self._trained[of] is not self._experiences[of[0]])
+        return self._with(key, lambda *of: self._trained[of])
+
     def of(self, plugin: Any) -> References:
-        """Return references to the benchmark without the samples that ``plugin`` (UnlearningPlugin) has unlearned."""
-        sizes = {task: len(experience.dataset) for task, experience in self._experiences.items()}
-        return self.without(plugin.forgotten.left_out(sizes))
+        """Return references to the trained data without the samples that ``plugin`` has unlearned."""
+        here = self.trained(plugin)
+        sizes = {task: len(experience.dataset) for task, experience in here._experiences.items()}
+        return here.without(plugin.forgotten.left_out(sizes))
 
     def expect(self, *kinds: Expected) -> None:
         """Register model variants that a metric needs after every evaluation, so that workers can train them early."""

@@ -76,6 +76,9 @@ class MultiHeadModel(MultiTaskModule):
     """True if each task has its own copy of all state except parameters (running statistics, buffers)."""
     isolates: bool = False
     """True if training a task neither uses nor changes entries of another task that may be unlearned."""
+    additive = False
+    """True if a task's state is a sum over its samples: later experiences with its label add to it, and a request for
+    samples calls ``subtract`` instead of a training."""
     trains_again = False
     """True if any strategy can train a task again in its old position, even after later tasks were trained."""
 
@@ -137,9 +140,9 @@ class MultiHeadModel(MultiTaskModule):
         for task in experience.task_labels:
             if task not in self.heads:
                 if self.training:
-                    self.add_head(int(task), _n_classes(experience))
+                    self.add_head(int(task), n_classes(experience))
                 else:
-                    self._evaluated_untrained[int(task)] = _n_classes(experience)
+                    self._evaluated_untrained[int(task)] = n_classes(experience)
         for task in self.heads.unfinished if self.training else ():
             parts = self.task_parts(task)
             if isinstance(parts, OwnModules):
@@ -370,7 +373,8 @@ def inside_backbone(values: Mapping[str, Value]) -> dict[str, Value]:
     return {name.removeprefix(_BACKBONE): v for name, v in values.items() if name.startswith(_BACKBONE)}
 
 
-def _n_classes(experience: Any) -> int:
+def n_classes(experience: Any) -> int:
+    """Return the number of classes that a head for an experience needs."""
     classes = getattr(experience, "classes_in_this_experience", None)
     if classes is None:
         classes = experience.dataset.targets.uniques

@@ -179,8 +179,6 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             )
         arguments.check_train_options(kwargs, type(self))
         given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
-        if given and not self.model.tasks:
-            refuse_incremental(given[0])
         held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
         if held_out:
             warnings.warn(
@@ -252,8 +250,6 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         """
         refuse_unfinished(self)
         given = self._tasks_in(arguments.listed(exp_list, "strategy.eval"))
-        if given and not self.model.tasks:
-            refuse_incremental(given[0])
         known = remaining_experiences(self, given)
         with self._full_precision():
             return super().eval(known, **kwargs) if known else {}
@@ -272,7 +268,7 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         if not all(hasattr(experience, "task_labels") and stream_of(experience) for experience in found):
             from avalanche_amnesia.benchmarks.stream_labels import labelled  # lazy: most streams have labels
 
-            found = labelled(found)
+            found = labelled(found, parts=self.model.additive)
         for n in {e.labelled_by_place for e in found if hasattr(e, "labelled_by_place")}:
             if self._placed is None:
                 warnings.warn(
@@ -287,6 +283,8 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                     "say which experience is of which task: give streams of as many, or the same labels to both, by "
                     "task_incremental_benchmark(benchmark, reset_task_labels=True) say"
                 )
+        if found and not (self.model.tasks or self.model.additive):
+            refuse_incremental(found[0])
         return found
 
     def predict(
@@ -412,9 +410,9 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         Args:
             tasks: labels of remaining, not permanent tasks; or a request.
             task: instead of ``tasks``: the task to retrain without ``samples`` and ``classes``.
-            samples: positions in the task's original training data, from 0.
+            samples: positions in the task's original training data, from 0; over its parts in the order of training.
             classes: labels in the task's training data; they are predicted no more.
-            data: the task's experience; by default from the stream trained last.
+            data: the task's experience, or the list of its parts; by default from the stream trained last.
             keep_probes: whether metrics may keep the tasks' masks and heads for measuring.
             allow_unknown: accept plugins that keep learned state and have no purger; the record names them. By default
                 as the strategy's :class:`UnlearningPlugin` does.

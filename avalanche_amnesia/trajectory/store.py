@@ -121,7 +121,7 @@ class Trajectory:
         """Store the update of a finished task in an undo log; return the tensors' values rounded by ``dtype``.
 
         Args:
-            task: label of the task, at least 0 and not recorded yet.
+            task: label of the task, at least 0. It may be recorded already if no tensor has changed since.
             before: tensor name → values before the task; tensors missing here belong to the task and are not recorded.
             after: tensor name → current values.
             parameters: number of parameters for the report's shares; by default the size of all tensors in both.
@@ -133,8 +133,6 @@ class Trajectory:
         Raises:
             TrajectoryError: if the task is recorded already, or negative, or a tensor changed its shape.
         """
-        if task in self.logs:
-            raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
         if task < 0:
             raise TrajectoryError(f"task {task}: labels must be at least 0; negative numbers are those of repairs")
         shared = {name: value.detach() for name, value in after.items() if name in before}
@@ -156,6 +154,10 @@ class Trajectory:
                 committed[name] = values.to(value.device)
             if bool(entries.where.any()):
                 moved[name] = entries
+        if task in self.logs:
+            if moved:
+                raise TrajectoryError(f"task {task} is recorded already; recorded tasks: {list(self.tasks)}")
+            return committed
         counted = sum(value.numel() for value in shared.values()) if parameters is None else parameters
         self.logs = {**self.logs, task: Log(moved, counted, error)}
         return committed

@@ -79,7 +79,7 @@ def apply(
         if train_again is None:
             _forget(context, change)
         # A training compares the model with its last hashes; a subtraction of samples does not.
-        subtracts = train_again is not None and getattr(model, "subtracts", False)
+        subtracts = train_again is not None and getattr(model, "additive", False)
         after = context.hashes if subtracts else state_hashes(model.state_dict(keep_vars=True))
         claims.unlearned(context, after, change)
         if train_again is not None:

@@ -84,11 +84,15 @@ class Claims:
     changed: frozenset[str] = frozenset()
     company: frozenset[str] = frozenset()
 
+    def __post_init__(self) -> None:
+        self._before: dict[int, Circumstances] | None = None  # those of remaining tasks before the current training
+
     def state(self) -> dict[str, Any]:
         """Return the state to save: the whole log."""
         trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
-        return {**vars(self), "_trainings": trainings, "_first": first}
+        log = {name: value for name, value in vars(self).items() if name != "_before"}
+        return {**log, "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
         """Restore the log from a state that :meth:`state` returned."""
@@ -106,6 +110,7 @@ class Claims:
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
         """Record at the start of a training which remaining tasks can influence the training."""
         self.influences = _seen_by_training(strategy, ledger)
+        self._before = {task: self._trainings[task] for task in ledger.remaining if task in self._trainings}
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
 
@@ -116,7 +121,12 @@ class Claims:
         place = next((plugin.place for plugin in strategy.plugins if getattr(plugin, "place", "")), "")
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
         attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
-        self._trainings[task] = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
+        new = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
+        earlier = (self._before or {}).get(task)
+        if earlier is not None and getattr(strategy.model, "additive", False):  # a fault of a part is one of the task
+            faults = (*earlier.faults, *faults, *self._unlike({task: new}, strategy))
+            new = replace(earlier, faults=faults, rests_on=tuple(dict.fromkeys((*earlier.rests_on, *rests_on))))
+        self._trainings = {**self._trainings, task: new}
         self._first = self._trainings[task] if self._first is None else self._first
 
     def loaded(self, strategy: Strategy) -> None:
@@ -125,11 +135,11 @@ class Claims:
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
 
-    def abandon(self, task: int | None, model: nn.Module, *, first: bool) -> None:
+    def abandon(self, model: nn.Module, *, first: bool) -> None:
         """Remove the log entries of an aborted training; ``first``: True if no task was trained before."""
         self.influences = frozenset()
-        if task is not None:
-            self._trainings.pop(task, None)
+        if self._before is not None:
+            self._trainings, self._before = self._before, None
         self._first = None if first else self._first
         if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
             self._hashes = state_hashes(model.state_dict(keep_vars=True))
@@ -144,7 +154,7 @@ class Claims:
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that differ from those of the reference
-        self.influences = frozenset()
+        self.influences, self._before = frozenset(), None
         self._hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:

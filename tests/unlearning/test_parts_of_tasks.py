@@ -142,7 +142,8 @@ def test_values_in_the_place_of_unlearned_samples_are_not_read():
 
 
 def test_data_sets_of_avalanche_are_filtered_and_heads_keep_their_width():
-    strategy = learned(disjoint(), _of_others())
+    benchmark = _of_others()  # a request finds its data while they are in memory
+    strategy = learned(disjoint(), benchmark)
     gone = of_class(1, 1)
     assert strategy.unlearn(task=1, samples=IDS).claim == "exact"
     assert same_models(strategy, learned(disjoint(), _of_others(IDS)))

@@ -12,8 +12,8 @@ from blake3 import blake3
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.benchmarks.data import TaskError
-from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel, NoHead
+from avalanche_amnesia.benchmarks.data import TaskError, of_whole
+from avalanche_amnesia.models.multi_head import NO_CLASS, MultiHeadModel, NoHead, n_classes
 from avalanche_amnesia.seeding import derive_seed
 from avalanche_amnesia.strategy import autocast
 from avalanche_amnesia.unit_graph.backbones import as_batch, run_on
@@ -59,6 +59,12 @@ class TaskSums(NoHead):
         self.register_buffer("hashes", originals.new_zeros(0))
         self.register_buffer("kept", originals.new_zeros((0, width + 1 if keep else 0), dtype=torch.int16))
         self.register_buffer("originals", originals)
+
+    def twin(self) -> "TaskSums":
+        """Return other sums with the same tensors, which are replaced by changes."""
+        made = copy(self)
+        made._buffers, made.seen = dict(self._buffers), None
+        return made
 
     def forward(self, features: Tensor) -> Tensor:
         """Store ``φ`` of the first forward after the last addition; return zeros as logits."""
@@ -133,7 +139,7 @@ class AnalyticModel(MultiHeadModel):
 
     state_per_task = True  # no other state ever changes
     isolates = True
-    subtracts = True  # a request for samples calls ``subtract`` instead of a training
+    additive = True
     _head_entry = "gram"
     hashes = staticmethod(hashes_of)
 
@@ -215,6 +221,26 @@ class AnalyticModel(MultiHeadModel):
                 "there, or are random: it couldn't be subtracted later. AnalyticModel(…, batch=1) runs each by itself"
             )
 
+    def adaptation(self, experience: Any) -> None:
+        """Add the experience's new tasks, begin a further part of the others, and store the user's classes.
+
+        Raises:
+            TaskError: if a label of a task stands for another class than in the task's earlier parts.
+        """
+        super().adaptation(experience)
+        named = of_whole(experience, "original_classes", ())
+        for task in map(int, experience.task_labels if self.training else ()):
+            sums = self.heads[task].twin()
+            before = sums.originals.tolist()
+            names = [*named, *before[len(named) :]]
+            sums.out_features = max(n_classes(experience), len(names))
+            sums.originals = sums.originals.new_tensor([*names, *range(len(names), sums.out_features)])
+            if any(names[label] != before[label] for label in sums.classes.tolist()):
+                raise TaskError(
+                    f"task {task}: its labels stand for the classes {before} in its earlier parts, here {named}"
+                )
+            self.store_task(task, sums)
+
     def new_head(self, n_classes: int) -> TaskSums:
         """Return the empty sums of a task."""
         return TaskSums(self.width, n_classes, keep=bool(self.settings[3]), device=self._device)
@@ -265,8 +291,7 @@ class AnalyticModel(MultiHeadModel):
         """Subtract the samples at ``places`` of a finished task; return False if they have other hashes there."""
         if not torch.equal(self.heads[task].hashes[places], hashes_of(rows)):
             return False
-        new = copy(self.heads[task])
-        new._buffers = dict(new._buffers)  # they are replaced
+        new = self.heads[task].twin()
         new.change(rows, places)
         self.store_task(task, new)
         self.heads.finish(task)

@@ -106,10 +106,8 @@ class RanPAC(TaskStrategy):
             self._refuse(str(error), error)
 
     def _after_training_exp(self, **kwargs: Any) -> None:
-        """Store the user's class of each label of the task, and finish its sums; then call all plugins."""
-        task, named = single_task(self.experience), getattr(self.experience, "original_classes", ())
-        self.model.heads[task].originals[: len(named)] = torch.tensor(list(named))
-        self.model.heads.finish(task)
+        """Finish the task's sums, then call all plugins."""
+        self.model.heads.finish(single_task(self.experience))
         super()._after_training_exp(**kwargs)
 
     def _inference(self, rule: InferenceRule) -> TaskInference:

@@ -48,13 +48,13 @@ class UnlearningCost(CallbackMetric):
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
-        self.references.check_labels(plugin.data)
+        references = self.references.trained(plugin)
         new = plugin.records[self._emitted :]
         self._emitted = len(plugin.records)
-        return [value for record in new for value in self._of(strategy, record)]
+        return [value for record in new for value in self._of(strategy, record, references)]
 
-    def _of(self, strategy: Strategy, record: UnlearningRecord) -> list[MetricValue]:
-        retrain = self.references.seconds(record.remaining)
+    def _of(self, strategy: Strategy, record: UnlearningRecord, references: References) -> list[MetricValue]:
+        retrain = references.seconds(record.remaining)
         values = {
             "SecondsToUnlearn": record.seconds,
             "SecondsToRetrain": retrain,

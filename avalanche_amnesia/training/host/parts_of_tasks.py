@@ -16,8 +16,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from avalanche_amnesia.audit.record import UnlearningPlan
-from avalanche_amnesia.benchmarks.data import labels_fingerprint, targets_of, task_data
-from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without
+from avalanche_amnesia.benchmarks.data import targets_of, task_data
+from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without, join_by
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
@@ -129,22 +129,31 @@ class StreamInUse:
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's experience from ``given``, or else from the last stream; raise RequestError if none fits."""
+        """Return a task's experience, its parts join, from ``given`` or the last stream; RequestError if none fits."""
         last = self._held()
-        found = [given] if given is not None else getattr(last, "origin_stream", None) or [last]
-        of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
+        found = given if isinstance(given, Iterable) else [given]
+        if given is None:
+            found = getattr(last, "origin_stream", None) or [last]
+        of_task = [e for e in found if _task_labels(e) == [task]]
         if not of_task:
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
-                f"experience, data=benchmark.train_stream[…]" + ("" if given is None else f", instead of {given!r}")
+                f"experience, data=benchmark.train_stream[…], or a list of its parts"
+                + ("" if given is None else f", instead of {given!r}")
             )
-        same = next((e for e in of_task if labels_fingerprint(e) == fingerprint), None)
+        same = join_by(fingerprint, of_task)
         if same is None:
             raise RequestError(
                 f"{event}: this is not the data that task {task} was trained on, its labels differ; give the same "
-                "experience, with all of its samples, in the same order"
+                "experience, or all of its parts, with all samples, in the same order"
             )
         return same
+
+
+def _task_labels(experience: Any) -> list[int]:
+    """Return the task labels of an experience, or those of its samples."""
+    of_samples = getattr(getattr(experience, "dataset", None), "targets_task_labels", None)
+    return list(getattr(experience, "task_labels", getattr(of_samples, "uniques", ())))
 
 
 class Reproduced(Exception):
@@ -183,7 +192,7 @@ def retraining(
         return None, None
     (task,), event = context.tasks, context.event
     parts = (strategy.model, *strategy.plugins)
-    subtracts = getattr(strategy.model, "subtracts", False)
+    subtracts = getattr(strategy.model, "additive", False)
     if plugin.obey is not True or not (subtracts or any(getattr(part, "trains_again", False) for part in parts)):
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(

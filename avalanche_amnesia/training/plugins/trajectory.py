@@ -58,6 +58,7 @@ class TrajectoryPlugin(Plugin):
         self.dtype = dtype
         self.training: TaskInTraining | None = None
         self._new: int | None = None
+        self._earlier: Any = None  # the task's head without the part in training
         self.shared_state: frozenset[str] = frozenset()
         self._state_before: dict[str, str] = {}
 
@@ -85,7 +86,7 @@ class TrajectoryPlugin(Plugin):
                 f"put {type(masking).__name__} in front of TrajectoryPlugin: a task is committed, then recorded"
             )
         self.undo_training(strategy)
-        if task in self.trajectory.tasks:
+        if task in self.trajectory.tasks and not getattr(strategy.model, "additive", False):
             raise RequestError(f"{why_trained(strategy.experience)}; recorded tasks: {list(self.trajectory.tasks)}")
         shared = _shared_statistics(strategy.model)
         if shared:
@@ -94,19 +95,27 @@ class TrajectoryPlugin(Plugin):
                 "use a backbone without them, track_running_stats=False, or a TaskNormModel (without masks) or "
                 "MaskedModel, where each task has its own"
             )
+
+    def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
+        """Before the model adds modules of the task: note whether it has some, after all requests before the task."""
+        task = single_task(strategy.experience)
         self._new = None if own_parameters(strategy.model, task) else task
+        self._earlier = strategy.model.heads.get(task) if getattr(strategy.model, "additive", False) else None
 
     @torch.no_grad()
     def undo_training(self, strategy: Strategy) -> None:
-        """Undo an interrupted task, and delete its modules from the model."""
+        """Undo an interrupted task, and delete its modules from the model, or those of its last part."""
         go_back(strategy)
-        if self._new is not None:  # first, because a training may change the shapes of its task's own tensors
+        if self._earlier is not None:
+            strategy.model.store_task(self._new, self._earlier)
+            strategy.model.heads.finish(self._new)
+        elif self._new is not None:  # first, because a training may change the shapes of its task's own tensors
             with Transaction() as change:
                 remove_task_modules(strategy.model, self._new, change)
                 change.commit()
         if self.snapshot is not None:
             self.snapshot.restore(strategy)
-        self.training, self._new = None, None
+        self.training, self._new, self._earlier = None, None, None
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: copy the values before the task, or use a masking plugin's copy."""
@@ -156,7 +165,7 @@ class TrajectoryPlugin(Plugin):
             parameters[name].copy_(value)
         state = _shared_state(model)
         self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
-        self.training, self._new = None, None
+        self.training, self._new, self._earlier = None, None, None
         finish(self, strategy)
 
 

@@ -230,7 +230,7 @@ class UnlearningPlugin(Plugin):
         """Restore the snapshot of an aborted task, if there is one, and drop the task's state."""
         go_back(strategy)
         self.current = None
-        self.claims.abandon(self.current_task, strategy.model, first=self.ledger.n_trained == 0)
+        self.claims.abandon(strategy.model, first=self.ledger.n_trained == 0)
         self.current_task = None
 
     @property
@@ -265,7 +265,7 @@ class UnlearningPlugin(Plugin):
         self.claims.look_before_training(strategy.model)
         if self.current is not None:  # trained again inside an unlearning: its requests were answered long ago
             return
-        if not self.ledger.n_trained:
+        if not (self.ledger.n_trained or getattr(strategy.model, "additive", False)):
             refuse_incremental(experience)
         self.stream.note(experience)
         check_iterations(strategy)
@@ -328,12 +328,14 @@ class UnlearningPlugin(Plugin):
             reads = strategy.model.tasks_read(task)
         again = self.current is not None  # inside an unlearning: the ledger has the task already
         if not again:
-            permanent = bool(getattr(strategy.experience, "permanent", False))
-            self.ledger.learn(task, permanent=permanent, saw=self.claims.influences)
+            before = self.data[task] if task in self.ledger.remaining else ""  # by the task's earlier parts
+            if not before:
+                self.ledger.learn(task, saw=self.claims.influences)
             # In a run that leaves out tasks of its stream, a task may be read before its deadline: it stays then.
-            self.ledger.declare_permanent(set(reads).intersection(self.ledger.remaining))
+            permanent = [task] if getattr(strategy.experience, "permanent", False) else []
+            self.ledger.declare_permanent({*permanent, *reads}.intersection(self.ledger.remaining))
             self.counters[task] = strategy.clock.train_exp_counter
-            self.data[task] = labels_fingerprint(strategy.experience)
+            self.data[task] = labels_fingerprint(strategy.experience, before)
             self._requests.trained(task, due(strategy.experience, "after"))
         for plugin in strategy.plugins:
             if compensates(plugin):
