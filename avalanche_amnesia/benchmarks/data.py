@@ -202,10 +202,7 @@ def targets_of(experience: Any) -> Tensor:
 
 
 def labels_fingerprint(experience: Any, before: str = "") -> str:
-    """Return the SHA-256 of an experience's labels, in order, and of their number; inputs are not hashed: too many.
-
-    ``before`` is the fingerprint of the task's earlier parts.
-    """
+    """Return the SHA-256 of ``before`` (that of the task's earlier parts), the number of labels, and all in order."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())

@@ -188,16 +188,14 @@ def join(parts: Sequence[Any]) -> Any:
     """Return one experience with the data of all ``parts`` of a task, in order."""
     if len(parts) == 1:
         return parts[0]
-    twin = own_copy(parts[0])
+    twin = own_copy(max(parts, key=lambda part: len(of_whole(part, "original_classes", ()))))
     twin._dataset, twin.requests = concat_datasets([part.dataset for part in parts]), ()
-    twin.original_classes = max((of_whole(part, "original_classes", ()) for part in parts), key=len)
-    classes = (getattr(part, "classes_in_this_experience", None) or targets_of(part).tolist() for part in parts)
-    twin.classes_in_this_experience = sorted(set().union(*classes))
+    vars(twin).pop("classes_in_this_experience", None)  # those of one part
     return twin
 
 
 def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Return successive ones of a task's ``experiences``, join, that have this fingerprint of labels, or None."""
+    """Return successive ``experiences`` of a task, joined, whose labels have this fingerprint; None without any."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):

@@ -42,10 +42,7 @@ def labelled_benchmark(benchmark: CLScenario) -> CLScenario:
 
 
 def labelled(experiences: Sequence[Any], *, parts: bool) -> list[Any]:
-    """Return the experiences; replace each without task label by its labelled copy, see :func:`labelled_stream`.
-
-    ``parts``: whether parts of tasks are allowed.
-    """
+    """Return the experiences, or their copies of :func:`labelled_stream`; ``parts``: parts of tasks are allowed."""
     found = []
     for experience in experiences:
         stream = stream_of(experience)

@@ -82,7 +82,7 @@ class AccuracyDifference(CallbackMetric):
 
     def before_eval(self, strategy: Strategy) -> None:
         """Before an evaluation: check that the run's labels are those of the references' data, and reset all counts."""
-        self.references.check_labels(unlearning_of(strategy).data)
+        self.references.trained(unlearning_of(strategy))
         self.reset()
 
     def after_eval_iteration(self, strategy: Strategy) -> None:

@@ -18,13 +18,7 @@ from tqdm import tqdm
 from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.benchmarks.data import difference_of_data
-from avalanche_amnesia.benchmarks.requests import (
-    experience_without,
-    join,
-    join_by,
-    tasks_after_each,
-    without_requests,
-)
+from avalanche_amnesia.benchmarks.requests import experience_without, join, join_by, tasks_after_each, without_requests
 from avalanche_amnesia.benchmarks.stream_labels import labelled_benchmark
 from avalanche_amnesia.bits import state_hashes
 from avalanche_amnesia.evaluation.proving import provable_tasks, proved, refuse_approximate
@@ -151,15 +145,6 @@ class References:
                 self._refuse(f"task {task}: {name}={here!r} in the run, and {name}={there!r} there")
         if self.workers is not None and self._expected:
             self._train_ahead()
-
-    def check_labels(self, trained: Mapping[int, str]) -> None:
-        """Raise ReferencesError unless ``trained``, task → fingerprint of its labels, is as in this benchmark."""
-        for task, digest in trained.items():
-            self.train_experience(task)
-            if (task, digest) not in self._trained:
-                self._trained[task, digest] = join_by(digest, self._parts[task])
-            if self._trained[task, digest] is None:
-                self._refuse(f"task {task}: its training data have other labels, or another number of samples")
 
     def train_experience(self, task: int) -> Any:
         """Return the benchmark's training experience of a task, without requests."""
@@ -325,8 +310,13 @@ class References:
         return self._without[key] if key else self
 
     def trained(self, plugin: Any) -> References:
-        """Return references to the parts of tasks that ``plugin`` (UnlearningPlugin) has trained by now."""
-        self.check_labels(plugin.data)
+        """Return references to the parts of tasks that ``plugin`` has trained; ReferencesError if they are not here."""
+        for task, digest in plugin.data.items():
+            self.train_experience(task)
+            if (task, digest) not in self._trained:
+                self._trained[task, digest] = join_by(digest, self._parts[task]) or self._refuse(
+                    f"task {task}: its training data have other labels, or another number of samples"
+                )
         key = tuple(of for of in plugin.data.items() if self._trained[of] is not self._experiences[of[0]])
         return self._with(key, lambda *of: self._trained[of])
 

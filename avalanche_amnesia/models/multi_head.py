@@ -77,8 +77,7 @@ class MultiHeadModel(MultiTaskModule):
     isolates: bool = False
     """True if training a task neither uses nor changes entries of another task that may be unlearned."""
     additive = False
-    """True if a task's state is a sum over its samples: later experiences with its label add to it, and a request for
-    samples calls ``subtract`` instead of a training."""
+    """True if a task is a sum over its samples: later experiences add to it, and requests for samples subtract."""
     trains_again = False
     """True if any strategy can train a task again in its old position, even after later tasks were trained."""
 

@@ -203,30 +203,27 @@ class AnalyticModel(MultiHeadModel):
                 made.append((z @ self.projection).relu() if self.projection.numel() else z)
         return torch.cat(made)[: len(x)]
 
-    def check_network(self, x: Any) -> None:
-        """Raise TaskError if a trial changes buffers, or features vary with place, other samples or chance."""
+    def fault_of_network(self, x: Any) -> str | None:
+        """Describe a network that a trial changes, or whose features vary with place, other samples or chance."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
         there = self._real_features(first, batch)
         if not all(map(torch.equal, buffers, self.backbone.buffers())):
-            raise TaskError("the network changes its buffers in a forward, and must stay as it is")
+            return "the network changes its buffers in a forward, and must stay as it is"
         alone = first[rows * 0]  # one sample; its neighbours become zeros
         if isinstance(alone, Tensor):
             alone[1:] = 0  # the mini-batch may have only one sample
         moved = self._real_features(first[rows.roll(1)], batch).roll(-1, 0)
-        if not (torch.equal(moved, there) and torch.equal(self._real_features(alone, batch)[0], there[0])):
-            raise TaskError(
-                f"the features of a sample depend on its place in a mini-batch of {batch} or on the other samples "
-                "there, or are random: it couldn't be subtracted later. AnalyticModel(…, batch=1) runs each by itself"
-            )
+        if torch.equal(moved, there) and torch.equal(self._real_features(alone, batch)[0], there[0]):
+            return None
+        return (
+            f"the features of a sample depend on its place in a mini-batch of {batch} or on the other samples there, "
+            "or are random: it couldn't be subtracted later. AnalyticModel(…, batch=1) runs each by itself"
+        )
 
     def adaptation(self, experience: Any) -> None:
-        """Add the experience's new tasks, begin a further part of the others, and store the user's classes.
-
-        Raises:
-            TaskError: if a label of a task stands for another class than in the task's earlier parts.
-        """
+        """As the base class; in a training begin a part of each task, or raise TaskError if its classes do not fit."""
         super().adaptation(experience)
         named = of_whole(experience, "original_classes", ())
         for task in map(int, experience.task_labels if self.training else ()):
@@ -236,9 +233,7 @@ class AnalyticModel(MultiHeadModel):
             sums.out_features = max(n_classes(experience), len(names))
             sums.originals = sums.originals.new_tensor([*names, *range(len(names), sums.out_features)])
             if any(names[label] != before[label] for label in sums.classes.tolist()):
-                raise TaskError(
-                    f"task {task}: its labels stand for the classes {before} in its earlier parts, here {named}"
-                )
+                raise TaskError(f"task {task}: its labels are the classes {before} in earlier parts, and {names} here")
             self.store_task(task, sums)
 
     def new_head(self, n_classes: int) -> TaskSums:
@@ -266,26 +261,6 @@ class AnalyticModel(MultiHeadModel):
     def rows(features: Tensor, labels: Tensor) -> Tensor:
         """Return samples as whole numbers: ``φ`` ``(n, D)`` and labels ``(n,)`` as int16 ``(n, D + 1)``."""
         return torch.cat([features, labels[:, None]], 1).short()
-
-    def learn(self, task: int, x: Any, labels: Tensor) -> None:
-        """Add the samples of the first training forward since the last call to the sums of ``task``.
-
-        Args:
-            task: label of the task.
-            x: their inputs, with which the network is checked while the task has no samples.
-            labels: ``(n,)``.
-
-        Raises:
-            TaskError: unless each sample has a label of the task's classes (at most 2¹⁵); as :meth:`check_network`.
-        """
-        sums = self.heads[task]
-        if not len(sums.hashes):
-            self.check_network(x)
-        n, classes = len(labels), min(sums.out_features, 2**15)
-        if sums.seen is None or len(sums.seen) != n or not 0 <= labels.min() <= labels.max() < classes:
-            raise TaskError(f"labels must be 0 to {classes - 1}, one per sample; a plugin may have changed them")
-        sums.change(self.rows(sums.seen, labels))
-        sums.seen = None
 
     def subtract(self, task: int, places: Tensor, rows: Tensor) -> bool:
         """Subtract the samples at ``places`` of a finished task; return False if they have other hashes there."""

@@ -18,12 +18,14 @@ from torch import Tensor
 from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.benchmarks.data import targets_of, task_data
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without, join_by
+from avalanche_amnesia.benchmarks.stream_labels import labelled
 from avalanche_amnesia.bits import state_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.processes import of_first
 from avalanche_amnesia.seeding import generators, preserved_rng
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training.host.arguments import listed
 from avalanche_amnesia.training.host.lookup import dispatch_to, set_attributes
 from avalanche_amnesia.training.host.rollback import Snapshot
 from avalanche_amnesia.training.plugins.task_mask import DivergedError
@@ -129,12 +131,12 @@ class StreamInUse:
         self._held = weakref.ref(experience)
 
     def experience_of(self, task: int, given: Any, fingerprint: str, event: str) -> Any:
-        """Return a task's experience, its parts join, from ``given`` or the last stream; RequestError if none fits."""
+        """Return a task's data, parts joined, from ``given`` or else the last stream; RequestError if none fit."""
         last = self._held()
-        found = given if isinstance(given, Iterable) else [given]
-        if given is None:
-            found = getattr(last, "origin_stream", None) or [last]
-        of_task = [e for e in found if _task_labels(e) == [task]]
+        found = getattr(last, "origin_stream", None) or [last]
+        if given is not None:
+            found = labelled(listed(given, "unlearn(data=…)"), parts=True) if isinstance(given, Iterable) else [given]
+        of_task = [e for e in found if list(getattr(e, "task_labels", ())) == [task]]
         if not of_task:
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
@@ -148,12 +150,6 @@ class StreamInUse:
                 "experience, or all of its parts, with all samples, in the same order"
             )
         return same
-
-
-def _task_labels(experience: Any) -> list[int]:
-    """Return the task labels of an experience, or those of its samples."""
-    of_samples = getattr(getattr(experience, "dataset", None), "targets_task_labels", None)
-    return list(getattr(experience, "task_labels", getattr(of_samples, "uniques", ())))
 
 
 class Reproduced(Exception):

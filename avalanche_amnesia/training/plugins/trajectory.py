@@ -165,6 +165,8 @@ class TrajectoryPlugin(Plugin):
             parameters[name].copy_(value)
         state = _shared_state(model)
         self.shared_state |= {name for name, digest in state.items() if self._state_before.get(name) != digest}
+        if getattr(model, "additive", False):
+            model.heads.finish(task)
         self.training, self._new, self._earlier = None, None, None
         finish(self, strategy)
 

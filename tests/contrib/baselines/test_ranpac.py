@@ -1,5 +1,6 @@
 """RanPAC: sums of whole numbers over a frozen network, from which any sample can be subtracted exactly."""
 
+import gc
 import random
 from copy import deepcopy
 from functools import partial
@@ -10,9 +11,11 @@ import torch
 from avalanche.benchmarks import (
     CLScenario,
     EagerCLStream,
+    benchmark_from_datasets,
     nc_benchmark,
     split_online_stream,
     task_incremental_benchmark,
+    with_task_labels,
 )
 from avalanche.training.plugins import ReplayPlugin
 from sklearn.linear_model import Ridge
@@ -25,7 +28,7 @@ from torch import nn
 from torchvision.datasets import FakeData
 from torchvision.transforms import Compose, RandomErasing, ToTensor
 
-from avalanche_amnesia import AnalyticModel, ModelError, RanPAC, RequestError, SplitDigits, TaskError
+from avalanche_amnesia import AnalyticModel, ModelError, RanPAC, RequestError, SplitDigits, TaskError, UnlearningRequest
 from avalanche_amnesia.benchmarks import PermutedDigits, task_benchmark, with_unlearning, without_samples
 from avalanche_amnesia.benchmarks.data import targets_of, task_data
 from avalanche_amnesia.benchmarks.requests import experience_without, join
@@ -162,6 +165,85 @@ def test_a_proof_with_another_network_is_refused_and_changes_nothing():
     assert strategy.prove(ranpac, STREAM).proved
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_an_online_stream_equals_its_tasks_and_needs_no_data_while_it_is_in_memory(alone):
+    online = split_online_stream(STREAM.train_stream, 50, shuffle=False)
+    strategy, whole = ranpac(), learn(ranpac(), STREAM)
+    if alone:
+        learn(strategy, online)
+    else:
+        strategy.train(online)
+    gc.collect()
+    assert same_state(state(strategy.model), state(whole.model))
+    for one in (strategy, whole):
+        assert one.unlearn(task=2, samples=[3, 140]).claim == "exact"
+        assert one.unlearn(task=3, classes=[0]).claim == "exact"
+    assert same_state(state(strategy.model), state(whole.model))
+    parts = [part for part in online if 2 in part.dataset.targets_task_labels.uniques]
+    for data in (parts[::-1], parts[:2], STREAM.train_stream[2]):
+        with pytest.raises(RequestError, match=r"not the data that task 2 was trained on.*or all of its parts"):
+            strategy.unlearn(task=2, samples=[7], data=data)
+    assert strategy.unlearn(task=2, samples=[7], data=parts).claim == "exact"
+    assert strategy.prove(ranpac, CLScenario([EagerCLStream("train", list(online))])).proved
+
+
+def in_parts(*labels):
+    """A benchmark of Avalanche whose train stream has a third of a task for each label, in the order of the labels."""
+    counts, parts = dict.fromkeys(labels, 0), []
+    for label in labels:
+        parts.append(STREAM.train_stream[label].dataset.subset(range(counts[label], 270, 3)))
+        counts[label] += 1
+    tests = [experience.dataset for experience in STREAM.test_stream]
+    return with_task_labels(benchmark_from_datasets(train=parts, test=tests))
+
+
+def test_requests_of_a_stream_concern_all_parts_by_then():
+    requests = [
+        UnlearningRequest(task=0, samples=[2, 95], at=2),
+        UnlearningRequest([1], 3, "before"),  # whose second part then begins it anew
+        UnlearningRequest([2], 5, "iteration", 1),
+        UnlearningRequest(task=0, classes=[1], at=6),
+    ]
+    benchmark = with_unlearning(in_parts(0, 1, 0, 1, 2, 1, 0), requests)
+    strategy = learn(ranpac(size=20), [benchmark.train_stream])
+    assert strategy.model.tasks == (0, 1)
+    labels = [STREAM.train_stream[0].targets[at] for first in range(3) for at in range(first, 270, 3)]
+    left = [at for at, label in enumerate(labels) if label == 0 and at not in (2, 95)]
+    assert [len(strategy.model.heads[task].hashes) for task in (0, 1)] == [len(left), 180]
+    assert strategy.prove(partial(ranpac, size=20), benchmark).proof.tasks == (0, 1)
+    with pytest.raises(RequestError, match=r"task 0 has 90 samples, at positions 0 to 89, and none at \[90\]"):
+        with_unlearning(in_parts(0, 1, 0), {1: UnlearningRequest(task=0, samples=[90])})
+
+
+def test_parts_at_other_settings_or_of_other_classes_are_told():
+    stream = in_parts(0, 0, 1, 0).train_stream
+    strategy = learn(ranpac(size=20), stream, 1)
+    strategy.train_mb_size = 30
+    learn(strategy, stream, [1])
+    strategy.train_mb_size = 20
+    learn(strategy, stream, [2, 3])
+    record = strategy.unlearn([1])
+    assert (record.claim, len(record.plan.reasons)) == ("approximate", 1)
+    assert "task 0 trained at other settings than the first task" in record.plan.reasons[0]
+    before = state(strategy.model)
+    other = deepcopy(STREAM.train_stream[1])
+    other.task_label, other.task_labels = 0, [0]
+    with pytest.raises(TaskError, match=r"task 0: its labels .* \[0, 1\] in earlier parts, and \[2, 3\] here"):
+        strategy.train(other)
+    assert same_state(state(strategy.model), before)
+
+
+def test_the_experiences_of_a_class_incremental_stream_are_parts_of_one_task():
+    x, y = (torch.cat(parts) for parts in zip(*(task_data(e) for e in STREAM.train_stream), strict=True))
+    y += torch.arange(5).repeat_interleave(torch.tensor([len(e.targets) for e in STREAM.train_stream])) * 2
+    data = with_targets(x, y)
+    stream = nc_benchmark(data, data, 5, task_labels=False, seed=0).train_stream
+    strategy = learn(ranpac(), stream)
+    assert float((strategy.model(x).argmax(1) == y).double().mean()) > 0.5
+    strategy.unlearn(task=0, classes=[7], data=stream)
+    assert not (strategy.model(x).argmax(1) == 7).any()
+
+
 def test_a_class_without_samples_leaves_the_head():
     strategy = learn(ranpac(), STREAM, 2)
     x = task_data(STREAM.test_stream[0])[0]
@@ -260,11 +342,10 @@ def test_inputs_of_several_names_are_checked_and_read():
     x = {name: torch.randn(16, 8) for name in ("left", "right")}
     added = parts(lambda s, left, right: s.norm(s.layer(left + right)), layer=L(8, 6), norm=lambda: nn.LayerNorm(6))
     model = AnalyticModel(added(), 6)
-    model.check_network(NamedTensors(x))
+    assert model.fault_of_network(NamedTensors(x)) is None
     assert model.features(x).shape == (16, 7)
     model.backbone.norm = nn.BatchNorm1d(6, track_running_stats=False)
-    with pytest.raises(TaskError, match="depend on its place"):
-        model.check_network(NamedTensors(x))
+    assert "depend on its place" in model.fault_of_network(NamedTensors(x))
 
 
 def test_the_network_is_frozen_and_stays_in_evaluation_mode():
