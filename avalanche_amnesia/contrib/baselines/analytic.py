@@ -272,9 +272,6 @@ class AnalyticModel(MultiHeadModel):
         self.heads.finish(task)
         return True
 
-    def close_classes(self, task: int, classes: Sequence[int]) -> None:
-        """Do nothing: a class without samples has no sums."""
-
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task``, and all heads computed with them."""
         _SOLVED.pop(self, None)

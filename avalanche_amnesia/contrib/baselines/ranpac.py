@@ -16,7 +16,6 @@ from avalanche_amnesia.training.host.arguments import check_model
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
-from avalanche_amnesia.unit_graph.backbones import as_batch
 
 _USELESS = "EWC|MAS|GEM|AGEM|LwF|LFL|SynapticIntelligence|Replay|GDumb|MIR|RWalk|AveragedWeights|RandomFeatures"
 
@@ -26,10 +25,10 @@ class _AllClasses(TaskInference):
 
     @torch.no_grad()
     def __call__(self, x: Tensor | Mapping[str, Tensor], task: int | None = None) -> Prediction:
-        """Return each sample's class; its task is the one with samples of the class that was learned last."""
+        """Return each sample's class; its task is the one with samples of the class that began last."""
         if task is not None:
             return super().__call__(x, task)
-        logits = self.model(as_batch(x))
+        logits = self.model(x)
         tasks, classes, known = torch.zeros((3, logits.shape[1]), dtype=torch.int64, device=logits.device)
         for label in self.model.tasks:
             sums: Any = self.model.heads[label]
@@ -44,6 +43,7 @@ class RanPAC(TaskStrategy):
     """Strategy with a frozen network: unlearns tasks, classes and samples exactly, by subtraction.
 
     Training adds each sample of a task to the task's sums, in one pass in the order of the data, without an optimizer.
+    Later experiences of the task add to it: requests are for all of them, and positions count over them in their order.
     To unlearn samples or classes, it reads their features, computed again from ``data`` or kept by the model, compares
     them with stored hashes, and subtracts them. ``strategy.predict(x)`` chooses among the classes of all tasks.
 
