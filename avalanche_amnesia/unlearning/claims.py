@@ -84,15 +84,11 @@ class Claims:
     changed: frozenset[str] = frozenset()
     company: frozenset[str] = frozenset()
 
-    def __post_init__(self) -> None:
-        self._before: dict[int, Circumstances] | None = None  # those of remaining tasks before the current training
-
     def state(self) -> dict[str, Any]:
         """Return the state to save: the whole log."""
         trainings = {task: Apart(dict(vars(training))) for task, training in self._trainings.items()}
         first = None if self._first is None else dict(vars(self._first))
-        log = {name: value for name, value in vars(self).items() if name != "_before"}
-        return {**log, "_trainings": trainings, "_first": first}
+        return {**vars(self), "_trainings": trainings, "_first": first}
 
     def load_state(self, state: Any) -> None:
         """Restore the log from a state that :meth:`state` returned."""
@@ -107,14 +103,14 @@ class Claims:
         """Store the names of tensors changed since the last training. Called before any plugin prepares a training."""
         self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
 
-    def begin(self, strategy: Strategy, ledger: TaskLedger) -> None:
-        """Record at the start of a training which remaining tasks can influence the training."""
+    def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
+        """Record which remaining tasks can influence a training that starts; return the log of their trainings."""
         self.influences = _seen_by_training(strategy, ledger)
-        self._before = {task: self._trainings[task] for task in ledger.remaining if task in self._trainings}
         TRAINED_HERE.add(data_known(strategy.experience))
         self.company |= TRAINED_HERE
+        return {task: held for task, held in self._trainings.items() if task in ledger.remaining}
 
-    def first_step(self, strategy: Strategy, task: int, options: dict[str, Any]) -> None:
+    def first_step(self, strategy: Strategy, task: int, options: dict[str, Any], earlier: Circumstances | None) -> None:
         """Record settings, plugins, attributes and open parts (user code) of a task's training at its first step."""
         faults = tuple(self.faults(strategy))
         settings, plugins = _training_settings(strategy), _plugin_classes(strategy)
@@ -122,8 +118,7 @@ class Claims:
         kept = {name: value if type(value) in _PLAIN else (type(value).__name__,) for name, value in options.items()}
         attributes, rests_on = assumptions.attributes_of(strategy), assumptions.open_parts(strategy, options)
         new = Circumstances(settings, plugins, attributes, faults, kept, place, rests_on)
-        earlier = (self._before or {}).get(task)
-        if earlier is not None and getattr(strategy.model, "additive", False):  # a fault of a part is one of the task
+        if earlier is not None:  # the training adds to the task, and a fault of a part is one of the task
             faults = (*earlier.faults, *faults, *self._unlike({task: new}, strategy))
             new = replace(earlier, faults=faults, rests_on=tuple(dict.fromkeys((*earlier.rests_on, *rests_on))))
         self._trainings = {**self._trainings, task: new}
@@ -135,11 +130,10 @@ class Claims:
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
 
-    def abandon(self, model: nn.Module, *, first: bool) -> None:
-        """Remove the log entries of an aborted training; ``first``: True if no task was trained before."""
+    def abandon(self, before: dict[int, Circumstances] | None, model: nn.Module, *, first: bool) -> None:
+        """Restore the log ``before`` an aborted training, if it had begun; ``first``: it would have been the first."""
         self.influences = frozenset()
-        if self._before is not None:
-            self._trainings, self._before = self._before, None
+        self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
         if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
             self._hashes = state_hashes(model.state_dict(keep_vars=True))
@@ -154,7 +148,7 @@ class Claims:
             self._trainings[task] = replace(training, faults=(*training.faults, *faults), rests_on=rests_on)
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that differ from those of the reference
-        self.influences, self._before = frozenset(), None
+        self.influences = frozenset()
         self._hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:

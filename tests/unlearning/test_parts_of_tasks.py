@@ -284,7 +284,7 @@ def test_samples_and_classes_that_a_task_does_not_have_are_refused(tmp_path):
         ({"classes": [7]}, r"no samples of classes \[7\]"),
         ({"samples": [1], "data": STREAM.train_stream[2]}, "its data is needed"),
         ({"samples": [1], "data": split(100).train_stream[1]}, "its labels differ"),
-        ({"samples": [1], "data": 5}, "instead of 5"),
+        ({"samples": [1], "data": 5}, "not 5"),
     ):
         with pytest.raises(RequestError, match=message):
             strategy.unlearn(task=1, **ask)

@@ -140,8 +140,7 @@ class StreamInUse:
         if not of_task:
             raise RequestError(
                 f"{event}: for this request to task {task} its data is needed (in a shell, --benchmark): give its "
-                f"experience, data=benchmark.train_stream[…], or a list of its parts"
-                + ("" if given is None else f", instead of {given!r}")
+                f"experience, data=benchmark.train_stream[…], or parts" + ("" if given is None else f", not {given!r}")
             )
         same = join_by(fingerprint, of_task)
         if same is None:

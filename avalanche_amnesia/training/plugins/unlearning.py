@@ -98,6 +98,7 @@ class UnlearningPlugin(Plugin):
         self.counters: dict[int, int] = {}
         self.data: dict[int, str] = {}
         self.current_task: int | None = None
+        self._before: Any = None  # log of claims before the current task
         self._forgotten_in_task: set[int] = set()
         self._upcoming: list[Any] = []
         self._requests = StreamRequests()
@@ -229,8 +230,8 @@ class UnlearningPlugin(Plugin):
         """Restore the snapshot of an aborted task, if there is one, and drop the task's state."""
         go_back(strategy)
         self.current = None
-        self.claims.abandon(strategy.model, first=self.ledger.n_trained == 0)
-        self.current_task = None
+        self.claims.abandon(self._before, strategy.model, first=self.ledger.n_trained == 0)
+        self.current_task, self._before = None, None
 
     @property
     def trained(self) -> tuple[int, ...]:
@@ -273,7 +274,7 @@ class UnlearningPlugin(Plugin):
         if getattr(experience, "requests", ()) and self.obey and not self.allow_unknown:
             purgers.refuse_unknown_state(self._cleaned(strategy)[1])
         self._requests.rehearse(experience, self.ledger)
-        self.current_task, self._forgotten_in_task = None, set()
+        self.current_task, self._before, self._forgotten_in_task = None, None, set()
         for request in self._requests.still_due(experience, "before", self.ledger.unlearned):
             self._obey(strategy, request, task)
 
@@ -292,7 +293,7 @@ class UnlearningPlugin(Plugin):
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: check requests' iterations, record the tasks it sees, prepare compensations."""
         self.current_task = single_task(strategy.experience)
-        self.claims.begin(strategy, self.ledger)
+        self._before = self.claims.begin(strategy, self.ledger)
         for plugin in (*strategy.plugins, strategy):
             purgers.prepare_training(plugin, self.current_task)
         self._upcoming = self._requests.still_due(strategy.experience, "iteration", self.ledger.unlearned)
@@ -305,7 +306,8 @@ class UnlearningPlugin(Plugin):
     def before_training_iteration(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before an iteration: obey its requests, and remove samples of the unlearned tasks from the mini-batch."""
         if strategy.clock.train_exp_iterations == 0:
-            self.claims.first_step(strategy, single_task(strategy.experience), kwargs)
+            task, adds = single_task(strategy.experience), getattr(strategy.model, "additive", False)
+            self.claims.first_step(strategy, task, kwargs, self._before.get(task) if adds else None)
         while self._upcoming and self._upcoming[0].iteration <= strategy.clock.train_exp_iterations:
             request = self._upcoming.pop(0)
             with Transaction() as kept:  # an evaluation inside would overwrite these attributes
@@ -340,7 +342,7 @@ class UnlearningPlugin(Plugin):
             if compensates(plugin):
                 plugin.prepare(strategy, task, self.ledger.unlearnable)
         self.claims.end(task, strategy, self._forgotten_in_task)
-        self.current_task = None
+        self.current_task, self._before = None, None
         finish(self, strategy)
         if not again:
             self._obey_overdue(strategy)
