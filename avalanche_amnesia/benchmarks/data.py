@@ -303,12 +303,9 @@ def why_trained(experience: Any) -> str:
     refuse_part(experience)
     task = single_task(experience)
     n = sum(list(other.task_labels) == [task] for other in stream_of(experience) or [experience])
-    if n > 1:
-        text = f"training of task {task}: it is already trained and still remains"
-        return f"{text}; {_of_several(n)}. Or unlearn it first"
     return (
-        f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own, "
-        f"task_benchmark(…, first_task={task + 1})"
+        f"task {task} is already trained and remains: unlearn it first, or give the new data a task label of its own"
+        + (f". {_of_several(n)}" if n > 1 else f", task_benchmark(…, first_task={task + 1})")
     )
 
 
@@ -316,7 +313,7 @@ def _of_several(n: int) -> str:
     return (
         f"{n} experiences of this stream have that task label, as in a class- or domain-incremental stream. "
         f"{HOW_TO_LABEL}. Train parts of one task as one: put AvalancheDataset([e.dataset for e in parts]) into "
-        "benchmark_from_datasets(train=[…]); RanPAC also adds one by one"
+        "benchmark_from_datasets(train=[…]); RanPAC also adds them one by one"
     )
 
 

@@ -99,14 +99,14 @@ class TrajectoryPlugin(Plugin):
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before the model adds modules of the task: note whether it has some, after all requests before the task."""
         task = single_task(strategy.experience)
-        self._new = None if own_parameters(strategy.model, task) else task
         self._earlier = strategy.model.heads.get(task) if getattr(strategy.model, "additive", False) else None
+        self._new = None if own_parameters(strategy.model, task) else task  # last: an interruption may come in between
 
     @torch.no_grad()
     def undo_training(self, strategy: Strategy) -> None:
         """Undo an interrupted task, and delete its modules from the model, or those of its last part."""
         go_back(strategy)
-        if self._earlier is not None:
+        if self._new is not None and self._earlier is not None:
             strategy.model.store_task(self._new, self._earlier)
             strategy.model.heads.finish(self._new)
         elif self._new is not None:  # first, because a training may change the shapes of its task's own tensors
