@@ -89,6 +89,7 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
             if draw.random() < 0.5:
                 strategy.abort_training()
                 assert same_state(state(strategy.model), before)
+                assert not strategy.model.heads.unfinished
         strategy.train(part)
         parts.setdefault(part.task_label, []).append(part)
         left_out.setdefault(part.task_label, set())
@@ -195,6 +196,11 @@ def in_parts(*labels):
         counts[label] += 1
     tests = [experience.dataset for experience in STREAM.test_stream]
     return with_task_labels(benchmark_from_datasets(train=parts, test=tests))
+
+
+def test_a_forward_after_the_last_step_adds_nothing_to_the_next_part():
+    stream, strategy = in_parts(0, 0).train_stream, ranpac(plugins=[Hears(after_training_epoch=lambda s: s.forward())])
+    assert same_state(state(learn(strategy, stream).model), state(learn(ranpac(), stream).model))
 
 
 def test_requests_of_a_stream_concern_all_parts_by_then():
