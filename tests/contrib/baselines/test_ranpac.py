@@ -34,6 +34,7 @@ from avalanche_amnesia.benchmarks.data import targets_of, task_data
 from avalanche_amnesia.benchmarks.requests import experience_without, join
 from avalanche_amnesia.benchmarks.stream_labels import labelled
 from avalanche_amnesia.contrib.baselines import analytic
+from avalanche_amnesia.evaluation import References, accuracy_difference_metrics
 from avalanche_amnesia.saving import StateError
 from avalanche_amnesia.training import RandomFeatures
 from avalanche_amnesia.training.host.saving import load_state
@@ -219,6 +220,16 @@ def test_requests_of_a_stream_concern_all_parts_by_then():
     assert strategy.prove(partial(ranpac, size=20), benchmark).proof.tasks == (0, 1)
     with pytest.raises(RequestError, match=r"task 0 has 90 samples, at positions 0 to 89, and none at \[90\]"):
         with_unlearning(in_parts(0, 1, 0), {1: UnlearningRequest(task=0, samples=[90])})
+
+
+def test_references_of_metrics_have_the_parts_trained_by_then():
+    benchmark = with_unlearning(in_parts(0, 1, 0, 2), {3: [0]})
+    metrics = accuracy_difference_metrics(References(ranpac, benchmark), controls=("reference",))
+    strategy = ranpac(evaluator=quiet(metrics))
+    for experience in benchmark.train_stream:
+        strategy.train(experience)
+        found = strategy.eval(benchmark.test_stream)
+        assert {value for name, value in found.items() if "Difference" in name} == {0.0}
 
 
 def test_parts_at_other_settings_or_of_other_classes_are_told():
