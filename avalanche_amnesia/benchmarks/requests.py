@@ -139,9 +139,18 @@ def with_unlearning(
     ledger = TaskLedger(deadline := _deadline(benchmark, deadline))
     ordered = sorted((*carried, *given), key=lambda one: (_FIRING_ORDER.index(one.when), one.iteration or 0))
     schedule = [tuple(request for request in ordered if request.at == position) for position in range(len(tasks))]
-    for task, due in zip(tasks, schedule, strict=True):
-        rehearse(ledger, task, due, tasks, permanent=task in declared)
-    _check_parts(benchmark, schedule)
+    try:
+        for task, due in zip(tasks, schedule, strict=True):
+            rehearse(ledger, task, due, tasks, permanent=task in declared)
+        _check_parts(benchmark, schedule)
+    except RequestError as error:
+        there = ", ".join(f"{list(request.tasks)} at position {request.at}" for request in carried)
+        if not there:
+            raise
+        raise RequestError(
+            f"{error}. The benchmark carries requests already, {there}, and these come in addition: to begin again, "
+            "give with_unlearning the benchmark without requests"
+        ) from error
     return _scheduled(benchmark, schedule, declared, deadline)
 
 

@@ -32,7 +32,7 @@ class MLP(nn.Module):
 
     Raises:
         ValueError: for a width below 1, a probability outside ``[0, 1)`` or an unknown norm.
-        TypeError: if ``activation`` does not return a module.
+        TypeError: if ``activation`` does not return a module, or is itself a module.
     """
 
     def __init__(
@@ -57,6 +57,11 @@ class MLP(nn.Module):
         checks.within("dropout", of_input, "[0, 1)")
         checks.within("dropout", of_layers, "[0, 1)")
         checks.one_of("norm", norm, HiddenNorm)
+        if isinstance(activation, nn.Module) or not callable(activation):
+            raise TypeError(
+                f"activation must be a class of modules, or a function that makes one, got {activation!r}: nn.Tanh, "
+                "lambda: nn.LeakyReLU(0.2)"
+            )
         self.in_features, self.features = widths[0], widths[-1]
         self.input_dropout = nn.Dropout(of_input)
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))

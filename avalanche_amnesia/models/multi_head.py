@@ -297,11 +297,15 @@ class MultiHeadModel(MultiTaskModule):
         """Load a state like ``nn.Module.load_state_dict``, after adding and removing tasks to match it.
 
         Raises:
-            TypeError: if ``state_dict`` is not a mapping.
+            TypeError: if ``state_dict`` is not a mapping of tensors.
             ValueError: for the state of another model; this model is then unchanged.
         """
-        if not isinstance(state_dict, Mapping):
-            raise TypeError(f"state_dict must be what model.state_dict() returns, got {state_dict!r:.80}")
+        held = state_dict.items() if isinstance(state_dict, Mapping) else [("", None)]
+        if not all(isinstance(value, Tensor) or name.endswith("_extra_state") for name, value in held):
+            raise TypeError(
+                f"load_state_dict takes a mapping of tensors, as model.state_dict() returns it, got {state_dict!r:.80}; "
+                "a file is read by torch.load(path), and the state of a whole strategy by load_state(strategy, path)"
+            )
         tasks, unlike, before = self.task_state(), [], []
         with whole(self):
             values = [*self.parameters(), *self.buffers()]

@@ -13,7 +13,7 @@ from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.plugins.trajectory import TrajectoryPlugin
 from avalanche_amnesia.training.plugins.unlearning import UnlearningPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
-from avalanche_amnesia.training.update_rules import AdjustmentRule
+from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 from avalanche_amnesia.unlearning.compensation import Compensation, compensates, repairs
 
 CompensationChoice = Literal["counterfactual", "none"]
@@ -60,7 +60,7 @@ class AmnesiacHAT(TaskStrategy):
         model: MaskedModel,
         optimizer: Optimizer,
         masks: HardAttention | None = None,
-        adjustment: str | AdjustmentRule = "hat",
+        adjustment: str | AdaHATRule | AdjustmentRule = "hat",
         compensation: CompensationChoice | Compensation = "counterfactual",
         repair: Plugin | None = None,
         trajectory: TrajectoryPlugin | None = None,

@@ -8,7 +8,7 @@ from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.training.hard_attention import HardAttention
 from avalanche_amnesia.training.plugins.hat import HATPlugin
 from avalanche_amnesia.training.task_strategy import StrategyOptions, TaskStrategy
-from avalanche_amnesia.training.update_rules import AdjustmentRule
+from avalanche_amnesia.training.update_rules import AdaHATRule, AdjustmentRule
 
 
 class HAT(TaskStrategy):
@@ -74,7 +74,7 @@ class AdaHAT(HAT):
         *,
         model: MaskedModel,
         optimizer: Optimizer,
-        adjustment: str | AdjustmentRule = "adahat",
+        adjustment: str | AdaHATRule | AdjustmentRule = "adahat",
         **options: Unpack[HATOptions],
     ) -> None:
         super().__init__(model=model, optimizer=optimizer, adjustment=adjustment, **options)

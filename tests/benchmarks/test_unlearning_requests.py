@@ -135,8 +135,11 @@ REFUSED = [
     (scheduled({}, deadline=True), "deadline=True is not allowed"),
     (scheduled([R(task=0, at=1, classes=[7])], SplitDigits()), r"task 0 has no samples of classes \[7\]"),
     (scheduled([R(task=0, at=1, samples=[10**6])], SplitDigits()), r"and none at \[1000000\]"),
-    (scheduled_again({3: [1]}), "task 1 .* already unlearned"),
-    (scheduled_again({}, permanent=[1]), "task 1 .* declared permanent"),
+    (
+        scheduled_again({3: [1]}),
+        r"already unlearned.*carries requests already, \[1\] at position 2, and these",
+    ),
+    (scheduled_again({}, permanent=[1]), "task 1 .* declared permanent.*the benchmark without requests"),
     (scheduled_again({}, deadline=2), "deadline=2: the benchmark carries deadline=4 already"),
     (lambda: R([0], -1), "at must be an int of at least 0, got -1"),
     (lambda: R([0], 1, "during"), "when must be one of 'after', 'before', 'iteration', got 'during'"),

@@ -117,6 +117,7 @@ def _records(run: Run) -> Iterator[Row]:
             "removed": text(", ".join(plan["removed"])),
             "cleaned": text(", ".join(record["purged"])),
             "not cleaned": text(", ".join(plan["unpurged"])),
+            "signature": text(record["signature"]),
         }
 
 

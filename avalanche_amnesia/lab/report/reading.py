@@ -93,7 +93,7 @@ class Run:
         seed: seed, or None if the log has none.
         versions: package → version.
         moments: evaluations between tasks, in order.
-        records: records of its unlearnings.
+        records: records of its unlearnings, with ``signature``: ``signed, not checked`` or ``not signed``.
         costs: costs of its unlearnings.
         id: random identifier from the logger.
         ended: True if the log ends without an error; False if the run was stopped or is still running.
@@ -236,8 +236,10 @@ def read_run(folder: str | Path) -> Run:
                 case "settings":
                     strategy = line["settings"]
                 case "record":
-                    record = UnlearningRecord.from_json((folder / line["path"]).read_text())
-                    records.append({**asdict(record), "claim": claim_in_words(record)})
+                    text = (folder / line["path"]).read_text()
+                    record, signed = UnlearningRecord.from_json(text), "signature" in json.loads(text)
+                    signature = "signed, not checked" if signed else "not signed"
+                    records.append({**asdict(record), "claim": claim_in_words(record), "signature": signature})
                 case "row":
                     reader.take(line["values"])
                 case "end":

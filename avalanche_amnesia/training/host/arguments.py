@@ -4,7 +4,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from avalanche.benchmarks import CLExperience
@@ -17,6 +17,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.processes import rank
 
 PeriodicMode = Literal["experience", "epoch", "iteration"]
+_OURS = __name__.split(".")[0]
 
 
 # ``**options`` of an ``__init__`` stands for the arguments of the base class, except those that only a strategy
@@ -36,12 +37,18 @@ class OwnArguments:
             inherited = inspect.signature(super(cls, cls).__init__).parameters.values()
             names[-1:] = [taken for taken in inherited if taken.name not in {*takes, *cls.composed}]
         known = [taken.name for taken in names[1:]]
+        kinds = [(taken.name, kind) for taken in names for kind in (taken.annotation, *get_args(taken.annotation))]
+        settings = [(option, kind) for option, kind in kinds if getattr(kind, "__module__", "").startswith(_OURS)]
 
         @functools.wraps(init)
         def with_known_names(self: Any, *unnamed: Any, **given: Any) -> None:
             if unnamed:
                 raise TypeError(f"{cls.__name__} takes its options by name: {cls.__name__}(model=…, optimizer=…)")
-            for name in given:
+            for name in (name for name in given if name not in known):
+                for option, kind in settings:
+                    if name in inspect.signature(kind).parameters:
+                        place = f"{option}={kind.__name__}({name}=…)"
+                        raise TypeError(f"{cls.__name__} has no option {name!r}: write {place}")
                 checks.known_options([name], known, cls.__name__)
             init(self, **given)
 

@@ -10,8 +10,10 @@ from functools import reduce
 from itertools import product
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.fault_injection import places
 
+from avalanche_amnesia.audit.record import UnlearningPlan, UnlearningRecord
 from avalanche_amnesia.lab.logging import JSONLogger
 from avalanche_amnesia.lab.logging.json_lines import JSONWriter
 from avalanche_amnesia.lab.logging.run_lines import JSONRunError
@@ -88,6 +90,19 @@ def test_the_table_has_a_row_for_each_number_except_seconds(tmp_path):
         ("10", "", "Owners/layers.0/free", "0.5"),
         ("10", "10", "Top1_Acc_Exp", "0.75"),
     ]
+
+
+def test_a_report_says_which_records_are_signed(tmp_path):
+    nothing = dict.fromkeys(("removed", "affected", "compensated", "purges", "unpurged"), ())
+    plan = UnlearningPlan((0,), "after task 10", **nothing, entries={}, shared={}, claim="exact", trajectory_bytes=0)
+    record = UnlearningRecord(plan, (), (), (10,), 4, 80, 0.1)
+    (write(tmp_path) / "records").mkdir()
+    with (tmp_path / "run.jsonl").open("a") as log:
+        for number, text in enumerate((record.to_json(), record.sign(Ed25519PrivateKey.generate()))):
+            (tmp_path / f"records/{number}.json").write_text(text)
+            log.write(json.dumps({"kind": "record", "path": f"records/{number}.json"}) + "\n")
+    page = report_page([read_run(tmp_path)])
+    assert [page.count(words) for words in (">not signed<", ">signed, not checked<")] == [1, 1]
 
 
 def test_values_that_are_nan_or_null_are_missing(tmp_path):
