@@ -303,7 +303,7 @@ class MultiHeadModel(MultiTaskModule):
         held = state_dict.items() if isinstance(state_dict, Mapping) else [("", None)]
         if not all(isinstance(value, Tensor) or name.endswith("_extra_state") for name, value in held):
             raise TypeError(
-                f"load_state_dict takes a mapping of tensors, as model.state_dict() returns it, got {state_dict!r:.80}; "
+                f"load_state_dict takes a mapping of tensors, as model.state_dict() returns, got {state_dict!r:.80}: "
                 "a file is read by torch.load(path), and the state of a whole strategy by load_state(strategy, path)"
             )
         tasks, unlike, before = self.task_state(), [], []
