@@ -61,6 +61,10 @@ class Position:
         elif callback == "after_unlearning":
             self.event += 1
 
+    def on_axes(self) -> dict[str, Any]:
+        """Return axis → position."""
+        return {ITERATION: self.iteration, TASK: self.task, EVENT: self.event}
+
     def _follow(self, strategy: Strategy) -> None:
         """Update the position from the strategy, which may have been loaded or may have discarded a task."""
         plugin = unlearning_of(strategy)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from avalanche_amnesia.audit.record import package_versions
+from avalanche_amnesia.audit.words import tasks_in_words
 from avalanche_amnesia.saving.strategy_settings import OF_THE_HOST, own_settings, settings_of
 from avalanche_amnesia.strategy import Strategy
 
@@ -58,10 +59,9 @@ def _stream(strategy: Strategy) -> dict[str, Any]:
 
 def _in_words(request: Any, task: int) -> str:
     """Return a request as text; samples only by their number, because their positions are private."""
-    tasks = ", ".join(map(str, request.tasks))
     parts = [f"{len(request.samples)} samples"] if request.samples else []
     parts += [f"classes {', '.join(map(str, request.classes))}"] if request.classes else []
-    what = f"{' and '.join(parts)} of task {tasks}" if parts else f"task{'s' * (len(request.tasks) > 1)} {tasks}"
+    what = f"{' and '.join(parts)} of task {request.tasks[0]}" if parts else tasks_in_words(request.tasks)
     return f"{what} {request.event(task)}"
 
 

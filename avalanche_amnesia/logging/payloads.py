@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,19 +15,8 @@ from torchvision.transforms.functional import to_pil_image
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.evaluation.picture import Picture
 
-
-@runtime_checkable
-class Image(Protocol):
-    """Protocol of a PIL image with the two methods that loggers need, because this package does not import PIL."""
-
-    def getbands(self) -> tuple[str, ...]:
-        """Return the names of the image's channels."""
-
-    def save(self, fp: Any) -> None:
-        """Write the image to a file."""
-
-
-Payload = float | str | Image | Table
+Payload = Any
+"""A number, text, PIL image or table. (This package does not import PIL.)"""
 
 SUPPORTED = (
     "numbers (Python, numpy, tensors of one), strings, PIL images, matplotlib figures, Avalanche's TensorImage, "
@@ -46,7 +35,7 @@ def flattened(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}/table", value.table
 
 
-def payload_of(value: Any) -> Payload | None:
+def payload_of(value: Any) -> Payload:
     """Return a metric's value converted to a type that loggers write, or None if no such type fits."""
     if isinstance(value, AlternativeValues):
         converted = (payload_of(alternative) for alternative in value.alternatives)
@@ -65,10 +54,15 @@ def payload_of(value: Any) -> Payload | None:
         value = value.detach().cpu().double().numpy()  # numpy knows no bfloat16 and no float8
     if isinstance(value, np.ndarray) and value.shape in ((), (1,)) and value.dtype.kind in "biuf":
         return float(value.reshape(()))  # (1,) is the shape of Avalanche's losses
-    return value if isinstance(value, Image) else None
+    return value if is_image(value) else None
 
 
-def _image_of(pixels: Tensor) -> Image | None:
+def is_image(value: object) -> bool:
+    """Return True for a PIL image."""
+    return hasattr(value, "getbands") and hasattr(value, "save")
+
+
+def _image_of(pixels: Tensor) -> Any:
     """Return an image of bytes, or of shares in [0, 1], CxHxW with 1 or 3 channels or HxW; None for other tensors."""
     pixels = pixels.detach().cpu()
     if pixels.is_floating_point():

@@ -16,44 +16,12 @@ from avalanche_amnesia.evaluation.picture import Picture
 from avalanche_amnesia.logging.axes import AXES, Position, axis_of
 from avalanche_amnesia.logging.configuration import configuration_of
 from avalanche_amnesia.logging.event_table import EventTable
-from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION, TASK
+from avalanche_amnesia.logging.names import EVENT, EVENTS, ITERATION
 from avalanche_amnesia.logging.payloads import SUPPORTED, Payload, flattened, payload_of
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import EVENTS_OF_ITERATIONS, unlearning_of
 
 DEFAULT_PROJECT = "avalanche-amnesia"
-
-
-class RunWriter(ABC):
-    """Base of writers: the destination of a run's settings, values and records."""
-
-    @abstractmethod
-    def describe(self, settings: Mapping[str, Any], name: str | None) -> None:
-        """Add settings to the run's settings, and set the run's name unless it is None."""
-
-    @abstractmethod
-    def define(self, metric: str, axis: str) -> None:
-        """Set the x axis of a metric, before its first value."""
-
-    @abstractmethod
-    def log(self, row: Mapping[str, Payload]) -> None:
-        """Write a row: name → value, including the values of the axes."""
-
-    @abstractmethod
-    def note(self, texts: Mapping[str, str]) -> None:
-        """Write texts by name; a later text replaces an earlier one."""
-
-    @abstractmethod
-    def keep(self, record: UnlearningRecord, *, again: bool = False) -> None:
-        """Store the record of an unlearning; ``again``: True replaces the last record, of the same unlearning."""
-
-    @abstractmethod
-    def forget(self, tasks: tuple[int, ...]) -> None:
-        """Remove the values of unlearned tasks from the summary, see :func:`tells_of`."""
-
-    @abstractmethod
-    def finish(self, exit_code: int) -> None:
-        """End the run, and return when all of its data is stored."""
 
 
 def tells_of(name: str, tasks: tuple[int, ...]) -> bool:
@@ -71,9 +39,10 @@ class RunLogger(BaseLogger, ABC):
     tables, are not deleted: they contain the values of a task from before its unlearning.
     """
 
-    def __init__(self, writer: RunWriter, *, named: bool, pictures: bool = True) -> None:
+    # ``writer`` describes, defines, logs, notes, keeps, forgets and finishes: a JSONWriter or a WandBWriter.
+    def __init__(self, writer: Any, *, named: bool, pictures: bool = True) -> None:
         super().__init__()
-        self._writer: RunWriter | None = writer
+        self._writer = writer
         self._named = named
         self._pictures = pictures
         self._described = False
@@ -89,15 +58,10 @@ class RunLogger(BaseLogger, ABC):
     def _missing(self) -> str:
         """Return an error text: the reason why the logger has no run to write to, and the remedy."""
 
-    def _open(self) -> RunWriter:
+    def _open(self) -> Any:
         if self._writer is None or self._finished:
             raise RuntimeError(self._missing())
         return self._writer
-
-    def _continue_in(self, writer: RunWriter) -> None:
-        """Write to another run from now on; the axes continue, settings are written again, and the run's name stays."""
-        self._writer, self._finished, self._described, self._named = writer, False, False, True
-        self._defined.clear()
 
     def log_metrics(self, metric_values: list[MetricValue]) -> None:
         """Store metric values until the next callback of Avalanche, which writes these values."""
@@ -126,11 +90,7 @@ class RunLogger(BaseLogger, ABC):
     def log_events(self) -> None:
         """Write the table of events, if it has changed, as after each evaluation between tasks; not during a task."""
         if self._events.changed and not self._position.in_training:
-            at = self._position
-            self._log_rows(
-                [{EVENTS: self._events.table(), ITERATION: at.iteration, TASK: at.task, EVENT: at.event}],
-                {EVENTS: EVENT},
-            )
+            self._log_rows([{EVENTS: self._events.table(), **self._position.on_axes()}], {EVENTS: EVENT})
 
     def finish(self, exit_code: int = 0) -> None:
         """End the run, also one that the caller made; return when all of it is stored. A second call does nothing."""
@@ -244,21 +204,16 @@ class RunLogger(BaseLogger, ABC):
                     texts[name] = payload
                 else:
                     axis = axes[name] = axis_of(name, callback, metric.origin)
-                    self._place(rows, name, payload)
+                    at = self._position.on_axes()
+                    fits = (row for row in rows if row[ITERATION] == at[ITERATION] and name not in row)
+                    if (row := next(fits, None)) is None:
+                        rows.append(row := at)
+                    row[name] = payload
                     if isinstance(payload, float) and not self._position.in_training:
                         self._events.take(name, payload, axis)
         if texts:
             self._open().note(texts)
         self._log_rows(rows, axes)
-
-    def _place(self, rows: list[dict[str, Payload]], name: str, payload: Payload) -> None:
-        """Add a value to the first row of its iteration without a value of this name, or to a new row."""
-        at = self._position
-        for row in rows:
-            if row[ITERATION] == at.iteration and name not in row:
-                row[name] = payload
-                return
-        rows.append({name: payload, ITERATION: at.iteration, TASK: at.task, EVENT: at.event})
 
     def _log_rows(self, rows: list[dict[str, Payload]], axes: Mapping[str, str]) -> None:
         if not rows:
@@ -281,9 +236,3 @@ class RunLogger(BaseLogger, ABC):
 # events are overridden then does not call the loggers at each of the eight events of an iteration.
 for _event in EVENTS_OF_ITERATIONS:
     setattr(RunLogger, _event, getattr(SupervisedPlugin, _event))
-
-
-def refuse_one_string(tags: object) -> None:
-    """Raise TypeError if `tags` is one string, because W&B would make a tag of each letter."""
-    if isinstance(tags, str):
-        raise TypeError(f"tags={tags!r} is one string: pass a sequence of tags, e.g. tags=[{tags!r}]")

@@ -15,8 +15,8 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.logging.axes import AXES
-from avalanche_amnesia.logging.payloads import Image, Payload
-from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter, refuse_one_string, tells_of
+from avalanche_amnesia.logging.payloads import Payload, is_image
+from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, tells_of
 
 Mode = Literal["online", "offline", "disabled"]
 _OLD_NAMES = {"run": "online", "dryrun": "offline"}
@@ -26,7 +26,7 @@ _QUIET_SECONDS = 0.2
 _RECORD_TYPE = "unlearning-record"
 
 
-class WandBWriter(RunWriter):
+class WandBWriter:
     """Writer of settings, values and records to a W&B run."""
 
     def __init__(self, run: Any) -> None:
@@ -86,7 +86,7 @@ def _to_wandb(value: Payload) -> Any:
 
     if isinstance(value, Table):
         return wandb.Table(columns=list(value.columns), data=[list(row) for row in value.rows], allow_mixed_types=True)
-    return wandb.Image(value) if isinstance(value, Image) else value
+    return wandb.Image(value) if is_image(value) else value
 
 
 class WandBLogger(RunLogger):
@@ -129,7 +129,8 @@ class WandBLogger(RunLogger):
         mode: str | None = None,
         tags: Sequence[str] = (),
     ) -> None:
-        refuse_one_string(tags)
+        if isinstance(tags, str):
+            raise TypeError(f"tags={tags!r} is one string: pass a sequence of tags, e.g. tags=[{tags!r}]")
         named = run is not None or name is not None
         settings: dict[str, Any] = {"project": project, "name": name, "group": group, "job_type": job_type}
         settings |= {"config": config, "dir": dir, "mode": mode, "tags": list(tags)}
@@ -155,9 +156,7 @@ class WandBLogger(RunLogger):
     @property
     def run(self) -> Any:
         """Return the W&B run; raise RuntimeError if it is finished or if the logger was loaded without it."""
-        writer = self._open()
-        assert isinstance(writer, WandBWriter)
-        return writer.run
+        return self._open().run
 
     def attach(self, run: Any) -> None:
         """Log to `run` from now on and continue the axes; only for a logger loaded without its run.
@@ -174,7 +173,8 @@ class WandBLogger(RunLogger):
         _check_run(run)
         if self._writer is not None:
             raise RuntimeError(f"this logger writes to the run {self.run_id}: make another WandBLogger for {run.id}")
-        self._continue_in(WandBWriter(run))
+        self._writer, self._finished, self._described, self._named = WandBWriter(run), False, False, True
+        self._defined.clear()
         self.run_id = run.id
 
     def _missing(self) -> str:

@@ -12,7 +12,7 @@ from avalanche_amnesia.lab.logging.json_lines import replay
 from avalanche_amnesia.lab.logging.run_lines import lines_of
 from avalanche_amnesia.logging.axes import AXES
 from avalanche_amnesia.logging.payloads import Payload
-from avalanche_amnesia.logging.run_logger import RunWriter, tells_of
+from avalanche_amnesia.logging.run_logger import tells_of
 
 
 @dataclass
@@ -45,7 +45,7 @@ def read_json_run(folder: str | Path) -> LoggedRun:
     return run
 
 
-class _Reader(RunWriter):
+class _Reader:
     """Fills an :class:`LoggedRun`, with the summary that W&B would make."""
 
     def __init__(self, run: LoggedRun) -> None:

@@ -19,14 +19,14 @@ from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.figures import Table
 from avalanche_amnesia.lab.logging.run_lines import FORMAT, RUN_FILE, VERSION, JSONRunError, lines_of
 from avalanche_amnesia.logging.payloads import Payload
-from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger, RunWriter
+from avalanche_amnesia.logging.run_logger import DEFAULT_PROJECT, RunLogger
 from avalanche_amnesia.saving.files import replace_file, writing
 
 _FILES = {"media": "png", "records": "json"}
 """Folder for files of a run → extension of these files."""
 
 
-class JSONWriter(RunWriter):
+class JSONWriter:
     """Writer that appends a run's values to the log in the run's folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -139,7 +139,7 @@ class JSONLogger(RunLogger):
         return f"this logger was loaded without its run, which stays in {self._folder}: make a new JSONLogger"
 
 
-def replay(root: Path, writer: RunWriter) -> bool:
+def replay(root: Path, writer: Any) -> bool:
     """Copy the logged run in ``root`` to ``writer``; if the run was killed, return False and leave the writer open."""
     exit_code: int | None = None
     for line in lines_of(root):
