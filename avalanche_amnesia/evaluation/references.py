@@ -402,9 +402,7 @@ class References:
 def _check_maker(make_strategy: object) -> None:
     """Raise ReferencesError unless ``make_strategy`` can be called with ``evaluator=…``; it is not called."""
     wanted = "give a function, def make_strategy(**kwargs), that makes a new strategy with these keyword arguments"
-    if isinstance(make_strategy, BaseTemplate):
-        raise ReferencesError(f"the first argument is a {type(make_strategy).__name__}, not what makes one: {wanted}")
-    if not callable(make_strategy):
+    if isinstance(make_strategy, BaseTemplate) or not callable(make_strategy):
         raise ReferencesError(f"make_strategy={make_strategy!r} can't be called: {wanted}")
     try:
         signature = inspect.signature(make_strategy)

@@ -1,22 +1,14 @@
-"""Tables about a masked model: its layers, their inputs, the rules for its parameters, and the units in use."""
+"""Table about a masked model: its layers, their inputs, and the rules for its parameters."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from avalanche_amnesia.text_table import text_table
 from avalanche_amnesia.unit_graph.graph import UnitGraph
 from avalanche_amnesia.unit_graph.values import ALWAYS
-
-if TYPE_CHECKING:
-    from avalanche_amnesia.models.masked import MaskedModel
-
-ALL_LAYERS = "all"
-"""Name of the last row of the table of :func:`utilisation`, for all layers together."""
 
 
 class Description:
@@ -73,39 +65,3 @@ def _sources(graph: UnitGraph, layer: str) -> tuple[str, ...]:
             names.append(name)
         start += of_layer.units
     return (*(["input"] if ALWAYS in numbers else []), *names)
-
-
-def utilisation(model: MaskedModel, *, counts: bool = False) -> dict[str, dict[int | str, float]]:
-    """Return layer → column → fraction (with ``counts``: number) of the layer's units in each remaining task's mask.
-
-    >>> import torch
-    >>> from avalanche_amnesia.models import MLP, MaskedModel
-    >>> model = MaskedModel(MLP(4, hidden=(2,), features=4))
-    >>> for task, embedding in enumerate(([1, -1, 1, 1, -1, -1], [1, -1, 1, -1, -1, 1])):
-    ...     _ = model.start_task(task, torch.tensor(embedding).float())
-    ...     model.finish_task()
-    >>> [row["any"] for row in utilisation(model).values()]
-    [0.5, 0.75, 0.6666666666666666]
-    >>> utilisation(model, counts=True)["all"]
-    {0: 3, 1: 3, 'any': 4, 'units': 6}
-
-    Reference: the share of active mask entries by layer and task, Duan, HAT-CL, 2023.
-    """
-    units = {name: layer.units for name, layer in model.graph.layers.items()}
-    if ALL_LAYERS in units:
-        raise ValueError(
-            f"a layer of the model is called {ALL_LAYERS!r}, which is the name of the table's last row: rename it"
-        )
-    in_use = model.by_layer(model.cumulative_mask())
-    columns: dict[int | str, Mapping[str, Tensor]] = {**dict(model.masks.items()), "any": in_use}
-    table: dict[str, dict[int | str, float]] = {
-        name: {**{column: int(mask[name].sum()) for column, mask in columns.items()}, "units": n}
-        for name, n in units.items()
-    }
-    table[ALL_LAYERS] = {column: sum(row[column] for row in table.values()) for column in (*columns, "units")}
-    if counts:
-        return table
-    return {
-        name: {column: n if column == "units" else n / row["units"] for column, n in row.items()}
-        for name, row in table.items()
-    }

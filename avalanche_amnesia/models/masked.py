@@ -145,15 +145,30 @@ class MaskedModel(TaskMaskedModel):
         """Return a table of the fraction of each layer's units that each remaining task's mask contains.
 
         Args:
-            counts: return numbers of open units; see :func:`~avalanche_amnesia.models.description.utilisation`.
+            counts: return numbers of open units instead.
 
         Returns:
             Layer → row: each task's share, "any" (share used by any task), and "units" (number of units); the last
             row, "all", is over all layers. `pandas.DataFrame.from_dict(rows, orient="index")` turns it into a table.
-        """
-        from avalanche_amnesia.models.description import utilisation
 
-        return utilisation(self, counts=counts)
+        Reference: the share of active mask entries by layer and task, Duan, HAT-CL, 2023.
+        """
+        units = {name: layer.units for name, layer in self.graph.layers.items()}
+        if "all" in units:
+            raise ValueError("a layer of the model is called 'all', the name of the table's last row: rename it")
+        in_use = self.by_layer(self.cumulative_mask())
+        columns: dict[int | str, Mapping[str, Tensor]] = {**dict(self.masks.items()), "any": in_use}
+        rows: dict[str, dict[int | str, float]] = {
+            name: {**{column: int(mask[name].sum()) for column, mask in columns.items()}, "units": n}
+            for name, n in units.items()
+        }
+        rows["all"] = {column: sum(row[column] for row in rows.values()) for column in (*columns, "units")}
+        if counts:
+            return rows
+        return {
+            name: {column: n if column == "units" else n / row["units"] for column, n in row.items()}
+            for name, row in rows.items()
+        }
 
     # Per-task modules -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from torch import nn
 
 from avalanche_amnesia import HAT, SplitDigits, task_benchmark
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
-from avalanche_amnesia.models.description import utilisation
 
 
 @pytest.fixture(scope="module", params=["mlp", "conv"])
@@ -148,7 +147,7 @@ def test_counts_and_shares_equal_those_of_the_masks():
         model.add_head(task, 2)
         model.start_task(task, torch.randn(model.n_units))
         model.finish_task()
-    counts, shares = utilisation(model, counts=True), utilisation(model)
+    counts, shares = model.utilisation(counts=True), model.utilisation()
     layers = list(model.graph.layers)
     for table in (counts, shares):
         assert list(table) == [*layers, "all"]
@@ -169,4 +168,4 @@ def test_counts_and_shares_equal_those_of_the_masks():
 def test_a_layer_called_all_is_refused():
     model = MaskedModel(Net(lambda net, x: torch.relu(net.all(x)), all=nn.Linear(3, 2)))
     with pytest.raises(ValueError, match="a layer of the model is called 'all'"):
-        utilisation(model)
+        model.utilisation()

@@ -1,7 +1,6 @@
 """Metrics and figures of the units (or weights) that tasks use: overlap of masks, and shares of each layer."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -140,32 +139,7 @@ def capacity_figure(names: Sequence[str], capacity: Sequence[float], requested: 
     return figure
 
 
-@dataclass(frozen=True)
-class LayerMasks:
-    """One layer's masks for a figure, reduced to at most 1,024 columns."""
-
-    layer: str
-    rows: np.ndarray
-    units: int
-    used: tuple[float, ...]
-    shared: float
-
-
-def layer_masks(masks: Mapping[int, Mapping[str, Tensor]]) -> list[LayerMasks]:
-    """Return the masks of at most 24 layers, evenly spread over the depth, as pixels to draw."""
-    layers = list(next(iter(masks.values()), {}))
-    if len(layers) > MAX_LAYERS:
-        layers = [layers[i] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS).round().astype(int)]
-    made = []
-    for layer in layers:
-        rows = torch.stack([of_task[layer].detach().to("cpu", torch.float32) for of_task in masks.values()])
-        narrow = rows if rows.shape[1] <= MAX_WIDTH else F.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
-        shared = float((rows > 0).sum(0).gt(1).float().mean())
-        pixels = (narrow * 255).round().to(torch.uint8).numpy()
-        made.append(LayerMasks(layer, pixels, rows.shape[1], tuple(rows.mean(1).tolist()), shared))
-    return made
-
-
+@figures.house_style
 def masks_figure(masks: Mapping[int, Mapping[str, Tensor]]) -> Figure:
     """Draw the units (or weights) that each remaining task uses: a panel per layer, a row per task.
 
@@ -173,26 +147,25 @@ def masks_figure(masks: Mapping[int, Mapping[str, Tensor]]) -> Figure:
         masks: task label -> layer -> mask of shape (units,), in [0, 1]. Layers wider than 1,024 units show the mean of
             neighbours; networks with more than 24 layers show 24 layers evenly spread over the depth.
     """
-    return layers_figure(list(masks), layer_masks(masks))
-
-
-@figures.house_style
-def layers_figure(tasks: Sequence[int], layers: Sequence[LayerMasks]) -> Figure:
-    """Draw the figure of :func:`masks_figure` from the result of :func:`layer_masks`."""
-    figure = figures.new_figure(60 + max(len(layers), 1) * (48 + 14 * max(len(tasks), 1)), width=580)
+    layers = list(next(iter(masks.values()), {}))
+    if len(layers) > MAX_LAYERS:
+        layers = [layers[i] for i in np.linspace(0, len(layers) - 1, MAX_LAYERS).round().astype(int)]
+    figure = figures.new_figure(60 + max(len(layers), 1) * (48 + 14 * max(len(masks), 1)), width=580)
     if not layers:
         figure.text(0.5, 0.5, "no task remains: no mask", ha="center", va="center")
         return figure
     axes = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
-    for ax, masks in zip(axes, layers, strict=True):
-        span = (-0.5, masks.units - 0.5, len(tasks) - 0.5, -0.5)
-        ax.imshow(
-            masks.rows, aspect="auto", interpolation="nearest", cmap=figures.SHARES, vmin=0, vmax=255, extent=span
-        )
-        title = f"{masks.layer}: {masks.units} entries, {masks.shared:.0%} shared by several tasks"
+    for ax, layer in zip(axes, layers, strict=True):
+        rows = torch.stack([of_task[layer].detach().to("cpu", torch.float32) for of_task in masks.values()])
+        n_tasks, units = rows.shape
+        pixels = rows if units <= MAX_WIDTH else F.adaptive_avg_pool1d(rows[None], MAX_WIDTH)[0]
+        look = {"cmap": figures.SHARES, "vmin": 0, "vmax": 1, "extent": (-0.5, units - 0.5, n_tasks - 0.5, -0.5)}
+        ax.imshow(pixels, aspect="auto", interpolation="nearest", **look)
+        shared = float((rows > 0).sum(0).gt(1).float().mean())
+        title = f"{layer}: {units} entries, {shared:.0%} shared by several tasks"
         ax.set_title(title, fontsize=figures.SMALL, loc="left")
-        names = [f"task {task}: {used:.0%}" for task, used in zip(tasks, masks.used, strict=True)]
-        ax.set_yticks(range(len(tasks)), names)
+        names = [f"task {task}: {used:.0%}" for task, used in zip(masks, rows.mean(1).tolist(), strict=True)]
+        ax.set_yticks(range(n_tasks), names)
         ax.tick_params(labelsize=figures.SMALL)
     axes[-1].set_xlabel("unit (or weight) of the layer; dark: used")
     return figure
@@ -225,7 +198,7 @@ class CapacityPictures(CallbackMetric):
             return []
         self._events.append((event, capacity, requested))
         pictures = {
-            "Figure/Masks": Picture(layers_figure, list(model.masks), layer_masks(model.masks)),
+            "Figure/Masks": Picture(masks_figure, dict(model.masks)),
             "Figure/Capacity": Picture(capacity_figure, *zip(*self._events, strict=True)),
         }
         return self.emit(strategy, pictures)

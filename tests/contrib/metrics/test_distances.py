@@ -12,7 +12,7 @@ from scipy.spatial.distance import cosine
 
 from avalanche_amnesia.contrib.metrics import paired_test
 from avalanche_amnesia.contrib.metrics.distances import cka_distance, cosine_distance, euclidean_distance
-from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, layer_masks, layers_figure
+from avalanche_amnesia.contrib.metrics.mask_use import MAX_LAYERS, masks_figure
 
 
 @st.composite
@@ -81,32 +81,23 @@ def test_equal_differences_have_no_interval_despite_rounding():
     assert paired_test([0.5], [0.4]).interval is None
 
 
-def test_rows_of_a_picture_are_the_masks_in_their_order():
-    masks = {4: {"a": torch.tensor([0.0, 0.5, 1.0])}, 1: {"a": torch.tensor([1.0, 0.0, 0.25])}}
-    (shown,) = layer_masks(masks)
-    assert shown.layer == "a"
-    assert np.array_equal(shown.rows, np.array([[0, 128, 255], [255, 0, 64]], dtype=np.uint8))
-    assert (shown.units, shown.used) == (3, (0.5, pytest.approx(1.25 / 3)))
-    assert shown.shared == pytest.approx(1 / 3)
+def test_a_figure_of_masks_has_a_panel_for_each_layer_up_to_a_limit():
+    masks = {4: {"a": torch.tensor([0.0, 0.5, 1.0]), "b": torch.ones(2)}, 1: {"a": torch.zeros(3), "b": torch.ones(2)}}
+    panels = masks_figure(masks).axes
+    assert [ax.get_title("left") for ax in panels] == [
+        "a: 3 entries, 0% shared by several tasks",
+        "b: 2 entries, 100% shared by several tasks",
+    ]
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["task 4: 50%", "task 1: 0%"]
+    assert panels[0].images[0].get_array().tolist() == [[0.0, 0.5, 1.0], [0.0, 0.0, 0.0]]
     wide = torch.zeros(4096, requires_grad=True)
     with torch.no_grad():
         wide[::2] = 1
-    (shown,) = layer_masks({0: {"a": wide}, 1: {"a": torch.ones(4096)}})
-    assert shown.rows.shape == (2, 1024)  # a wide layer shows means
-    assert (shown.rows[0] == 128).all()
-    assert (shown.rows[1] == 255).all()
-
-
-def test_a_figure_of_masks_has_a_panel_for_each_layer_up_to_a_limit():
-    names = [shown.layer for shown in layer_masks({0: {f"layer{i}": torch.ones(2) for i in range(100)}})]
-    assert len(names) == MAX_LAYERS
-    assert (names[0], names[-1]) == ("layer0", "layer99")
-    masks = {3: {"a": torch.ones(4), "b": torch.ones(2)}, 0: {"a": torch.zeros(4), "b": torch.ones(2)}}
-    figure = layers_figure(list(masks), layer_masks(masks))
-    panels = [ax for ax in figure.axes if ax.images]
-    assert len(panels) == 2
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["task 3: 100%", "task 0: 0%"]
-    assert layers_figure([], layer_masks({})).axes == []
+    (panel,) = masks_figure({0: {"a": wide}}).axes
+    assert panel.images[0].get_array().tolist() == [[0.5] * 1024]  # a wide layer shows means
+    titles = [ax.get_title("left") for ax in masks_figure({0: {f"l{i}": torch.ones(2) for i in range(100)}}).axes]
+    assert (len(titles), titles[0][:3], titles[-1][:4]) == (MAX_LAYERS, "l0:", "l99:")
+    assert masks_figure({}).axes == []
 
 
 REFUSED = [
