@@ -65,15 +65,6 @@ def object_of(name: str, given: T | None, kind: type[T], way_out: str) -> T:
     return result
 
 
-def optimizer_maker(name: str, value: object) -> None:
-    """Raise TypeError unless ``value`` is None or callable (a function from parameters to an optimizer)."""
-    if value is not None and not callable(value):
-        raise TypeError(
-            f"{name} must make an optimizer from a list of parameters, got {value!r}: "
-            "lambda p: torch.optim.Adam(p, lr=1e-3)"
-        )
-
-
 def integer(value: object) -> int | None:
     """Return an integer of Python, numpy or torch as an ``int``, or None for any other value, also bools and floats."""
     if getattr(value, "ndim", 0) != 0:

@@ -49,29 +49,23 @@ class UnlearningRequest:
             for name, number in (("at", self.at), ("iteration", self.iteration)):
                 if number is not None:
                     object.__setattr__(self, name, checks.whole_number(name, number, 0))
-        except (TypeError, ValueError) as error:
+            if not isinstance(self.tasks, Iterable):
+                raise ValueError(f"{self.tasks!r} are no tasks; give a list of ints, e.g. [0, 2]")
+            for name in ("samples", "classes"):
+                numbers = checks.integers(name, getattr(self, name), name)
+                if min(numbers, default=0) < 0:
+                    raise ValueError(f"{name}={list(numbers)}: {name} are counted from 0")
+                object.__setattr__(self, name, tuple(sorted(set(numbers))))
+        except ValueError as error:
             raise RequestError(f"request at position {self.at}: {error}") from None
         if (self.when == "iteration") != (self.iteration is not None):
             raise RequestError(
                 f"request at position {self.at}: when={self.when!r} and iteration={self.iteration!r} don't go "
                 "together: when='iteration' needs iteration, an int of at least 0"
             )
-        try:
-            given = self.tasks if task is None else (*self.tasks, task)
-            tasks = tuple(task if (label := checks.integer(task)) is None else label for task in given)
-        except TypeError:
-            raise RequestError(
-                f"request at position {self.at}: {self.tasks!r} are no tasks; give a list of ints, e.g. [0, 2]"
-            ) from None
+        given = self.tasks if task is None else (*self.tasks, task)
+        tasks = tuple(task if (label := checks.integer(task)) is None else label for task in given)
         object.__setattr__(self, "tasks", tasks)
-        for name in ("samples", "classes"):
-            try:
-                numbers = checks.integers(name, getattr(self, name), name)
-            except ValueError as error:
-                raise RequestError(str(error)) from None
-            if min(numbers, default=0) < 0:
-                raise RequestError(f"{name}={list(numbers)}: {name} are counted from 0")
-            object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if self.is_partial and (len(tasks) != 1 or self.when != "after"):
             raise RequestError(
                 f"request for samples or classes of tasks {list(tasks)}, when={self.when!r}: name one task, "

@@ -27,7 +27,7 @@ REQUEST: dict[str, Any] = {"color": COLOURS["bad"], "linewidth": 1, "linestyle":
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ecf3fa", "#084081"])
 WHITE_FROM = 0.685  # white and black text are equally easy to read on this share's colour
 SMALL = 9.5
-_MAX_CELLS_WITH_NUMBERS = 400
+MAX_CELLS_WITH_NUMBERS = 400
 
 house_style = matplotlib.rc_context(
     {
@@ -106,7 +106,7 @@ def matrix_figure(
     name_ticks(ax.xaxis, columns, first=0.5)
     name_ticks(ax.yaxis, rows, first=0.5, most=25)
     ax.set(title=title, xlabel=column_label, ylabel=row_label, ylim=(len(rows), 0))
-    if len(rows) * len(columns) > _MAX_CELLS_WITH_NUMBERS:
+    if len(rows) * len(columns) > MAX_CELLS_WITH_NUMBERS:
         figure.colorbar(drawn, ax=ax, format="{x:.0%}")
     if note:
         figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL)
@@ -115,7 +115,7 @@ def matrix_figure(
 
 def _draw_cells(ax: Axes, shares: Sequence[Sequence[float | None]]) -> Any:
     values = np.ma.masked_invalid(np.array(shares, dtype=float))
-    numbered = values.size <= _MAX_CELLS_WITH_NUMBERS
+    numbered = values.size <= MAX_CELLS_WITH_NUMBERS
     edges: dict[str, Any] = {"edgecolors": COLOURS["page"], "linewidth": 2} if numbered else {"rasterized": True}
     drawn = ax.pcolormesh(values, cmap=SHARES, vmin=0, vmax=1, **edges)
     for row, of_row in enumerate(shares if numbered else ()):

@@ -31,7 +31,7 @@ class Description:
         counts = {"masked": covered.total(), "per task": owned, "first task only": frozen}
         counts["without gradients"] = sum(sizes.values()) - sum(counts.values())
         self.shares = {rule: count / total for rule, count in counts.items()}
-        self.features, self.parameters, self.input_shape = len(graph.output), total, graph.input_shape
+        self.features, self.parameters, self.input_shape = len(graph.output), total, graph.inputs.shape
         self.tried = tried
 
     def __str__(self) -> str:

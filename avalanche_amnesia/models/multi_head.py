@@ -306,33 +306,27 @@ class MultiHeadModel(MultiTaskModule):
                 f"load_state_dict takes a mapping of tensors, as model.state_dict() returns, got {state_dict!r:.80}: "
                 "a file is read by torch.load(path), and the state of a whole strategy by load_state(strategy, path)"
             )
-        tasks, unlike, before = self.task_state(), [], []
-        with whole(self):
-            values = [*self.parameters(), *self.buffers()]
+        tasks = self.task_state()
         try:
             self._match_tasks(state_dict)
             with whole(self):
-                unlike = self._unlike(state_dict)
-                before = [value.detach().clone() for value in values] if unlike else []
+                unlike = self._unlike(state_dict, strict)
+                if unlike:
+                    raise ValueError(
+                        f"this state is that of another model than this {type(self).__name__}: {'; '.join(unlike)}. "
+                        "Build the model from the same network with the same arguments"
+                    )
                 return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        except Exception as error:
-            with torch.no_grad():
-                for value, held in zip(values, before, strict=False):  # torch has loaded the matching tensors by now
-                    value.copy_(held)
+        except Exception:
             self.restore_task_state(tasks)
-            if not isinstance(error, RuntimeError):
-                raise
-            raise ValueError(
-                f"this state is that of another model than this {type(self).__name__}: {'; '.join(unlike) or error}. "
-                "Build the model from the same network with the same arguments"
-            ) from error
+            raise
 
-    def _unlike(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Return the differences in names and shapes between ``state`` and the model, as texts for an error message."""
+    def _unlike(self, state: Mapping[str, Tensor], strict: bool) -> list[str]:
+        """Return as texts the differences in shapes, and if ``strict`` in names, between ``state`` and the model."""
         here, there = shapes(self.state_dict()), shapes(state)
         other = [f"{name} is {s}, here {here[name]}" for name, s in there.items() if here.get(name, s) != s]
         lists = {"it lacks": sorted(here.keys() - there.keys()), "it has besides": sorted(there.keys() - here.keys())}
-        return other + [f"{text} {names}" for text, names in lists.items() if names]
+        return other + [f"{text} {names}" for text, names in lists.items() if names and strict]
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         saved: dict[int, dict[str, Tensor]] = {}

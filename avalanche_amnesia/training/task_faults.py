@@ -38,13 +38,6 @@ def fault_in_memory(experience: Any) -> str | None:
     return None if where is None or not len(where) else _not_finite(where, len(experience.dataset))
 
 
-def fault_of_task(experience: Any) -> str | None:
-    """Return the text of :func:`fault_of_inputs` for all samples of a task, read under evaluation transforms."""
-    with preserved_rng():
-        x, _ = task_data(experience)
-    return fault_of_inputs(x)
-
-
 def _not_finite(where: Tensor, n: int) -> str:
     samples = f"{len(where)} of {n} samples hold" if len(where) > 1 else f"1 of {n} samples holds"
     return f"{samples} NaN or infinity, the first at index {int(where[0])}; take them out, or fill the gaps in"

@@ -6,7 +6,6 @@ Attributes of the graph keep their names in the backbone. No operation writes in
 from __future__ import annotations
 
 import io
-import linecache
 import operator
 import os
 import threading
@@ -458,25 +457,18 @@ _OTHER_NAMES = {"bernoulli_.float": ATEN.bernoulli.p, "bernoulli_.Tensor": None}
 
 
 def _failure(backbone: nn.Module, error: Exception) -> ModelError:
-    name, line = _where_it_failed(backbone, error)
-    kind = type(backbone).__name__
+    """Return an error that names the innermost module whose forward raised ``error``, and the user's line."""
+    names = {id(module): name for name, module in backbone.named_modules()}
+    owners = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    name = ([names[id(owner)] for owner in owners if id(owner) in names] or [""])[-1]
     inner = f"{type(backbone.get_submodule(name)).__name__} {name!r} of " if name else ""
     theirs = next((text.strip() for text in str(error).splitlines() if text.strip()), type(error).__name__)
-    mend = "Take control flow that depends on values out of its forward"
-    return ModelError(f"{inner}{kind} can't be exported by torch.export ({theirs}{line}). {mend}, or {declaring(name)}")
-
-
-def _where_it_failed(backbone: nn.Module, error: Exception) -> tuple[str, str]:
-    """Return the name of the innermost module whose forward raised ``error``, and the line of the user's code."""
-    names = {id(module): name for name, module in backbone.named_modules()}
-    name, line = "", ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        owner, file = frame.f_locals.get("self"), frame.f_code.co_filename
-        if isinstance(owner, nn.Module) and id(owner) in names:
-            name = names[id(owner)]
-        if not any(file.startswith(library) for library in _LIBRARIES):
-            line = f", at {linecache.getline(file, number).strip()!r}, line {number} of {os.path.basename(file)}"
-    return name, line
+    lines = [line for line in traceback.extract_tb(error.__traceback__) if not line.filename.startswith(_LIBRARIES)]
+    at = f", at {lines[-1].line!r}, line {lines[-1].lineno} of {os.path.basename(lines[-1].filename)}" if lines else ""
+    return ModelError(
+        f"{inner}{type(backbone).__name__} can't be exported by torch.export ({theirs}{at}). Take control flow that "
+        f"depends on values out of its forward, or {declaring(name)}"
+    )
 
 
 _LIBRARIES = (os.path.dirname(torch.__file__), os.path.dirname(__file__), "<")

@@ -87,11 +87,6 @@ class UnitGraph:
     frozen: frozenset[str] = frozenset()
     inputs: Inputs = field(default_factory=lambda: Inputs((), ()))
 
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Return the shape of one input, without the batch, that was used to trace the backbone."""
-        return self.inputs.shape
-
     def __deepcopy__(self, memo: object) -> UnitGraph:
         return self  # immutable; a copy of all sets would be the largest part of a model's copy
 

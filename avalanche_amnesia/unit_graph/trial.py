@@ -5,7 +5,6 @@ mask before and after all entries outside the mask are replaced, in training and
 """
 
 import copy
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -90,13 +89,10 @@ def _samples(graph: UnitGraph) -> int:
 
 def _features(module: MaskedBackbone, parameters: Tensors, own: OwnModules, x: Any, masks: Tensors) -> Tensor:
     """Return the features for ``parameters``, with equal random numbers at every call and without side effects."""
-    return _repeatable(module, own, lambda own: functional_call(module, parameters, (x, own, masks), tie_weights=False))
-
-
-def _repeatable(module: MaskedBackbone, own: OwnModules, run: Callable[[OwnModules], Any]) -> Any:
     with same_draws(module):
         torch.manual_seed(0)
-        return run(copy.deepcopy(own).train(module.training))
+        fresh = copy.deepcopy(own).train(module.training)
+        return functional_call(module, parameters, (x, fresh, masks), tie_weights=False)
 
 
 def _as_if_trained(value: Tensor, draw: torch.Generator) -> Tensor:

@@ -55,7 +55,9 @@ def apply(
         purged = [_purge_optimizer(context, claims, change)]
         if context.purgers:
             dict(removal.values)  # computed now, because purgers read them after the model has changed
-        _move(removal, context.parameters, change)
+        for name, moved in removal.moved.items():  # the values without the unlearned tasks
+            change.call(moved.put_back, context.parameters[name])
+            moved.take_out(context.parameters[name])
         if context.before is not None:  # remove the tasks from the values before the current task, too
             change.call(context.before.update, dict(context.before))
             context.before.update(removal.before)
@@ -173,13 +175,6 @@ def _zeroed(state: Mapping[str, Any], changed: Tensor | None) -> dict[str, Any]:
         name: value.masked_fill(changed, 0) if isinstance(value, Tensor) and value.shape == changed.shape else value
         for name, value in state.items()
     }
-
-
-def _move(removal: Removal, parameters: Mapping[str, Tensor], change: Transaction) -> None:
-    """Write the values without the unlearned tasks into the parameters."""
-    for name, moved in removal.moved.items():
-        change.call(moved.put_back, parameters[name])
-        moved.take_out(parameters[name])
 
 
 def _repair(context: UnlearningContext, purged: list[str], change: Transaction) -> RepairSummary | None:

@@ -4,7 +4,6 @@ import inspect
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
 from avalanche.benchmarks import CLScenario
@@ -108,8 +107,7 @@ def published(n_tasks: int) -> Scenario:
 def at_random(n_tasks: int, rate: float = 0.3, seed: int = 0) -> Scenario:
     """Return a scenario that requests each remaining task with probability ``rate`` after every task."""
     checks.whole_number("n_tasks", n_tasks, 2)
-    if not isinstance(rate, Real) or not 0 <= rate <= 1:
-        raise ValueError(f"rate must lie in 0 to 1, got {rate!r}")
+    checks.within("rate", rate, "[0, 1]")
     requests, remaining = {}, []
     for at in range(n_tasks):
         remaining.append(at)

@@ -8,13 +8,10 @@ from typing import Any, NamedTuple
 from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
-from avalanche_amnesia.evaluation.figures import SHARES, WHITE_FROM
+from avalanche_amnesia.evaluation.figures import MAX_CELLS_WITH_NUMBERS, SHARES, WHITE_FROM
 from avalanche_amnesia.evaluation.resolution import RESOLUTION
 from avalanche_amnesia.lab.report.reading import Spread
 from avalanche_amnesia.lab.report.wording import over_seeds
-
-_MOST_CELLS = 400
-"""Maximum number of cells with printed numbers; larger matrices show colours only."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +23,6 @@ class Axis:
     tick_words: Callable[[float], str]
     ends: tuple[float, float] | None = None
     is_logarithmic: bool = False
-
-    @property
-    def highest(self) -> float:
-        """Largest possible number on the axis; infinity if the axis has no fixed ends."""
-        return math.inf if self.ends is None else self.ends[1]
 
 
 Scale = tuple[Sequence[tuple[float, str]], Callable[[float], float]]
@@ -114,7 +106,7 @@ class Matrix:
     @property
     def has_numbers(self) -> bool:
         """True if the cells are large enough for printed numbers."""
-        return len(self.rows) * len(self.columns) <= _MOST_CELLS
+        return len(self.rows) * len(self.columns) <= MAX_CELLS_WITH_NUMBERS
 
     @staticmethod
     def colour(value: float) -> str:

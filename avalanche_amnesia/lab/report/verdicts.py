@@ -242,7 +242,7 @@ def _compared(reading: Reading, runs: Sequence[Run]) -> Outcome:
         return found("possible", f"in {listed(alone)}")
     if unread:
         return found("weak", f"not measured on {tasks(unread)}")
-    if fmean(theirs) + tolerance > reading.axis.highest:
+    if reading.axis.ends is not None and fmean(theirs) + tolerance > reading.axis.ends[1]:
         return found("weak", "the retrained model leaves no room above it")
     if len(pairs) < FEWEST or high > tolerance:
         return found("weak", "too few tasks and seeds")

@@ -81,13 +81,10 @@ class NonEmptyBatches:
         return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Any]:
-        return filter(_has_samples, self._loader)
-
-
-def _has_samples(batch: Any) -> bool:
-    """Return False if every tensor of a mini-batch is empty."""
-    sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
-    return not sizes or any(sizes)
+        for batch in self._loader:
+            sizes = [part.numel() for part in tree_leaves(batch) if isinstance(part, Tensor)]
+            if any(sizes) or not sizes:
+                yield batch
 
 
 class InMemoryLoaderPlugin(Plugin):

@@ -5,12 +5,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, why_trained
+from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, task_data, why_trained
 from avalanche_amnesia.models.multi_head import MultiHeadModel, inside_backbone
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.optimizers import follow_model, traits_of
 from avalanche_amnesia.saving.values import checked
-from avalanche_amnesia.seeding import derive_seed
+from avalanche_amnesia.seeding import derive_seed, preserved_rng
 from avalanche_amnesia.strategy import Plugin, Strategy
 from avalanche_amnesia.training import task_faults
 from avalanche_amnesia.training.hat_formulas import LayerSparsity
@@ -108,7 +108,8 @@ class TaskEndPlugin(Plugin):
         if lost is None:
             return
         abort_training(strategy)
-        fault = task_faults.fault_of_task(strategy.experience)  # checked only now: it takes a pass over all samples
+        with preserved_rng():  # checked only now: it takes a pass over all samples
+            fault = task_faults.fault_of_inputs(task_data(strategy.experience)[0])
         if fault is not None:
             raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
         raise DivergedError(

@@ -69,7 +69,7 @@ REFUSED = [
     (lambda: scenarios.listed(4, {1: {"task": 0}}), "needs samples"),
     (lambda: scenarios.listed(4, permanent=3), r"permanent must be a list of tasks .* got 3"),
     (lambda: scenarios.published(1), "n_tasks must be an int of at least 2"),
-    (lambda: scenarios.at_random(5, 1.5), "rate must lie in 0 to 1, got 1.5"),
+    (lambda: scenarios.at_random(5, 1.5), r"rate must lie in \[0, 1\], got 1.5"),
     (lambda: scenarios.oldest_first(5, every=1), "every must be an int of at least 2"),
     (lambda: scenarios.bursts(5, size=3, every=3), "every must be an int of at least 4"),
     (lambda: scenarios.deadline(3, tasks=3), "n_tasks must be an int of at least 4"),

@@ -103,7 +103,11 @@ def test_options_of_wrong_names_or_types_are_refused():
         (lambda: make_stream(omniglot, 0), TypeError, "no option 'n_train'"),
         (lambda: make_stream(StreamSettings("SplitMNIST"), 0, "/nowhere"), DataNotFoundError, "/nowhere"),
         (lambda: make_scenario(ScenarioSettings("bursts", {"sise": 2}), 5), TypeError, "did you mean 'size'"),
-        (lambda: make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5), ValueError, "rate must lie in 0 to 1"),
+        (
+            lambda: make_scenario(ScenarioSettings("at_random", {"rate": 2}), 5),
+            ValueError,
+            r"rate must lie in \[0, 1\]",
+        ),
     ):
         with pytest.raises(error, match=words):
             make()
