@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,8 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
         index, targets = self.index, self.targets
         if where is not None:
             index, targets = index[where], [targets[i] for i in where.tolist()]
-        parts = map(self._prepared, self._rows(index, _AT_A_TIME))
-        return torch.cat([*parts]), torch.tensor(targets, dtype=torch.int64)
+        parts = [self._prepared(self.base.index_select(0, part)) for part in index.split(_AT_A_TIME)]
+        return torch.cat(parts), torch.tensor(targets, dtype=torch.int64)
 
     def part(self, where: Sequence[int]) -> "TensorTask":
         """Return a view of the samples at positions ``where``."""
@@ -77,17 +77,9 @@ class TensorTask(Dataset[tuple[Tensor, int]]):
 
     def not_finite(self) -> Tensor:
         """Return the positions of samples with NaN or infinity before the transform, int64 (n,)."""
-        if not self.base.is_floating_point():
-            return torch.zeros(0, dtype=torch.int64)
-        # A copy of each part at a time: tasks may be large.
-        found = [part[:, None].flatten(1).isfinite().all(1) for part in self._rows(self.index, 1024)]
-        return (~torch.cat(found)).nonzero()[:, 0]
-
-    def _rows(self, index: Tensor, n: int) -> Iterable[Tensor]:
-        """Return the rows of the base tensor at ``index``, in batches of ``n``."""
-        if len(index) and bool((index.diff() == 1).all()):  # a slice takes less time than scattered rows
-            return self.base[int(index[0]) : int(index[-1]) + 1].split(n)
-        return (self.base.index_select(0, part) for part in index.split(n))
+        parts = self.index.split(1024)  # a copy of each part at a time: tasks may be large
+        finite = [self.base.index_select(0, part)[:, None].flatten(1).isfinite().all(1) for part in parts]
+        return (~torch.cat(finite)).nonzero()[:, 0]
 
     def _prepared(self, x: Tensor) -> Tensor:
         if x.dtype != torch.int64:  # whole numbers are indices (tokens, columns of a table), which a float is not

@@ -369,17 +369,17 @@ def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
 
 
 def _declared(permanent: Iterable[int], tasks: Sequence[int]) -> frozenset[int]:
-    if not isinstance(permanent, Iterable):
-        raise RequestError(f"permanent must be a list of task labels (ints), such as [0, 2], got {permanent!r}")
-    declared = tuple(permanent)
-    labels = [checks.integer(task) for task in declared]
-    for task, label in zip(declared, labels, strict=True):
-        if label not in tasks:
-            raise RequestError(
-                f"permanent={list(declared)}: task {task!r} is unknown; the stream trains the tasks "
-                f"{', '.join(map(str, sorted(set(tasks))))}"
-            )
-    return frozenset(label for label in labels if label is not None)
+    try:
+        labels = checks.integers("permanent", permanent, "task labels")
+    except ValueError as error:
+        raise RequestError(str(error)) from None
+    unknown = [task for task in labels if task not in tasks]
+    if unknown:
+        there = ", ".join(map(str, sorted(set(tasks))))
+        raise RequestError(
+            f"permanent={list(labels)}: task {unknown[0]} is unknown; the stream trains the tasks {there}"
+        )
+    return frozenset(labels)
 
 
 def rehearse(

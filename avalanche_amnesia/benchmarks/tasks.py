@@ -86,10 +86,6 @@ class TaskExperience(DatasetExperience):
         """Return the samples; None if the experience's data set was replaced after it was built."""
         return self._samples if self._dataset is self._built_with else None
 
-    def not_finite(self) -> Tensor | None:
-        """Return the positions of samples with NaN or infinity before transforms, int64 (n,); None if not in memory."""
-        return self.samples.not_finite() if isinstance(self.samples, TensorTask) else None
-
 
 def _dataset(samples: TensorTask | LazyTask, task: int) -> Any:
     return TaskAwareSupervisedClassificationDataset(
@@ -135,13 +131,12 @@ def task_benchmark(
     classes = _checked_classes(task_classes)
     first_task = checks.whole_number("first_task", first_task, 0)
     steps: Sequence[BatchTransform | None] = [None] * len(classes) if transforms is None else transforms
-    if callable(steps):
-        raise ValueError(f"transforms={steps!r} is one function; give one (or None) per task, [{steps!r}, None, …]")
-    wrong = [step for step in steps if step is not None and not callable(step)]
-    if wrong and not isinstance(transforms, str):
-        raise ValueError(f"{wrong[0]!r} is no transform; give a function of whole batches, or None, per task")
-    if len(steps) != len(classes):
-        raise ValueError(f"{len(steps)} transforms for {len(classes)} tasks; give one (or None) per task")
+    listed = isinstance(steps, Sequence) and all(step is None or callable(step) for step in steps)
+    if not listed or len(steps) != len(classes):
+        raise ValueError(
+            f"transforms={steps!r}: give a function of whole batches, or None, for each of {len(classes)} tasks, "
+            "[function, None, …]"
+        )
     streams = []
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data, tuple) and any(step is not None for step in steps):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves, tree_map
 
-from avalanche_amnesia.benchmarks.data import task_data
+from avalanche_amnesia.benchmarks.data import TensorTask, task_data
 from avalanche_amnesia.models.masked import MaskedModel
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
@@ -31,11 +31,10 @@ def fault_of_inputs(x: Any) -> str | None:
     return None
 
 
-def fault_in_memory(experience: Any) -> str | None:
+def fault_in_memory(samples: Any) -> str | None:
     """Return the text of :func:`fault_of_inputs` for a task's samples in memory, before transforms."""
-    find = getattr(experience, "not_finite", None)
-    where = None if find is None else find()
-    return None if where is None or not len(where) else _not_finite(where, len(experience.dataset))
+    where = samples.not_finite() if isinstance(samples, TensorTask) else torch.empty(0)
+    return _not_finite(where, len(samples)) if len(where) else None
 
 
 def _not_finite(where: Tensor, n: int) -> str:

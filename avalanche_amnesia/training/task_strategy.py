@@ -211,7 +211,8 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                 self._listeners = {}  # after an error too: Avalanche's evaluator returns objects that can't be pickled
 
     def _before_training_exp(self, **kwargs: Any) -> None:
-        fault = task_faults.fault_in_memory(self.experience) if len(self.experience.dataset) else "it has no samples"
+        fault = task_faults.fault_in_memory(getattr(self.experience, "samples", None))
+        fault = fault if len(self.experience.dataset) else "it has no samples"
         if fault is not None:
             raise TaskError(f"task {single_task(self.experience)}: {fault}")
         requests = getattr(self.experience, "requests", ())

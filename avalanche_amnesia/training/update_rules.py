@@ -137,7 +137,8 @@ class AdjustmentRule:
         checks.one_of("between", between, Between)
         checks.one_of("space", space, AdjustSpace)
         self.between, self.space = between, space
-        self.locked = None if locked is None else _task_labels(locked)
+        labels = () if locked is None else checks.integers("locked", locked, "task labels")
+        self.locked = None if locked is None else tuple(sorted(set(labels)))
 
     def start(self, seed: int, task: int) -> None:
         """Prepare for the steps of a task; seed a rule's random draws with ``seed`` and ``task``."""
@@ -332,16 +333,6 @@ def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
             f"got {adjustment!r}"
         )
     return RULES[adjustment]()
-
-
-def _task_labels(locked: Iterable[int]) -> tuple[int, ...]:
-    if isinstance(locked, Iterable):
-        labels = tuple(locked)
-        numbers = [number for number in map(checks.integer, labels) if number is not None and number >= 0]
-        if len(numbers) == len(labels):
-            return tuple(sorted(set(numbers)))
-        locked = labels
-    raise ValueError(f"locked must be task labels (ints of at least 0), e.g. [0, 2], or None; got {locked!r}")
 
 
 # Enforcement of a rule ------------------------------------------------------------------------------------------------

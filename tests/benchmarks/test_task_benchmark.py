@@ -81,7 +81,7 @@ def test_samples_that_are_not_finite_are_found():
     for experience in task_benchmark((x, y), (x, y), [[0, 1], [1]]).train_stream:
         samples = experience.tensors[0]
         slow = (~samples.flatten(1).isfinite().all(1)).nonzero()[:, 0]
-        assert torch.equal(experience.not_finite(), slow)
+        assert torch.equal(experience.samples.not_finite(), slow)
         assert len(slow)
 
 
@@ -138,9 +138,9 @@ REFUSED = [  # train data, test data, classes of each task, transforms, words of
     (WithTargets(X, Y.tolist()[:-2]), PAIR, [[0, 1]], None, "60 samples but 58 labels"),
     (WithTargets(X, [True] * 60), PAIR, [[0, 1]], None, "True is no class label"),
     (3, PAIR, [[0, 1]], None, "int is neither"),
-    (PAIR, PAIR, [[0], [1]], [None], "1 transforms for 2 tasks"),
+    (PAIR, PAIR, [[0], [1]], [None], r"transforms=\[None\]: give a function .* each of 2 tasks"),
     (LAZY, LAZY, [[0]], [Standardise(0, 2)], "transforms apply to tensor pairs"),
-    (PAIR, PAIR, [[0, 1]], Standardise(0, 2), r"is one function; give one \(or None\) per task"),
+    (PAIR, PAIR, [[0, 1]], Standardise(0, 2), "give a function of whole batches, or None, for each of 1 tasks"),
 ]
 
 

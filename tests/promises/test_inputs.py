@@ -164,11 +164,11 @@ def test_what_is_no_label_changes_nothing(label):
         strategy.mark_permanent([label])
     with pytest.raises(RequestError, match="is no task"):
         with_unlearning(DIGITS, {1: [label]})
-    with pytest.raises(RequestError, match="is unknown; the stream trains the tasks 0, 1"):
+    with pytest.raises(RequestError, match=r"permanent.* are no task labels; give a list of ints"):
         with_unlearning(DIGITS, permanent=[label])
     with pytest.raises(RequestError, match="deadline"):
         with_unlearning(DIGITS, deadline=label)
-    with pytest.raises(ValueError, match="locked must be task labels"):
+    with pytest.raises(ValueError, match=r"locked.* are no task labels; give a list of ints"):
         AdjustmentRule(locked=[label])
     with pytest.raises(ReferencesError, match="are no tasks; give a list of ints"):
         References(lambda **options: amnesiac(train_epochs=1, **options), DIGITS).reference([label])
