@@ -81,19 +81,16 @@ def check_optimizer(optimizer: Any, own: Iterable[nn.Parameter], new: Iterable[n
         )
     if isinstance(optimizer, SparseAdam):
         raise ValueError(
-            "SparseAdam takes sparse gradients alone, and those of heads and layers are dense; take Adam, and leave "
-            "sparse=True of embedding layers out"
+            "SparseAdam takes sparse gradients alone: take Adam, and leave sparse=True of embedding layers out"
         )
     if isinstance(optimizer, Adagrad) and not can_begin_anew(optimizer):
         raise ValueError(
-            f"Adagrad of torch {torch.__version__} can't step once its state is emptied, which the host does between "
-            "tasks; take a newer torch, or another optimizer, such as Adam"
+            f"Adagrad of torch {torch.__version__} can't step once its state is emptied: take a newer torch, or Adam"
         )
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if held.isdisjoint(map(id, parameters)):
         raise ValueError(
-            f"{name} holds none of the model's parameters: make it from those of the model that you give, "
-            f"{name}(model.parameters(), …), once the model is made"
+            f"{name} holds none of the model's parameters: make it from them, {name}(model.parameters(), …)"
         )
     learning = [parameter for parameter in (*parameters, *new) if parameter.requires_grad]
     if _can_step(optimizer, 2) and not all(_can_step(optimizer, n) for n in {p.dim() for p in learning}):
@@ -108,8 +105,7 @@ def check_sibling(optimizer: Optimizer, option: str) -> None:
     if not _can_step(optimizer, 1):
         name = type(optimizer).__name__
         raise ValueError(
-            f"no {name} can be made for one vector, which is to be stepped beside the model: give "
-            f"{option}=lambda parameters: torch.optim.Adam(parameters, lr=0.05)"
+            f"no {name} can be made for a vector: {option}=lambda parameters: torch.optim.Adam(parameters, lr=0.05)"
         )
 
 

@@ -55,7 +55,7 @@ def test_a_class_has_one_purger_that_must_return_its_result(monkeypatch):
     with pytest.raises(TypeError, match="a purger is a function"):
         register_purger(Counts)(3)
     register_purger(Counts)(none)
-    with pytest.raises(ValueError, match=r"Counts has the purger test_faces.none: one function cleans a class"):
+    with pytest.raises(ValueError, match=r"Counts has the purger test_faces.none: give the new one its name"):
         register_purger(Counts)(lambda plugin, context, change: "other")
     register_purger(Counts)(none)  # a cell that runs again
     strategy = tiny.strategy(plugins=[Counts()])

@@ -35,8 +35,7 @@ def signed_by(public_key: Any) -> Callable[[Mapping[str, Any], Any], None]:
             raise SigningError(f"its signature is none ({type(error).__name__}: {error})") from error
         except invalid_signature:
             raise SigningError(
-                "the signature does not hold: it was changed after signing, or another key signed it; take it from a "
-                "source that you trust"
+                "the signature does not hold: changed after signing, or another key signed it; take it from its source"
             ) from None
 
     return check
@@ -67,8 +66,7 @@ def key_of(given: Any, side: Literal["private", "public"]) -> Any:
         if isinstance(loaded, kind):
             return loaded
     raise SigningError(
-        f"the {side} key must be an {kind.__name__}, its 32 raw bytes, or its unencrypted PEM as bytes; "
-        f"got {type(given).__name__}"
+        f"the {side} key must be an {kind.__name__}, its 32 bytes, or its unencrypted PEM; got {type(given).__name__}"
     )
 
 

@@ -168,8 +168,7 @@ def parted(item: Any) -> tuple[Any, Any]:
     else:
         given = f"a {type(item).__name__}"
     raise TaskError(
-        f"the data set's items must be pairs (x, y), or mappings with the label as one of {', '.join(_LABELS)}: "
-        f"{{'pixel': x, 'label': y}}; got {given}"
+        f"items must be pairs (x, y), or mappings with the label as one of {', '.join(_LABELS)}; got {given}"
     )
 
 

@@ -56,10 +56,7 @@ def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CL
     classes = images.classes
     allowed = [parts for parts in range(1, len(classes) + 1) if len(classes) % parts == 0]
     if checks.integer(n_tasks) not in allowed:
-        raise ValueError(
-            f"n_tasks={n_tasks!r} does not split {len(classes)} classes into equal parts; "
-            f"allowed are {', '.join(map(str, allowed))}"
-        )
+        raise ValueError(f"n_tasks={n_tasks!r} of {len(classes)} classes; allowed are {', '.join(map(str, allowed))}")
     order = classes if class_order is None else list(class_order)
     if sorted(order) != classes:
         raise ValueError(f"class_order={order} must hold each of the classes {classes} once")
@@ -101,10 +98,7 @@ def stratified(labels: Tensor, n: int, seed: int, purpose: str) -> Tensor:
     total = len(labels)
     number = checks.integer(n)
     if number is None or not len(classes) <= number <= total:
-        raise ValueError(
-            f"{purpose}: {n!r} samples asked for; give an int from {len(classes)} (one per class) to {total} "
-            f"(all there are)"
-        )
+        raise ValueError(f"{purpose}: {n!r} samples asked for; give {len(classes)} (one per class) to {total} (all)")
     quotas = dict(zip(classes.tolist(), _quotas(counts.tolist(), number), strict=True))
     return drawn(labels, quotas, seed, "subset", purpose)
 

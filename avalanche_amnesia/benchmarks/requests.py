@@ -314,10 +314,7 @@ def _deadline(benchmark: CLScenario, given: int | None) -> int | None:
 
 def _labelled(benchmark: CLScenario) -> CLScenario:
     if not hasattr(benchmark, "streams"):
-        raise TypeError(
-            f"with_unlearning takes a benchmark, such as SplitDigits() or what task_benchmark returns, got a "
-            f"{type(benchmark).__name__}: {benchmark!r}"
-        )
+        raise TypeError(f"with_unlearning takes a benchmark, such as SplitDigits(), got {benchmark!r}")
     if "train" not in benchmark.streams:
         raise ValueError(f"The benchmark has no train stream; its streams are {', '.join(benchmark.streams)}")
     return labelled_benchmark(benchmark)
@@ -329,9 +326,8 @@ def _tasks(benchmark: CLScenario) -> list[int]:
         labels = list(experience.task_labels)
         if len(labels) != 1:
             raise ValueError(
-                f"Train experience {position} has the task labels {labels}, but unlearning needs exactly one "
-                f"per experience; build the benchmark with task_benchmark or with Avalanche's "
-                f"task_incremental_benchmark"
+                f"train experience {position} has the task labels {labels}, where one is needed: make it with "
+                "task_benchmark or Avalanche's task_incremental_benchmark"
             )
         tasks.append(int(labels[0]))
     return tasks
@@ -352,15 +348,11 @@ def _listed(requests: Requests, n_positions: int) -> list[UnlearningRequest]:
     )
     for position, request in enumerate(given):
         if not isinstance(request, UnlearningRequest):
-            raise RequestError(
-                f"{request!r} is no UnlearningRequest; give a mapping {{position: tasks}} or a sequence of "
-                f"UnlearningRequest"
-            )
+            raise RequestError(f"{request!r} is no UnlearningRequest; give {{position: tasks}} or a list of requests")
         at = n_positions - 1 if request.at is None else request.at
         if any(isinstance(task, UnlearningRequest) for task in request.tasks):
             raise RequestError(
-                f"requests in a list at position {at}: give {{{at}: UnlearningRequest(…)}}, or several as a sequence, "
-                f"[UnlearningRequest(…, at={at}), …]"
+                f"requests in a list at position {at}: give {{{at}: …}} or [UnlearningRequest(…, at={at})]"
             )
         given[position] = replace(request, at=at)
         if at >= n_positions:
@@ -389,10 +381,7 @@ def rehearse(
     due = tuple(due)
     for request in due:
         if request.when == "iteration" and task in request.tasks:
-            raise RequestError(
-                f"{request.event(task)}: task {task} can't be unlearned: it is in training; "
-                f"request it with when='after'"
-            )
+            raise RequestError(f"{request.event(task)}: task {task} is in training: request it with when='after'")
         if request.when != "after":
             ledger.forget(request.tasks, request.event(task), known)
     if task not in ledger.remaining:  # else the data are a further part of it

@@ -98,15 +98,11 @@ def _refuse_unlabelled(stream: Any, experiences: Sequence[Any]) -> None:
         targets = getattr(experience.dataset, "targets", None)
         if targets is None:
             raise TaskError(
-                f"the data set of experience {place} has no targets, the label of each of its samples: make it by "
-                "as_classification_dataset(data), of data with a list data.targets"
+                f"the data set of experience {place} has no targets: make it by as_classification_dataset(data)"
             )
         classes.append({int(label) for label in targets})
     if len(classes) == 1 and hasattr(stream, "__len__"):
         return
     # The host gives no length to streams of new instances alone.
     if not hasattr(stream, "__len__") or not any(one & other for one, other in combinations(classes, 2)):
-        raise TaskError(
-            f"the {len(classes)} experiences of this stream have no task labels, as in a class- or domain-incremental "
-            f"stream. {HOW_TO_LABEL}"
-        )
+        raise TaskError(f"the {len(classes)} experiences of this stream have no task labels. {HOW_TO_LABEL}")

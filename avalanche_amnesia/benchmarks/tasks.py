@@ -133,10 +133,7 @@ def task_benchmark(
     steps: Sequence[BatchTransform | None] = [None] * len(classes) if transforms is None else transforms
     listed = isinstance(steps, Sequence) and all(step is None or callable(step) for step in steps)
     if not listed or len(steps) != len(classes):
-        raise ValueError(
-            f"transforms={steps!r}: give a function of whole batches, or None, for each of {len(classes)} tasks, "
-            "[function, None, …]"
-        )
+        raise ValueError(f"transforms={steps!r}: give {len(classes)} functions of whole batches, or None for a task")
     streams = []
     for name, data in (("train", train), ("test", test)):
         if not isinstance(data, tuple) and any(step is not None for step in steps):
@@ -222,10 +219,7 @@ def _base(data: Data, name: str) -> Tensor | Dataset[Any]:
             return x.to(torch.int64)
         raise ValueError(f"{name}: x has dtype {x.dtype}; give floats, bytes (images) or integers (tokens)")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, (Mapping, str)):
-        raise ValueError(
-            f"{name}: {type(data).__name__} is neither an (x, y) tuple of tensors nor a data set with "
-            f"__getitem__ and __len__"
-        )
+        raise ValueError(f"{name}: {type(data).__name__} is no (x, y) of tensors, and has no __getitem__ and __len__")
     return data
 
 
@@ -262,9 +256,8 @@ def _check_some(data: Any, labels: Tensor, name: str) -> None:
             return
         if checks.integer(label) != int(labels[item]):
             raise ValueError(
-                f"{name}: item {item} has the label {label!r}, and targets[{item}] is {int(labels[item])}: labels are "
-                "taken from targets, which no target_transform changes; give a data set whose targets are what its "
-                "items say, or one without targets"
+                f"{name}: item {item} has the label {label!r}, and targets[{item}] is {int(labels[item])}, which no "
+                "target_transform changes: give a data set whose items have the labels in targets, or no targets"
             )
 
 
@@ -272,18 +265,12 @@ def _as_int64(y: Iterable[Any], name: str) -> Tensor:
     if hasattr(y, "dtype"):
         labels = torch.as_tensor(y)
         if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool or labels.ndim != 1:
-            raise ValueError(
-                f"{name}: labels have dtype {labels.dtype} and shape {tuple(labels.shape)}; "
-                f"give integer class labels of shape (n,)"
-            )
+            raise ValueError(f"{name}: give integer labels of shape (n,), not {labels.dtype} of {tuple(labels.shape)}")
         return labels.to(torch.int64)
     if not isinstance(y, Iterable):
         raise ValueError(f"{name}: {y!r} are no labels; give integer class labels of shape (n,)")
     numbers = [(label, checks.integer(label)) for label in y]
     for label, number in numbers:
         if number is None:
-            raise ValueError(
-                f"{name}: {label!r} is no class label; labels must be integers: number them, by the place of each in "
-                "sorted(set(y))"
-            )
+            raise ValueError(f"{name}: {label!r} is no class label: number them by their places in sorted(set(y))")
     return torch.tensor([number for _, number in numbers], dtype=torch.int64)

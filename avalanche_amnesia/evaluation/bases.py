@@ -127,10 +127,7 @@ class ProbingMetric(CallbackMetric, ABC):
         values: Any = self.values(strategy, plugin.ledger.unlearned, plugin.ledger.remaining)
         for value in values if isinstance(values, Sequence) else [values]:
             if not isinstance(value, MetricValue) and values is not None:
-                raise TypeError(
-                    f"values of {type(self).__name__} returned {values!r}: return a list of MetricValue, as "
-                    "self.emit(strategy, {name: value}) makes it"
-                )
+                raise TypeError(f"{type(self).__name__}.values must return what self.emit(…) returns, got {values!r}")
         return values
 
     @abstractmethod

@@ -47,6 +47,5 @@ def check_pair(features_a: Tensor, features_b: Tensor) -> None:
     """Raise ValueError unless both feature tensors have one shape ``(n, features)``."""
     if features_a.shape != features_b.shape or features_a.dim() != 2:
         raise ValueError(
-            f"expected two feature tensors of one shape (n, features), got {tuple(features_a.shape)} and "
-            f"{tuple(features_b.shape)}"
+            f"give features of one shape (n, features), got {tuple(features_a.shape)}, {tuple(features_b.shape)}"
         )

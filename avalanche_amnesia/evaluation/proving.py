@@ -32,8 +32,7 @@ def provable_tasks(tasks: Collection[int], remaining: tuple[int, ...], model: nn
         raise RequestError(f"tasks={unknown} do not remain, so that they can't be proved: name some of {remaining}")
     if tasks and not getattr(model, "isolates", False):
         raise RequestError(
-            f"tasks={list(tasks)}: tasks of a {type(model).__name__} share weights, and are proved together: leave out "
-            "tasks=; those of a DisjointModel can be proved one by one"
+            f"tasks={list(tasks)}: tasks of a {type(model).__name__} share weights: leave out tasks= to prove all"
         )
     return tuple(task for task in remaining if task in tasks) if tasks else remaining
 

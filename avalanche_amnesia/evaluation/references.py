@@ -84,10 +84,7 @@ class References:
     ) -> None:
         _check_maker(make_strategy)
         if workers is not None and store is None:
-            raise ReferencesError(
-                "workers= train into a store that they share with the run: give store=RunStore(), a temporary one, or "
-                "store=RunStore(path)"
-            )
+            raise ReferencesError("workers= need a store to share with the run: store=RunStore() or RunStore(path)")
         if store is not None and n_processes() > 1:
             raise ReferencesError(
                 f"store= is for one process, and here are {n_processes()} that train together: leave it out"
@@ -155,9 +152,8 @@ class References:
     @staticmethod
     def _refuse(difference: str) -> NoReturn:
         raise ReferencesError(
-            f"the references were made of another benchmark than the run's ({difference}), so that no comparison with "
-            "them means anything: References(make_strategy, benchmark) with the benchmark whose train_stream the "
-            "strategy is trained on"
+            f"the references were made of another benchmark than the run's ({difference}), which makes no comparison: "
+            "References(make_strategy, benchmark) with the benchmark on whose train_stream the strategy is trained"
         )
 
     def reference(self, remaining_tasks: Sequence[int], variant: Expected = "same") -> nn.Module:
@@ -278,8 +274,7 @@ class References:
         differ = sorted(of for of in {*new, *old} if new.get(of) != old.get(of))
         if differ:
             raise ReferencesError(
-                f"make_strategy makes a strategy with other settings of {', '.join(differ)} than this one has: give "
-                "the function that made it, or restore its settings"
+                f"make_strategy makes a strategy of other {', '.join(differ)}: give the function that made this one"
             )
 
     def _may_be_read(self, task: int, made: Strategy) -> bool:
@@ -386,8 +381,7 @@ class References:
         seeding = find_plugin(strategy, SeedingPlugin)
         if seeding is None:
             raise ReferencesError(
-                f"{type(strategy).__name__} from make_strategy draws from a running random stream, so that no run can "
-                "be repeated: plugins=[SeedingPlugin(seed), …] must come first"
+                "make_strategy draws from a running random stream: plugins=[SeedingPlugin(seed), …] must come first"
             )
         pooled = _pooled(strategy)
         if pooled is not None and variant == "full":

@@ -101,8 +101,7 @@ class Pools:
             planned = [other for other in taken if layout.gone.get(other, now) < now]
             why = f", though the stream requests to unlearn {planned} before, which was not done" if planned else ""
             raise CapacityError(
-                f"task {task} finds its share (slot {found.slot} of {found.slots}) taken by tasks {taken}{why}: "
-                f"{MORE_SLOTS}"
+                f"task {task}: slot {found.slot} of {found.slots} is taken by tasks {taken}{why}: {MORE_SLOTS}"
             )
         if not shares:
             _warn_if_crowded(layout)
@@ -198,9 +197,8 @@ def _warn_if_crowded(layout: StreamLayout) -> None:
         late = [other for other in there if layout.is_open(other, task)]
         why = f", of which {late} can't be unlearned any more by then" if late else ""
         text = (
-            f"task {task} will find its slot ({layout.slot(task)} of {layout.slots}) taken by tasks {there}{why}, "
-            f"unless they are unlearned in time; the stream requests no more. {MORE_SLOTS[0].upper()}{MORE_SLOTS[1:]}. "
-            "Pools.planned(benchmark) chooses slots by the stream's requests"
+            f"task {task} will find its slot ({layout.slot(task)} of {layout.slots}) taken by tasks {there}{why}: "
+            f"{MORE_SLOTS}, or choose slots by the stream's requests, Pools.planned(benchmark)"
         )
         warnings.warn(text, CapacityWarning, stacklevel=3)
         return

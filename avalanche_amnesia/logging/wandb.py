@@ -137,10 +137,7 @@ class WandBLogger(RunLogger):
         if run is not None:
             defaults = {"project": DEFAULT_PROJECT, "tags": []}
             if beside := [name for name, value in settings.items() if value != defaults.get(name)]:
-                raise ValueError(
-                    f"{', '.join(beside)} given beside run: these make a new run. "
-                    "Pass them to wandb.init yourself, or leave run out"
-                )
+                raise ValueError(f"{', '.join(beside)} given beside run: pass them to wandb.init, or leave run out")
             _check_run(run)
         else:
             import wandb
@@ -184,9 +181,8 @@ class WandBLogger(RunLogger):
                 "call finish() last, or log to a new WandBLogger"
             )
         return (
-            f"this logger was loaded without its W&B run {self.run_id}: "
-            f"attach(wandb.init(id={self.run_id!r}, resume='allow')) goes on in it, "
-            "attach(wandb.init()) in a new one"
+            f"this logger was loaded without its W&B run {self.run_id}: attach(wandb.init(id={self.run_id!r}, "
+            "resume='allow')) goes on in it, attach(wandb.init()) in a new one"
         )
 
 

@@ -58,10 +58,7 @@ class MLP(nn.Module):
         checks.within("dropout", of_layers, "[0, 1)")
         checks.one_of("norm", norm, HiddenNorm)
         if isinstance(activation, nn.Module) or not callable(activation):
-            raise TypeError(
-                f"activation must be a class of modules, or a function that makes one, got {activation!r}: nn.Tanh, "
-                "lambda: nn.LeakyReLU(0.2)"
-            )
+            raise TypeError(f"activation must be a class of modules (nn.Tanh), or a function, got {activation!r}")
         self.in_features, self.features = widths[0], widths[-1]
         self.input_dropout = nn.Dropout(of_input)
         self.layers = nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(widths))

@@ -95,10 +95,7 @@ class MultiHeadModel(MultiTaskModule):
         if width is None and tried is not None:
             width = tried.shape[1]
         if width is None or width < 1:
-            raise ModelError(
-                f"give n_features=, the width of what {type(backbone).__name__} returns: "
-                f"{type(self).__name__}(backbone, n_features=64)"
-            )
+            raise ModelError(f"give n_features=, the width of what {type(backbone).__name__} returns: n_features=64")
         self.backbone = backbone
         self.n_features: int = width
         self._head_dtype = None if tried is None or not mixed else tried.dtype
@@ -133,8 +130,7 @@ class MultiHeadModel(MultiTaskModule):
         """
         if not hasattr(experience, "task_labels"):
             raise UnknownTaskError(
-                "an experience has no task labels, by which heads are told apart: give its stream some, by "
-                "task_incremental_benchmark(benchmark, reset_task_labels=True)"
+                "an experience has no task labels: use task_incremental_benchmark(benchmark, reset_task_labels=True)"
             )
         for task in experience.task_labels:
             if task not in self.heads:
@@ -244,8 +240,7 @@ class MultiHeadModel(MultiTaskModule):
             if not self.training and task in self._evaluated_untrained:
                 return NoHead(self._evaluated_untrained[task])
             raise UnknownTaskError(
-                f"task {task} has no head: it was never trained, or was unlearned; tasks with a head: "
-                f"{list(self.tasks)}. Evaluate those alone"
+                f"task {task} has no head (untrained, or unlearned); only {list(self.tasks)} have one"
             )
         return self.heads[task]
 
@@ -413,10 +408,7 @@ def single_task(task_labels: int | Tensor) -> int | None:
 def _one_each(task_labels: Any, n: int) -> Tensor:
     """Return the task labels of a batch of mixed tasks; raise TypeError unless they are a tensor ``(n,)``."""
     if not isinstance(task_labels, Tensor) or task_labels.shape != (n,):
-        raise TypeError(
-            f"task_labels must be the label of a task (an int), or a tensor of one label for each of {n} samples, got "
-            f"{task_labels!r:.80}"
-        )
+        raise TypeError(f"task_labels must be an int, or a tensor of {n} labels of tasks, got {task_labels!r:.80}")
     return task_labels
 
 

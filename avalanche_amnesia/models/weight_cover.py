@@ -92,10 +92,9 @@ def _rule(backbone: nn.Module, name: str, parameter: nn.Parameter, sites: list[S
     owner = next((module for module in modules if isinstance(module, _WEIGHTED)), None)
     if owner is None or any(isinstance(module, NORMS) for module in modules):
         raise ModelError(
-            f"parameter {name!r} of {type(backbone).__name__}, held by {type(modules[0]).__name__}: neither a mask nor "
-            "a task would own it, so that one task's training would change the others; compute with it through a "
-            "Linear, Conv or Embedding, or freeze it with requires_grad_(False); weight pools take any network as it "
-            "is, DisjointModel(backbone)"
+            f"parameter {name!r} of {type(backbone).__name__}, held by {type(modules[0]).__name__}: without an owner, "
+            "one task's training would change others. Compute with it through a Linear, Conv or Embedding, freeze it "
+            "with requires_grad_(False), or take weight pools, DisjointModel(backbone)"
         )
     if isinstance(owner, nn.Embedding) and (owner.max_norm is not None or owner.sparse):
         raise ModelError(

@@ -74,13 +74,11 @@ class AmnesiacHAT(TaskStrategy):
             compensation = CounterfactualPlugin(seed=seed)
         elif compensation != "none" and not compensates(compensation):
             raise ValueError(
-                f"compensation must be 'counterfactual', 'none', or a plugin that compensates, got {compensation!r}: "
-                "avalanche_amnesia.contrib has BackupPlugin()"
+                f"compensation must be 'counterfactual', 'none' or a plugin (BackupPlugin()), got {compensation!r}"
             )
         if repair is not None and not repairs(repair):
             raise TypeError(
-                f"repair must be a plugin that repairs, or None, got {repair!r}: "
-                "avalanche_amnesia.contrib.repair.RepairPlugin()"
+                f"repair must be a plugin that repairs, or None: contrib.repair.RepairPlugin(); got {repair!r}"
             )
         recorder = checks.object_of("trajectory", trajectory, TrajectoryPlugin, "TrajectoryPlugin(dtype=...)")
         chosen = [compensation if compensation != "none" else None, repair]

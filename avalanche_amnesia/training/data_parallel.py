@@ -301,8 +301,7 @@ class StepsTogether:
         tensors, places = [tensor for tensor, _ in self._layout], [of for _, of in self._layout]
         if sum(t.grad is not None for t in learning) > sum(t.grad is not None for t in tensors):
             raise ProcessError(
-                "a parameter got its first gradient after the task's first step: on several processes a parameter must "
-                "get one in the first step, or never"
+                "a parameter got its first gradient after the task's first step: let it get one there, or never"
             )
         weight, loss = _weight(strategy), strategy.loss.detach()
         here = [weight > 0 and t.grad is not None for t in tensors]

@@ -95,10 +95,7 @@ class HardAttention:
         for name in ("embedding_lr", "compensation_clamp", "embedding_clamp"):
             checks.above(name, getattr(self, name), 0)
         if self.compensation_clamp > 88:
-            raise ValueError(
-                f"compensation_clamp must be at most 88, got {self.compensation_clamp}: cosh of more overflows "
-                "float32, and the embeddings become NaN"
-            )
+            raise ValueError(f"compensation_clamp must be at most 88, or cosh overflows: {self.compensation_clamp}")
         maker = self.embedding_optimizer
         if maker is not None and not callable(maker):
             way_out = "lambda p: torch.optim.Adam(p, lr=1e-3)"

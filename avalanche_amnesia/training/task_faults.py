@@ -72,9 +72,8 @@ def fault_of_single(x: Any, model: Any, error: Exception) -> str | None:
     norms = [(name, each) for name, each in model.backbone.named_modules() if isinstance(each, _BatchNorm)]
     which = ", ".join(f"{type(norm).__name__} {name!r}" for name, norm in norms[:1]) or "batch normalisation"
     return (
-        f"one sample is alone in a mini-batch, by which {which} normalises: give several at once (another "
-        "train_mb_size or eval_mb_size; strategy.train(…, drop_last=True) leaves a rest out), or use a norm with "
-        "running statistics"
+        f"one sample is alone in a mini-batch, by which {which} normalises: take another train_mb_size or "
+        "eval_mb_size, strategy.train(…, drop_last=True), or a norm with running statistics"
     )
 
 
@@ -194,14 +193,10 @@ def unmoved(before: Mapping[str, Tensor], model: MultiHeadModel, task: int) -> s
     if any(not torch.equal(value, before[name]) for name, value in now.items() if name in before):
         return None
     if getattr(model.head(task), "out_features", None) == 1:
-        return (
-            f"task {task} has one class, which any network predicts: nothing was learned, and its accuracy is 1. Give "
-            "a task two classes or more"
-        )
+        return f"task {task} has one class, and nothing was learned (its accuracy is 1): give it two classes or more"
     return (
-        f"task {task} ends with the weights with which it began, those of its head too: what was trained was put "
-        "back, or the learning rate is 0. EarlyStoppingPlugin goes back to the best value that it saw; the first that "
-        "it sees in a task is the last one of the task before: give it a longer patience"
+        f"task {task} ends with the weights with which it began: the learning rate is 0, or a plugin put them back, as "
+        "EarlyStoppingPlugin does from the last value of the task before: give it a longer patience"
     )
 
 

@@ -173,17 +173,13 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
                 that the model can't run on, labels that its head has no class for; the task was undone.
         """
         if not torch.is_grad_enabled():
-            raise TaskError(
-                "gradients are switched off around strategy.train, by torch.no_grad() or torch.inference_mode(): train "
-                "outside of it"
-            )
+            raise TaskError("gradients are switched off by torch.no_grad() or inference_mode(): train outside of it")
         arguments.check_train_options(kwargs, type(self))
         given = self._tasks_in(arguments.listed(experiences, "strategy.train"))
         held_out = {getattr(stream_of(experience), "name", "") for experience in given} & {"test", "valid"}
         if held_out:
             warnings.warn(
-                f"strategy.train is given experiences of the stream {sorted(held_out)[0]!r}, which are for evaluation: "
-                "benchmark.train_stream is there to be trained on",
+                f"strategy.train is given the stream {sorted(held_out)[0]!r}, not benchmark.train_stream",
                 stacklevel=2,
             )
         streams = None
@@ -273,16 +269,14 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         for n in {e.labelled_by_place for e in found if hasattr(e, "labelled_by_place")}:
             if self._placed is None:
                 warnings.warn(
-                    f"this stream has no task labels: each of its {n} experiences is taken as the task of its place, "
-                    f"from 0. task_incremental_benchmark(benchmark) gives them these labels",
+                    f"this stream has no task labels: 0 to {n - 1} are taken. task_incremental_benchmark gives labels",
                     stacklevel=3,
                 )
                 self._placed = n
             if n != self._placed:
                 raise TaskError(
-                    f"streams of {self._placed} and of {n} experiences have no task labels, so that their places can't "
-                    "say which experience is of which task: give streams of as many, or the same labels to both, by "
-                    "task_incremental_benchmark(benchmark, reset_task_labels=True) say"
+                    f"streams of {self._placed} and of {n} experiences have no task labels, nor equal places: "
+                    "label both, by task_incremental_benchmark(benchmark, reset_task_labels=True)"
                 )
         if found and not (self.model.tasks or self.model.additive):
             refuse_incremental(found[0])
@@ -540,7 +534,6 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
             from avalanche_amnesia.ledger import RequestError  # lazy: HAT needs no ledger
 
             raise RequestError(
-                f"{type(self).__name__} does not unlearn: use AmnesiacHAT or WSN, or give it "
-                "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+                f"{type(self).__name__} does not unlearn: plugins=[TrajectoryPlugin(), UnlearningPlugin()] do"
             )
         return plugin

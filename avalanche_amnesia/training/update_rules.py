@@ -158,10 +158,7 @@ class AdjustmentRule:
         share, shape = self.protected_share(use, name, sparsity), use.shapes[name][0]
         if not isinstance(share, Tensor) or share.shape != shape:
             given = f"one of {tuple(share.shape)}" if isinstance(share, Tensor) else repr(share)
-            raise TypeError(
-                f"{type(self).__name__}.protected_share must return a tensor of the shape of {name}, {tuple(shape)}; "
-                f"got {given}"
-            )
+            raise TypeError(f"protected_share must return a tensor of the shape of {name}, {tuple(shape)}; got {given}")
         once = stored(share)
         if self.constant and not bool(((once >= 0) & (once <= 1)).all()):  # checked once a task, not in every step
             raise ValueError(
@@ -328,10 +325,7 @@ def rule_of(adjustment: str | AdjustmentRule) -> AdjustmentRule:
     if isinstance(adjustment, AdjustmentRule):
         return adjustment
     if adjustment not in RULES:
-        raise ValueError(
-            f"adjustment must be one of {', '.join(map(repr, RULES))}, or a rule, such as AdaHATRule(alpha=1e-2); "
-            f"got {adjustment!r}"
-        )
+        raise ValueError(f"adjustment must be one of {', '.join(map(repr, RULES))}, or a rule; got {adjustment!r}")
     return RULES[adjustment]()
 
 

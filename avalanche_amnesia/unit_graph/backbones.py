@@ -40,33 +40,26 @@ def check_backbone(backbone: nn.Module) -> None:
     for name, module in backbone.named_modules():
         inner = f"module {name!r} of {kind}" if name else "the backbone"
         if isinstance(module, _PARALLEL):
-            raise ModelError(
-                f"{inner} is a {type(module).__name__}, which runs copies of its module that no mask reaches: give "
-                "what it holds, its .module"
-            )
+            raise ModelError(f"{inner} is a {type(module).__name__}, whose copies no mask reaches: give its .module")
         if isinstance(module, torch.jit.ScriptModule):
             raise ModelError(
-                f"{inner} was compiled by torch.jit, which leaves no Python code to be read or copied: give the module "
-                "from which torch.jit.script or torch.jit.trace made it"
+                f"{inner} was compiled by torch.jit, and can't be read or copied: give the module it was made from"
             )
         if hasattr(module, "task_parts"):
             raise ModelError(
-                f"{inner} is a {type(module).__name__}, which has heads and tasks of its own: give the feature "
-                "extractor from which it was made, in a fresh copy"
+                f"{inner} is a {type(module).__name__}, with own heads: give the feature extractor, in a fresh copy"
             )
         if isinstance(module, MultiTaskDecorator):
             raise ModelError(f"{inner} was made by as_multitask(){HEADS_OF_ITS_OWN}")
         if isinstance(module, _BatchNorm) and not module.track_running_stats:
             warnings.warn(
-                f"{type(module).__name__} {name!r} of {kind} has track_running_stats=False: in evaluation, too, it "
-                "normalises by the mini-batch at hand, so that predictions for a sample depend on its neighbours. Use "
-                "track_running_stats=True, or a norm of single samples (GroupNorm, LayerNorm)",
+                f"{type(module).__name__} {name!r} of {kind} has track_running_stats=False: predictions depend on the "
+                "mini-batch in evaluation too. Use track_running_stats=True, or a norm of single samples (GroupNorm)",
                 stacklevel=1,  # one place, so that Python shows the text once
             )
         if getattr(module, "sparse", False) and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             raise ModelError(
-                f"{type(module).__name__} {name!r} of {kind} has sparse=True: the protection of "
-                "other tasks works on entries of dense gradients; make it with sparse=False, the default"
+                f"{type(module).__name__} {name!r} of {kind} has sparse=True: masks need dense gradients, sparse=False"
             )
     tensors = (*backbone.named_parameters(), *backbone.named_buffers())
     if any(tensor.is_meta for _, tensor in tensors):
@@ -76,8 +69,7 @@ def check_backbone(backbone: nn.Module) -> None:
     lazy = sorted({name.rpartition(".")[0] or kind for name, tensor in tensors if is_lazy(tensor)})
     if lazy:
         raise ModelError(
-            f"modules {lazy} of {kind} are lazy: their weights don't exist before they have run once. Run the backbone "
-            "on one batch, backbone(x), before the model and its optimizer are made"
+            f"modules {lazy} of {kind} are lazy: run the backbone on a batch before model and optimizer are made"
         )
 
 
@@ -227,8 +219,7 @@ class Inputs:
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
         if len(lengths) > 1 or 0 in lengths:
             raise ValueError(
-                f"example must hold at least one sample along the first axis of every tensor, and the same number; got "
-                f"{[tuple(tensor.shape) for tensor in tensors]}"
+                f"example must hold as many samples in each tensor, at least one: {[tuple(t.shape) for t in tensors]}"
             )
         return cls(
             tuple(tuple(tensor.shape[1:]) for tensor in tensors),

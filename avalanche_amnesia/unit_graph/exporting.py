@@ -97,8 +97,7 @@ class _NoStrangers(TorchFunctionMode):
             if type(leaf) in (Tensor, nn.Parameter) and leaf.requires_grad and leaf.is_leaf and not is_fake(leaf):
                 raise ModelError(
                     f"forward of {self._name} uses a tensor of shape {tuple(leaf.shape)} that learns and is no "
-                    "parameter of the backbone, so that no mask would protect it; make it an nn.Parameter of the "
-                    "module that uses it, and keep modules in an nn.ModuleList, not in a plain list"
+                    "parameter of the backbone: make it an nn.Parameter, and keep modules in an nn.ModuleList"
                 )
         return func(*args, **(kwargs or {}))
 
@@ -480,9 +479,8 @@ def declaring(name: str, *options: str) -> str:
     ways = " or ".join(f"{option}=[{name or '…'!r}] ({meaning[option]})" for option in options or meaning)
     part = "declare the module that holds it:" if name else "move that part into a module of its own and declare it,"
     return (
-        f"{part} MaskedModel(backbone, {ways}); or trace nothing: weight pools take any network, "
-        "DisjointModel(backbone), and WSN one whose weights are those of Linear, Conv, Embedding and norms, or don't "
-        "learn, SubnetModel(backbone)"
+        f"{part} MaskedModel(backbone, {ways}); or trace nothing: DisjointModel(backbone) takes any network, "
+        "SubnetModel(backbone) one whose learning weights are those of Linear, Conv, Embedding and norms"
     )
 
 

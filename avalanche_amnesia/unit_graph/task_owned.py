@@ -169,8 +169,7 @@ class OwnedSpec:
                 return copy.deepcopy(backbone.get_submodule(self.name))
             except RuntimeError as error:  # it contains tensors computed from parameters
                 raise ModelError(
-                    f"task_owned module {self.name!r} can't be copied ({error}); torch.nn.utils.parametrizations has "
-                    "weight_norm and spectral_norm in forms that can"
+                    f"task_owned module {self.name!r} can't be copied ({error}): use torch.nn.utils.parametrizations"
                 ) from error
         return _NORMS[self.kind](self, known)
 

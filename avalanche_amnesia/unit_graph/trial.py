@@ -52,9 +52,8 @@ def try_out(module: MaskedBackbone, graph: UnitGraph) -> None:
                 alone = ((name, {**start, name: moved[name]}) for name in start)
                 leak = next((n for n, p in alone if not torch.equal(before, _features(module, p, own, x, masks))), "")
                 raise ModelError(
-                    f"in {'training' if training else 'evaluation'} mode the features of one task moved with entries "
-                    f"of {leak or 'several parameters'!r} outside of its mask: masks would not protect this backbone. "
-                    "Please report it; meanwhile declare the module that reads it frozen=[…] or task_owned=[…]"
+                    f"in {'training' if training else 'evaluation'} mode a task reads {leak or 'several parameters'!r} "
+                    "outside of its mask. Please report it; meanwhile declare that module frozen=[…] or task_owned=[…]"
                 )
     finally:
         module.train(mode)

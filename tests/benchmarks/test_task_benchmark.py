@@ -129,18 +129,18 @@ REFUSED = [  # train data, test data, classes of each task, transforms, words of
     (PAIR, PAIR, [[0, 1.0]], None, r"task 0: \[1.0\] are no classes"),
     (PAIR, data(n_classes=5), [[0], [5]], None, r"task 1: no sample of the classes \[5\] in the test data"),
     ((X, Y[:-1]), PAIR, [[0, 1]], None, "train: 60 samples but 59 labels"),
-    ((X, Y.float()), PAIR, [[0, 1]], None, "labels have dtype torch.float32"),
-    ((X, Y > 2), PAIR, [[0, 1]], None, "labels have dtype torch.bool"),
-    ((X, Y.unsqueeze(1)), PAIR, [[0, 1]], None, r"shape \(60, 1\)"),
+    ((X, Y.float()), PAIR, [[0, 1]], None, "give integer labels .* not torch.float32"),
+    ((X, Y > 2), PAIR, [[0, 1]], None, "not torch.bool of"),
+    ((X, Y.unsqueeze(1)), PAIR, [[0, 1]], None, r"torch.int64 of \(60, 1\)"),
     ((X, Y, Y), PAIR, [[0, 1]], None, "a tuple of 3 parts"),
     ((X > 0, Y), PAIR, [[0, 1]], None, "x has dtype torch.bool; give floats, bytes"),
     (WithTargets(X, Y.float().tolist()), PAIR, [[0, 1]], None, "0.0 is no class label"),
     (WithTargets(X, Y.tolist()[:-2]), PAIR, [[0, 1]], None, "60 samples but 58 labels"),
     (WithTargets(X, [True] * 60), PAIR, [[0, 1]], None, "True is no class label"),
-    (3, PAIR, [[0, 1]], None, "int is neither"),
-    (PAIR, PAIR, [[0], [1]], [None], r"transforms=\[None\]: give a function .* each of 2 tasks"),
+    (3, PAIR, [[0, 1]], None, "int is no"),
+    (PAIR, PAIR, [[0], [1]], [None], r"transforms=\[None\]: give 2 functions of whole batches"),
     (LAZY, LAZY, [[0]], [Standardise(0, 2)], "transforms apply to tensor pairs"),
-    (PAIR, PAIR, [[0, 1]], Standardise(0, 2), "give a function of whole batches, or None, for each of 1 tasks"),
+    (PAIR, PAIR, [[0, 1]], Standardise(0, 2), "give 1 functions of whole batches, or None"),
 ]
 
 
@@ -158,9 +158,7 @@ def test_a_target_transform_that_changes_labels_is_refused():
     changed = type("Changed", (WithTargets,), {"__getitem__": lambda self, at: (self.x[at], 5 - self.targets[at])})
     base = changed(x, y.tolist())
     base.target_transform = lambda label: 5 - label
-    with pytest.raises(
-        ValueError, match=r"item 0 has the label 5, and targets\[0\] is 0: labels are taken from targets"
-    ):
+    with pytest.raises(ValueError, match=r"item 0 has the label 5, and targets\[0\] is 0, which no target_transform"):
         task_benchmark(base, base, [[0, 1]])
 
 
@@ -192,7 +190,7 @@ WRONG = [
         for order in ([0, 1], [*range(9), 8], list(range(1, 11)))
     ),
     *(
-        (SplitDigits, {name: n}, rf"{name}: {n} samples .* from 10 \(one per class\) to {top}")
+        (SplitDigits, {name: n}, rf"{name}: {n} samples .* give 10 \(one per class\) to {top}")
         for name, n, top in (("n_train", 1438, 1437), ("n_test", 361, 360), ("n_train", 9, 1437), ("n_test", 20.0, 360))
     ),
 ]

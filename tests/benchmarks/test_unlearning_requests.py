@@ -90,7 +90,7 @@ def test_a_benchmark_without_its_requests_keeps_permanent_tasks():
 def test_streams_without_task_labels_are_refused():
     benchmark = SplitDigits()
     benchmark.train_stream[2].task_labels = [2, 3]
-    with pytest.raises(ValueError, match=r"Train experience 2 has the task labels \[2, 3\]"):
+    with pytest.raises(ValueError, match=r"train experience 2 has the task labels \[2, 3\]"):
         with_unlearning(benchmark, {})
     with pytest.raises(ValueError, match="no train stream"):
         with_unlearning(CLScenario([benchmark.test_stream]), {})
@@ -115,7 +115,7 @@ REFUSED = [
     (scheduled({1: [2]}), "after task 1: task 2 .* it is not yet trained"),
     (scheduled([R([2], 2, "before")]), "before task 2: task 2 .* it is not yet trained"),
     (scheduled([R([3], 2, "iteration", 4)]), "iteration 4 of task 2: task 3 .* it is not yet trained"),
-    (scheduled([R([2], 2, "iteration", 40)]), "iteration 40 of task 2: task 2 .* it is in training"),
+    (scheduled([R([2], 2, "iteration", 40)]), "iteration 40 of task 2: task 2 is in training"),
     (scheduled({1: [1]}, permanent=[1]), "after task 1: task 1 .* it was declared permanent"),
     (scheduled({2: [0]}, deadline=2), r"after task 2: task 0 .* deadline has expired \(2 further"),
     (scheduled({2: [0], 3: [1, 0]}), "after task 3: task 0 .* it is already unlearned"),
@@ -168,7 +168,7 @@ def test_a_task_may_be_learned_again_once_it_was_unlearned():
     parts = with_unlearning(stream_of([0, 1, 0, 2]), {3: [0]}).train_stream  # for a strategy that adds parts
     with pytest.raises(TaskError, match=r"task 0: 2 experiences of this stream .*as one: put AvalancheDataset\(\["):
         tiny.strategy().train(parts[0])
-    with pytest.raises(RequestError, match=r"iteration 1 of task 0: task 0 .* it is in training"):
+    with pytest.raises(RequestError, match=r"iteration 1 of task 0: task 0 is in training"):
         with_unlearning(stream_of([0, 1, 0]), [R([0], 1), R([0], 2, "iteration", 1)])
 
 

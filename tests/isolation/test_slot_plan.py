@@ -72,7 +72,7 @@ def test_a_task_without_a_slot_names_the_requests_that_were_not_obeyed():
 def test_missing_slots_are_reported_before_the_first_task():
     _, told = learn(DIGITS, Pools(slots=3), [0, 1, 2])
     assert len(told) == 1
-    assert told[0].startswith("task 3 will find its slot (0 of 3) taken by tasks [0], unless")
+    assert told[0].startswith("task 3 will find its slot (0 of 3) taken by tasks [0]: unlearn")
     assert "Pools.planned" in told[0]
     late = with_unlearning(DIGITS, deadline=2)
     assert "of which [0] can't be unlearned any more by then" in learn(late, Pools(slots=3), [0])[1][0]

@@ -180,7 +180,7 @@ def test_a_task_whose_share_is_taken_is_refused_and_changes_nothing():
     with pytest.warns(CapacityWarning):
         learn(strategy, STREAM.train_stream[:2])
     before = state(strategy.model)
-    with pytest.raises(CapacityError, match=r"task 2 finds its share \(slot 0 of 2\) taken by tasks \[0\]"):
+    with pytest.raises(CapacityError, match=r"task 2: slot 0 of 2 is taken by tasks \[0\]"):
         strategy.train(STREAM.train_stream[2])
     assert same_state(state(strategy.model), before)
     assert strategy.model.tasks == (0, 1)

@@ -106,7 +106,7 @@ def test_a_first_task_that_can_t_be_trained_is_refused(name):
 def test_a_training_without_gradients_is_refused():
     for off in (torch.no_grad, torch.inference_mode):
         strategy = tiny.strategy()
-        with off(), pytest.raises(TaskError, match=r"gradients are switched off around strategy\.train"):
+        with off(), pytest.raises(TaskError, match=r"gradients are switched off by torch\.no_grad"):
             strategy.train(tiny.tasks().train_stream)
         assert strategy.model.tasks == ()
 
@@ -226,8 +226,8 @@ def test_a_task_that_takes_no_step_is_undone(make_strategy):
 def test_a_task_of_one_class_and_a_test_stream_are_warned_of():
     stream = tiny.tasks([[0], [1], [2]]).test_stream
     with (
-        pytest.warns(UserWarning, match="experiences of the stream 'test'.*benchmark.train_stream"),
-        pytest.warns(MaskWarning, match="task 0 has one class, which any network predicts"),
+        pytest.warns(UserWarning, match="given the stream 'test', not benchmark.train_stream"),
+        pytest.warns(MaskWarning, match="task 0 has one class, and nothing was learned"),
     ):
         tiny.strategy().train(stream[0])
 
@@ -285,7 +285,7 @@ def test_a_trained_model_is_asked_for_tasks_that_it_has(kind):
     model = learn(tiny.strategy(kind), tiny.tasks()).model.eval()
     x, _ = tiny.samples()
     for wrong in ("0", 0.5, torch.tensor([0, 1])):
-        with pytest.raises(TypeError, match=r"task_labels must be the label of a task .* for each of 24 samples, got"):
+        with pytest.raises(TypeError, match=r"task_labels must be an int, or a tensor of 24 labels of tasks, got"):
             model(x, wrong)
     if kind == "amnesiac":
         with pytest.raises(UnknownTaskError, match=r"task 9 has no mask; tasks with one: \[0, 1\]"):
@@ -330,7 +330,12 @@ def two_ledgers(strategy):
 
 FAULTS = {
     "heads without masks": (without_masks, refusing(CounterfactualPlugin), TypeError, "need a model with masks"),
-    "shadows without masks": (without_masks, refusing(BackupPlugin), TypeError, "shadow copies need a MaskedModel"),
+    "shadows without masks": (
+        without_masks,
+        refusing(BackupPlugin),
+        TypeError,
+        "shadow copies are of masked units: give a MaskedModel",
+    ),
     "two trajectories": (masked, refusing(TrajectoryPlugin), ValueError, "has 2 TrajectoryPlugins"),
     "two ledgers": (masked, two_ledgers, ValueError, "has 2 UnlearningPlugins"),
     "recorded before committed": (masked, swapped, ValueError, "put HATPlugin in front of TrajectoryPlugin"),
@@ -419,7 +424,7 @@ def test_a_class_incremental_stream_is_refused_with_its_remedy(make, error):
 def test_one_training_over_several_tasks_is_refused_as_such():
     strategy = stock(JointTraining, epochs=1)
     before = bits(strategy.model)
-    with pytest.raises(TaskError, match=r"JointTraining trains tasks \[0, 1, 2\] in one training.*Train one task"):
+    with pytest.raises(TaskError, match=r"JointTraining trains tasks \[0, 1, 2\] in one training.*Train one after"):
         strategy.train(DIGITS.train_stream[:3])
     assert bits(strategy.model) == before
     assert unlearning_plugin(strategy).ledger.remaining == ()

@@ -150,7 +150,7 @@ REFUSED = [
     (lambda: WSN(SubnetModel(NET), None), r"WSN takes its options by name: WSN\(model=…, opt"),
     (lambda: benchmark(y=None), "train: None are no labels"),
     (lambda: benchmark(x=None), "train: x is no array of numbers"),
-    (lambda: task_benchmark({"x": X}, {"x": X}, [[0, 1]]), "train: dict is neither an"),
+    (lambda: task_benchmark({"x": X}, {"x": X}, [[0, 1]]), "train: dict is no"),
     (lambda: benchmark(x=X.to_sparse()), "train: x is a tensor of layout torch.sparse_coo; give a dense"),
     (lambda: transformed(lambda x: None), "transform of whole batches made None of 24 samples"),
     (lambda: transformed(lambda x: x[:3]), r"made shape \(3, 8\) of 24 samples; one each is"),
@@ -194,7 +194,7 @@ class Stepless(SGD):
 def test_an_optimizer_that_cant_be_made_twice_needs_one_for_the_embeddings():
     strategy, stream = hat(lambda model: Stepless(model.parameters(), 1)), split().train_stream
     before = state(strategy.model)
-    with pytest.raises(ValueError, match=r"no Stepless can be made for one vector.*give embedding_optimizer=lambda"):
+    with pytest.raises(ValueError, match=r"no Stepless can be made for a vector: embedding_optimizer=lambda"):
         strategy.train(stream[0])
     assert same_state(before, state(strategy.model))
     masks = HardAttention(embedding_optimizer=lambda p: Adam(p, lr=0.05))
@@ -304,7 +304,7 @@ def test_experiences_may_come_from_a_generator():
 def test_only_tasks_of_the_stream_can_be_locked():
     stream = split().train_stream
     strategy = make(adjustment=RandomRule(locked=[0, 77]))
-    with pytest.raises(ValueError, match=r"locked=\[0, 77\]: the stream has no tasks \[77\].*it has \[0, 1, 2, 3, 4\]"):
+    with pytest.raises(ValueError, match=r"locked=\[0, 77\]: the stream has no tasks \[77\], but \[0, 1, 2, 3, 4\]"):
         strategy.train(stream[0])
     assert strategy.model.tasks == ()
     make(adjustment=RandomRule(locked=[0, 4])).train(stream[0])  # task 4 is still to come
@@ -346,5 +346,5 @@ def test_a_rule_has_a_name_by_its_class():
         assert all(torch.equal(value, after[name]) for name, value in before.items())
     finally:
         RULES.pop("frozen", None)
-    with pytest.raises(ValueError, match=r"adjustment must be one of .*'adahat', or a rule, .* got 'frozen'"):
+    with pytest.raises(ValueError, match=r"adjustment must be one of .*'adahat', or a rule; got 'frozen'"):
         make(HAT, adjustment="frozen")

@@ -221,7 +221,7 @@ def test_the_trial_catches_a_wrong_rule(monkeypatch):
     assert "tried out in both modes" in " ".join(str(MaskedModel(Summed()).describe()).split())
     monkeypatch.setattr(tracing, "_known", Known(32))
     monkeypatch.setitem(RULES, torch.ops.aten.cumsum, lambda walk, node, x, dim, **options: x)
-    with pytest.raises(ModelError, match=r"features of one task moved.*outside of its mask"):
+    with pytest.raises(ModelError, match=r"mode a task reads .* outside of its mask"):
         MaskedModel(Summed())
     untried = MaskedModel(Summed(), trial=False)
     assert "not tried out (trial=False)" in " ".join(str(untried.describe()).split())

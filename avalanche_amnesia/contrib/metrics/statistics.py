@@ -41,10 +41,7 @@ def paired_test(first: Sequence[float], second: Sequence[float], *, confidence: 
     checks.within("confidence", confidence, "(0, 1)")
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.ndim != 1 or a.shape != b.shape or len(a) == 0 or not np.isfinite([a, b]).all():
-        raise ValueError(
-            "expected two lists of finite numbers, of the same length and at least one number per list, got "
-            f"{list(first)} and {list(second)}"
-        )
+        raise ValueError(f"give two equally long lists of finite numbers, got {list(first)} and {list(second)}")
     # Equal decimals can differ in their last bits after a subtraction, which would make t arbitrarily large.
     scale = float(np.abs([a, b]).max()) or 1.0
     differences = np.round((a - b) / scale, 12) * scale

@@ -86,8 +86,7 @@ class RepairPlugin(MemoryPlugin):
         """Before a task's training: raise TypeError if the model has no masks."""
         if not isinstance(strategy.model, TaskMaskedModel):
             raise TypeError(
-                f"a repair needs a model with masks, got {type(strategy.model).__name__}: without them every task "
-                "reads every weight, and there is none that a repair may move"
+                f"a repair moves what masks leave free: give a model with masks, got {type(strategy.model).__name__}"
             )
 
     def after_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -209,8 +208,7 @@ class RepairPlugin(MemoryPlugin):
         if not all(bool(parameter.isfinite().all()) for parameter in working):
             raise DivergedError(
                 f"the repair of tasks {list(tasks)} diverged: some weights are infinite or NaN. Nothing was unlearned "
-                "or changed; give the repair an optimizer with a smaller learning rate, "
-                "RepairPlugin(optimizer=lambda parameters: …)"
+                "or changed; give it a smaller learning rate, RepairPlugin(optimizer=lambda parameters: …)"
             )
 
     def _batches(self, task: int, samples: Samples) -> Iterator[Samples]:

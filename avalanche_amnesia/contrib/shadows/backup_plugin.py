@@ -236,8 +236,5 @@ class BackupPlugin(Plugin):
 
 def _surroundings(strategy: Strategy) -> tuple[MaskedModel, HATPlugin, TrajectoryPlugin]:
     if not isinstance(strategy.model, MaskedModel):
-        raise TypeError(
-            f"shadow copies need a MaskedModel, got {type(strategy.model).__name__}: they stand in for units, where "
-            "the masks of two tasks overlap"
-        )
+        raise TypeError(f"shadow copies are of masked units: give a MaskedModel, got {type(strategy.model).__name__}")
     return strategy.model, *method_plugins(strategy, "BackupPlugin()")

@@ -109,7 +109,6 @@ def method_plugins(strategy: Strategy, made: str) -> tuple[HATPlugin, Trajectory
     masking, recorder = find_plugin(strategy, HATPlugin), find_plugin(strategy, TrajectoryPlugin)
     if masking is None or recorder is None:
         raise ValueError(
-            f"{made.partition('(')[0]}() needs HATPlugin() and TrajectoryPlugin() in front of it: "
-            f"AmnesiacHAT(compensation={made})"
+            f"{made.partition('(')[0]}() needs HATPlugin(), TrajectoryPlugin() first: AmnesiacHAT(compensation={made})"
         )
     return masking, recorder

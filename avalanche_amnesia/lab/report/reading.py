@@ -356,10 +356,7 @@ def entries(runs: Sequence[Run]) -> list[Entry]:
     for same, run in (pair for group in groups.values() for pair in combinations(group, 2)):
         # An equal identifier means copies of one log.
         if (run.seed is not None and run.seed == same.seed) or (run.id != "" and run.id == same.id):
-            raise ValueError(
-                f"{same.folder} and {run.folder} have the same name and settings, and both are of {run.of_seed}: give "
-                "each run once"
-            )
+            raise ValueError(f"{same.folder} and {run.folder} hold the same run of {run.of_seed}: give each run once")
     named = [name for name, _ in groups]
     flats = [flat(seedless(group[0].settings)) for group in groups.values()]
     found = []

@@ -34,8 +34,7 @@ def read_study(folder: Path) -> list[Run]:
     runs = [run for run in read_runs(folder) if run.ended and {"experiment", "scenario"} <= run.settings.keys()]
     if not runs:
         raise ValueError(
-            f"{folder} holds no results of amnesia run or amnesia sweep; logs of a script have a page, by amnesia "
-            "report without --tables, but no tables"
+            f"{folder} holds no results of amnesia run or amnesia sweep: use amnesia report without --tables"
         )
     return runs
 

@@ -59,10 +59,7 @@ class OwnArguments:
 def check_model(model: nn.Module, kind: type[nn.Module]) -> None:
     """Raise TypeError unless ``model`` is an instance of ``kind``, the class that a strategy or plugin needs."""
     if not isinstance(model, kind):
-        raise TypeError(
-            f"model must be a {kind.__name__}, got {type(model).__name__}: wrap the feature extractor, "
-            f"{kind.__name__}(backbone)"
-        )
+        raise TypeError(f"model must be a {kind.__name__}, got {type(model).__name__}: give {kind.__name__}(backbone)")
 
 
 def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
@@ -76,10 +73,7 @@ def checked_plugins(plugins: Sequence[Any] | None) -> list[Any]:
         if isinstance(plugin, type) or not any(name.startswith(("before_", "after_")) for name in dir(plugin)):
             raise TypeError(f"plugins holds {plugin!r}, which is no plugin: plugins=[TrajectoryPlugin(), …]")
         if isinstance(plugin, GDumbPlugin):
-            raise TypeError(
-                "GDumbPlugin puts another model into the strategy before each task, without masks or records: use "
-                "Avalanche's own GDumb strategy"
-            )
+            raise TypeError("GDumbPlugin replaces the strategy's model at each task: use Avalanche's GDumb strategy")
     return given
 
 

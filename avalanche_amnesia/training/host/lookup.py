@@ -39,8 +39,7 @@ def refuse_second(strategy: Strategy, kind: type[Any]) -> None:
     if n > 1:
         raise ValueError(
             f"{type(strategy).__name__} has {n} {kind.__name__}s, which would do everything twice: leave one in "
-            "plugins=, and none where the strategy brings its own, as AmnesiacHAT does; its options are the strategy's "
-            "(trajectory=TrajectoryPlugin(...), unlearning=UnlearningPlugin(deadline=...))"
+            "plugins=; AmnesiacHAT and others bring their own, with the options trajectory= and unlearning="
         )
 
 

@@ -106,8 +106,7 @@ def warn_of_copies(copies: Sequence[int], task: int, event: str) -> None:
     """Warn if samples that remain, at positions ``copies``, equal requested ones."""
     if copies:
         warnings.warn(
-            f"{event}: copies of the requested samples remain in task {task}, at positions {copies[:10]}: request "
-            "them as well to forget them",
+            f"{event}: copies of the requested samples remain in task {task}, at {copies[:10]}: request them as well",
             stacklevel=2,
         )
 
@@ -145,8 +144,8 @@ class StreamInUse:
         same = join_by(fingerprint, of_task)
         if same is None:
             raise RequestError(
-                f"{event}: this is not the data that task {task} was trained on, its labels differ; give the same "
-                "experience, or all of its parts, with all samples, in the same order"
+                f"{event}: task {task} was trained on other labels: give its experience, or all of its parts, with all "
+                "samples in the same order"
             )
         return same
 
@@ -164,8 +163,8 @@ class Reproduced(Exception):
         if other and self.place == place:
             raise RequestError(
                 f"{event}: task {task}, trained again with all of its samples, has other bits than before, first in "
-                f"{other[0]}: its data, the code or the settings have changed since. Nothing was unlearned. Restore "
-                "them; or give unlearn() or UnlearningPlugin() reproduce=False: the claim then rests on them"
+                f"{other[0]}. Nothing was unlearned. Restore data, code and settings, or give reproduce=False: the "
+                "claim then rests on them"
             )
 
 
@@ -191,8 +190,7 @@ def retraining(
     if plugin.obey is not True or not (subtracts or any(getattr(part, "trains_again", False) for part in parts)):
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(
-            f"{event}: {type(strategy).__name__}{here} can't train task {task} again in its place without some "
-            "samples: DisjointSubnets, Independent and RanPAC can"
+            f"{event}: {type(strategy).__name__}{here} can't do this: DisjointSubnets, Independent and RanPAC can"
         )
     kept = strategy.model.heads[task].kept if subtracts and data is None else torch.zeros(0)
     stored, forgotten = bool(kept.numel()), plugin.forgotten
@@ -205,8 +203,7 @@ def retraining(
     not_kept = [name for name, value in first.options.items() if isinstance(value, tuple)]
     if not_kept:
         raise RequestError(
-            f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), which no state keeps, so "
-            "that it can't be trained again: unlearn it as a whole"
+            f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )
     plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
     context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)

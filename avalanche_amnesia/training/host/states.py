@@ -141,8 +141,7 @@ def state_of(thing: Any, left_out: frozenset[str] = frozenset()) -> Any:
     except StateError as error:
         raise StateError(
             f"{error}: a state holds JSON types, tensors, and lists, tuples, sets and dicts of these. Give {name} a "
-            "state(), which returns such a value, and a load_state(state), which takes it back; of a class that is not "
-            f"yours, say how with register_state({name}, attribute=Conversion(…))"
+            f"state() and a load_state(state) of these, or register_state({name}, attribute=Conversion(…))"
         ) from None
     return state
 

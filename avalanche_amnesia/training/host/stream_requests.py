@@ -96,6 +96,5 @@ def check_iteration(request: Any, task: int | None, iterations: int) -> None:
     """Raise RequestError unless a request's iteration is below ``iterations``, the number of the task's iterations."""
     if request.iteration >= iterations:
         raise RequestError(
-            f"iteration {request.iteration} of task {task} never comes: the task has {iterations} training "
-            f"iterations, 0 to {iterations - 1}; choose one of them, or when='after'"
+            f"iteration {request.iteration} of task {task} never comes: choose 0 to {iterations - 1}, or when='after'"
         )

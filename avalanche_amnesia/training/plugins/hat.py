@@ -129,10 +129,7 @@ class HATPlugin(TaskMaskPlugin):
         known = {single_task(other) for other in stream}
         unknown = sorted({*self.rule.locked} - known - {*model.tasks})
         if unknown:
-            raise ValueError(
-                f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, which would protect nothing; it "
-                f"has {sorted(known)}"
-            )
+            raise ValueError(f"locked={list(self.rule.locked)}: the stream has no tasks {unknown}, but {sorted(known)}")
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
         """Before a task's first step: start its mask embedding; compute all values constant within the task."""

@@ -113,8 +113,7 @@ class TaskEndPlugin(Plugin):
         if fault is not None:
             raise TaskError(f"task {task}: {fault}. Its training was undone and the other tasks are as they were")
         raise DivergedError(
-            f"task {task} diverged: {lost}. Its training was undone and the other tasks are as they were; train it "
-            "again with a smaller learning rate or gradient clipping"
+            f"task {task} diverged: {lost}. Its training was undone; train it again with a smaller learning rate"
         )
 
 
@@ -254,10 +253,9 @@ class TaskMaskPlugin(TaskEndPlugin):
         if shared:
             abort_training(strategy)
             raise ModelError(
-                f"the backbone's forward changes {shared}, or began to keep them: all tasks would share that, and no "
-                "unlearning could take it apart. The task's training was undone. Make them buffers, or tensor "
-                "attributes, that have their final shape when the backbone is wrapped (run it once before, where it "
-                "fills a cache): then every task has its own. Or keep nothing"
+                f"the backbone's forward changes {shared}, which all tasks would share: its training was undone. "
+                "Make them buffers or tensor attributes that have their final shape when the backbone is wrapped (run "
+                "it once before); or keep nothing"
             )
 
     @torch.no_grad()
@@ -299,7 +297,6 @@ def refuse_untrained(strategy: Strategy) -> None:
     if not strategy.clock.train_exp_iterations:
         abort_training(strategy)
         raise TaskError(
-            f"task {single_task(strategy.experience)} took no step, and its training was undone: a mini-batch is "
-            f"{strategy.train_mb_size} of its {len(strategy.experience.dataset)} samples, with drop_last=True none if "
-            "these are fewer; or train_epochs is 0, or a plugin stopped the training"
+            f"task {single_task(strategy.experience)} took no step, and its training was undone: train_epochs is 0, a "
+            f"plugin stopped it, or drop_last=True left {len(strategy.experience.dataset)} samples out"
         )

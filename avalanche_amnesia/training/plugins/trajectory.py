@@ -91,9 +91,8 @@ class TrajectoryPlugin(Plugin):
         shared = _shared_statistics(strategy.model)
         if shared:
             raise ModelError(
-                f"modules {shared} keep running statistics that all tasks share, which no unlearning can take apart; "
-                "use a backbone without them, track_running_stats=False, or a TaskNormModel (without masks) or "
-                "MaskedModel, where each task has its own"
+                f"modules {shared} keep running statistics that all tasks share, and unlearning can't take apart: use "
+                "track_running_stats=False, or a TaskNormModel or MaskedModel, where each task has its own"
             )
 
     def after_train_dataset_adaptation(self, strategy: Strategy, **kwargs: Any) -> None:

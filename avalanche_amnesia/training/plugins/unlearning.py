@@ -216,9 +216,8 @@ class UnlearningPlugin(Plugin):
         if snapshot is not None or self.current_task is not None or is_finishing(strategy):
             task = self.current_task if snapshot is None else snapshot.task
             raise RequestError(
-                f"task {task} is in training, or its training was interrupted: to unlearn in the "
-                "middle of a task put UnlearningRequest(..., when='iteration') into the stream; to give an interrupted "
-                "task up call strategy.abort_training(), or UnlearningPlugin.abort(strategy) of a stock strategy"
+                f"task {task} is in training, or was interrupted: put UnlearningRequest(..., when='iteration') "
+                "into the stream, or give the task up, strategy.abort_training() or UnlearningPlugin.abort(strategy)"
             )
         return f"after {self.ledger.n_trained} trainings"
 
@@ -286,8 +285,7 @@ class UnlearningPlugin(Plugin):
         if new:
             raise TaskError(
                 f"{type(strategy).__name__} trains tasks {sorted(new | {single_task(strategy.experience)})} in one "
-                "training, which leaves one update of them all: none of them could be unlearned alone. Train one task "
-                "after another, or leave out TrajectoryPlugin and UnlearningPlugin"
+                "training, and could unlearn none alone. Train one after another, or leave UnlearningPlugin out"
             )
 
     def before_training_exp(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -490,8 +488,7 @@ class UnlearningPlugin(Plugin):
         """Set ``model.keeps_shared_entries``: True if unlearning must not change entries that remaining tasks read."""
         if self.deletion == "exclusive" and not isinstance(model, TaskMaskedModel):
             raise TypeError(
-                f"deletion='exclusive' needs a model with masks, got {type(model).__name__}: without them every task "
-                "reads every entry, and nothing could go"
+                f"deletion='exclusive' needs a model with masks, got {type(model).__name__}, whose tasks share all"
             )
         if self.deletion is not None:
             model.keeps_shared_entries = self.deletion == "exclusive"
@@ -509,8 +506,7 @@ class UnlearningPlugin(Plugin):
         plugin = find_plugin(strategy, TrajectoryPlugin)
         if plugin is None:
             raise RequestError(
-                f"{type(strategy).__name__} records no trajectory, without which nothing can be unlearned: "
-                "plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
+                f"{type(strategy).__name__} records no trajectory: plugins=[TrajectoryPlugin(), UnlearningPlugin()]"
             )
         return plugin
 

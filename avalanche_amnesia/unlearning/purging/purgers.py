@@ -54,8 +54,7 @@ def register_purger(*classes: type, before_training: Preparation | None = None) 
             other = _PURGERS.get(kind, purger)
             if _name_of(other) != _name_of(purger):
                 raise ValueError(
-                    f"{kind.__name__} has the purger {_name_of(other)}: one function cleans a class. Let it do both, "
-                    "or give the new one its name, which then replaces it"
+                    f"{kind.__name__} has the purger {_name_of(other)}: give the new one its name to replace it"
                 )
         _PURGERS.update(dict.fromkeys(classes, purger))
         if before_training is not None:
@@ -118,9 +117,8 @@ def refuse_unknown_state(unknown: UnknownState) -> None:
         names = ", ".join(f"{type(plugin).__name__} (in its {name})" for plugin, name in unknown)
         first = type(unknown[0][0]).__name__
         raise UnknownStateError(
-            f"nothing was changed: state that was learned is kept in {names}, and nobody knows how to clean it of a "
-            f"task. Write a function (plugin, context, change) -> str under @register_purger({first}), or leave it "
-            "as it is with allow_unknown=True, which the record then says (plan.unpurged)"
+            f"nothing was changed: {names} keep what was learned, and no purger cleans it. Write a function (plugin, "
+            f"context, change) -> str under @register_purger({first}), or give allow_unknown=True (see plan.unpurged)"
         )
 
 

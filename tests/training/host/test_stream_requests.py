@@ -92,7 +92,7 @@ def test_permanent_and_deadline_come_from_the_stream():
     ):
         before = fingerprint(strategy)
         for ask in (strategy.unlearn, strategy.plan_unlearning):
-            with pytest.raises(RequestError, match=rf"after 4 trainings: task {task} can't be unlearned: it.* {why}"):
+            with pytest.raises(RequestError, match=rf"after 4 trainings: task {task} .* {why}"):
                 ask([3, task])
         assert fingerprint(strategy) == before
     strategy.mark_permanent([3])
@@ -164,7 +164,7 @@ def test_after_an_interruption_an_unlearning_needs_the_training_given_up(finish)
     before = bits(strategy.model)
     with pytest.raises(KeyboardInterrupt):
         strategy.train(DIGITS.train_stream[1])
-    with pytest.raises(RequestError, match=r"task 1 is in training, or its training was interrupted.*abort_training"):
+    with pytest.raises(RequestError, match=r"task 1 is in training, or was interrupted.*abort_training"):
         strategy.unlearn([0])
     if finish == "abort":
         strategy.abort_training()
