@@ -133,7 +133,10 @@ class AccuracyMatrix(CallbackMetric):
 
     def after_eval(self, strategy: Strategy) -> list[MetricValue] | None:
         """After an evaluation: add a row and return its metrics; None without samples or if a task is in training."""
-        if not self._seen or self._in_the_middle(strategy):
+        holder, trains = unlearning_of(strategy) or strategy.model, self._trains
+        if hasattr(holder, "current_task"):
+            trains = holder.current_task is not None or is_finishing(strategy)
+        if not self._seen or trains:
             return None
         at = _moment(strategy)
         if self._stands_at and self._stands_at[-1] == at:
@@ -155,13 +158,6 @@ class AccuracyMatrix(CallbackMetric):
         tasks = sorted({task for row in self.rows for task in row})
         rows = [(name, *(row.get(t) for t in tasks)) for name, row in zip(self.names, self.rows, strict=True)]
         return Table(("after", *(f"task {task}" for task in tasks)), tuple(rows))
-
-    def _in_the_middle(self, strategy: Strategy) -> bool:
-        """Return True if a task is in training."""
-        holder = unlearning_of(strategy) or strategy.model
-        if hasattr(holder, "current_task"):
-            return holder.current_task is not None or is_finishing(strategy)
-        return self._trains
 
     def reset(self, strategy: Strategy | None = None) -> None:
         """Delete all rows of the matrix."""

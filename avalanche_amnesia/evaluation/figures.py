@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
@@ -102,18 +101,6 @@ def matrix_figure(
         figure.text(0.5, 0.5, "nothing to show", ha="center", va="center")
         return figure
     ax = figure.subplots()
-    drawn = _draw_cells(ax, shares)
-    name_ticks(ax.xaxis, columns, first=0.5)
-    name_ticks(ax.yaxis, rows, first=0.5, most=25)
-    ax.set(title=title, xlabel=column_label, ylabel=row_label, ylim=(len(rows), 0))
-    if len(rows) * len(columns) > MAX_CELLS_WITH_NUMBERS:
-        figure.colorbar(drawn, ax=ax, format="{x:.0%}")
-    if note:
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL)
-    return figure
-
-
-def _draw_cells(ax: Axes, shares: Sequence[Sequence[float | None]]) -> Any:
     values = np.ma.masked_invalid(np.array(shares, dtype=float))
     numbered = values.size <= MAX_CELLS_WITH_NUMBERS
     edges: dict[str, Any] = {"edgecolors": COLOURS["page"], "linewidth": 2} if numbered else {"rasterized": True}
@@ -124,4 +111,11 @@ def _draw_cells(ax: Axes, shares: Sequence[Sequence[float | None]]) -> Any:
                 number = ax.annotate(f"{100 * share:.0f}", (column + 0.5, row + 0.5), ha="center", va="center")
                 number.set(color="#ffffff" if share > WHITE_FROM else "#000000", fontsize=11, fontweight="bold")
                 number.set_in_layout(False)  # text inside a cell needs no layout, which takes time
-    return drawn
+    name_ticks(ax.xaxis, columns, first=0.5)
+    name_ticks(ax.yaxis, rows, first=0.5, most=25)
+    ax.set(title=title, xlabel=column_label, ylabel=row_label, ylim=(len(rows), 0))
+    if not numbered:
+        figure.colorbar(drawn, ax=ax, format="{x:.0%}")
+    if note:
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=SMALL)
+    return figure

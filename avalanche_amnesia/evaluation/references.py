@@ -274,7 +274,7 @@ class References:
         differ = sorted(of for of in {*new, *old} if new.get(of) != old.get(of))
         if differ:
             raise ReferencesError(
-                f"make_strategy makes a strategy of other {', '.join(differ)}: give the function that made this one"
+                f"make_strategy makes other settings of {', '.join(differ)} than here: give the function that made it"
             )
 
     def _may_be_read(self, task: int, made: Strategy) -> bool:

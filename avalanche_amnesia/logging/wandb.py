@@ -176,10 +176,7 @@ class WandBLogger(RunLogger):
 
     def _missing(self) -> str:
         if self._finished:
-            return (
-                f"the W&B run {self.run_id} of this logger is finished and takes no more values: "
-                "call finish() last, or log to a new WandBLogger"
-            )
+            return f"the W&B run {self.run_id} is finished and takes no more values: log to a new WandBLogger"
         return (
             f"this logger was loaded without its W&B run {self.run_id}: attach(wandb.init(id={self.run_id!r}, "
             "resume='allow')) goes on in it, attach(wandb.init()) in a new one"

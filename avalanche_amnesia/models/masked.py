@@ -95,8 +95,6 @@ class MaskedModel(TaskMaskedModel):
 
         return Description(self.backbone, self.graph, tried=self.backbone.tried)
 
-    # Masks ----------------------------------------------------------------------------------------------------
-
     @property
     def n_units(self) -> int:
         """Return the number of units of all weighted layers together."""
@@ -170,8 +168,6 @@ class MaskedModel(TaskMaskedModel):
             for name, row in rows.items()
         }
 
-    # Per-task modules -----------------------------------------------------------------------------------------
-
     def fresh_parts(self) -> OwnModules:
         """Return a new task's copies of the per-task modules (except its head), with the backbone's values."""
         return self.backbone.fresh_parts()
@@ -181,8 +177,6 @@ class MaskedModel(TaskMaskedModel):
         """Freeze a task's modules (or a copy), and reset the norms among them outside the task's binary mask."""
         use = self.graph.sets.use(self.binary_mask(task).float())
         parts.settle(self.fresh_parts(), self.backbone.owned, use)
-
-    # Life of a task -------------------------------------------------------------------------------------------
 
     def _open(self, learned: nn.Parameter) -> Gate:
         return Gate(learned, self.by_layer, self.graph.open_entries)
@@ -198,8 +192,6 @@ class MaskedModel(TaskMaskedModel):
         """Return the soft mask of the task in training; raise AttributeError if no task is in training."""
         return self._in_training
 
-    # Forward --------------------------------------------------------------------------------------------------
-
     def _features(self, x: Tensor, task: int) -> Tensor:
         mask = self.gate.leaves if task == self.current_task and self.training else self._mask_or_all(task)
         return self.masked_features(x, mask, self.task_parts(task))
@@ -208,8 +200,6 @@ class MaskedModel(TaskMaskedModel):
         """Return features ``(batch, features)`` with any mask over units, also one converted by :meth:`read_mask`."""
         own = self.fresh_parts().train(self.training) if parts is None else parts
         return self.backbone(x, own, self.read_mask(mask) if isinstance(mask, Tensor) else mask)
-
-    # State ----------------------------------------------------------------------------------------------------
 
     def _match_tasks(self, state: Mapping[str, Any]) -> None:
         super()._match_tasks(state)

@@ -76,8 +76,6 @@ class SubnetModel(TaskMaskedModel):
         self._copies = TaskCopies(backbone, norms if norm == "task" else {}, others)
         self.register_buffer("_order", torch.zeros(0, dtype=torch.int64))
 
-    # Masks ----------------------------------------------------------------------------------------------------
-
     @property
     def n_weights(self) -> int:
         """Return the number of weights (and masked biases) in a mask."""
@@ -116,8 +114,6 @@ class SubnetModel(TaskMaskedModel):
         """
         # |s| is a leaky ReLU of slope -1, whose derivative takes one pass instead of two (sign and product).
         return _leaky_relu_backward(of_mask, scores.detach(), -1.0, False, grad_input=of_mask)
-
-    # Life of a task -------------------------------------------------------------------------------------------
 
     def fresh_parts(self) -> OwnModules | None:
         """Return copies of the backbone's norms and other tensors for a new task; None if the backbone has none."""
@@ -186,8 +182,6 @@ class SubnetModel(TaskMaskedModel):
         for task in set(self._learned.tasks) - set(tasks):
             self._learned.drop(task)
 
-    # Forward --------------------------------------------------------------------------------------------------
-
     def _features(self, x: Tensor, task: int) -> Tensor:
         weights: Mapping[str, Tensor] = {}
         if task == self.current_task and self.training:
@@ -219,8 +213,6 @@ class SubnetModel(TaskMaskedModel):
         ]
         with self._copies.in_place(parts, others, learns=learns):
             return run_on(self.backbone, x)
-
-    # State ----------------------------------------------------------------------------------------------------
 
     def mask_bits(self) -> float | None:
         """Return the bits per weight and task of all masks compressed together; None if there are no masks."""

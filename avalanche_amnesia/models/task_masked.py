@@ -239,8 +239,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
         """Return the tasks whose stored embedding or scores depend on those of ``tasks``."""
         return [task for task in tasks if task in self._learned]
 
-    # Forward --------------------------------------------------------------------------------------------------
-
     @abstractmethod
     def _features(self, x: Tensor, task: int) -> Tensor:
         """Return features of samples that all belong to ``task``, computed with the task's mask."""
@@ -254,8 +252,6 @@ class TaskMaskedModel(MultiHeadModel, ABC):
             mask: ``(n,)``.
             parts: a task's :meth:`task_parts`; None: the backbone's.
         """
-
-    # State ----------------------------------------------------------------------------------------------------
 
     def buffer_names(self, tasks: Sequence[int]) -> list[str]:
         """Return the ``state_dict`` names of the masks of ``tasks``, the values learned from them, and statistics."""

@@ -126,7 +126,8 @@ class PartOfBatches:
             return
         if isinstance(loader, MultiDatasetDataLoader) and type(loader).__iter__ is MultiDatasetDataLoader.__iter__:
             loader = loader._get_loader()
-        if not _reads_positions(loader):
+        torchs = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
+        if not torchs or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             yield from self._cut(loader, counts)
             return
         if loader.generator is None:
@@ -145,12 +146,6 @@ class PartOfBatches:
             yield tree_map_only(Tensor, lambda t: t[place] if t.dim() and len(t) == n else t, batch)  # noqa: B023
 
 
-def _reads_positions(loader: Any) -> bool:
-    """Return True for torch's DataLoader if it reads samples at the positions that a batch sampler draws."""
-    torchs = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
-    return torchs and loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
-
-
 def over_all_samples(loader: Any) -> Any:
     """Return Avalanche's loader over all samples; in a process group it would read other ones in each process."""
     if not (isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling):
@@ -167,9 +162,6 @@ def over_all_samples(loader: Any) -> Any:
         **loader.loader_kwargs,
     )
     return whole
-
-
-# BatchNorm ------------------------------------------------------------------------------------------------------------
 
 
 class _NormTogether(torch.autograd.Function):
@@ -240,9 +232,6 @@ class _BatchNormTogether(TorchFunctionMode):
         if not training:
             return F.batch_norm(*given.args)
         return _NormTogether.apply(x, weight, bias, (mean, variance), *options, self.n, self.of_loss)
-
-
-# A training -----------------------------------------------------------------------------------------------------------
 
 
 class StepsTogether:

@@ -196,9 +196,6 @@ def _is_plain(node: fx.Node) -> bool:
     return node.op != "call_function" or "_functorch" not in (getattr(target, "__module__", None) or "")
 
 
-# Attribute names --------------------------------------------------------------------------------------------------
-
-
 def as_attributes(backbone: nn.Module, program: Any, calls: list[tuple[str, Any]]) -> Exported:
     """Convert an exported program to a graph whose parameters and buffers are attributes with the backbone's names."""
     graph, signature = program.graph, program.graph_signature
@@ -452,9 +449,6 @@ _FRESH_COMPOSITES = frozenset(
 _OTHER_NAMES = {"bernoulli_.float": ATEN.bernoulli.p, "bernoulli_.Tensor": None}
 
 
-# Errors of torch.export ------------------------------------------------------------------------------------------
-
-
 def _failure(backbone: nn.Module, error: Exception) -> ModelError:
     """Return an error that names the innermost module whose forward raised ``error``, and the user's line."""
     names = {id(module): name for name, module in backbone.named_modules()}
@@ -482,9 +476,6 @@ def declaring(name: str, *options: str) -> str:
         f"{part} MaskedModel(backbone, {ways}); or trace nothing: DisjointModel(backbone) takes any network, "
         "SubnetModel(backbone) one whose learning weights are those of Linear, Conv, Embedding and norms"
     )
-
-
-# Origin of a node -------------------------------------------------------------------------------------------------
 
 
 def module_of(node: fx.Node) -> str:

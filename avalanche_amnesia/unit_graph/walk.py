@@ -272,8 +272,6 @@ class Walk:
         part = Dependence(name, parameter.shape, frozen=self.is_frozen(name), owned=owned)
         return ParameterValue(parameter.shape, (part,))
 
-    # Masks ----------------------------------------------------------------------------------------------------
-
     def insert_behind(self, node: fx.Node, function: Any, args: Any, kwargs: Any = None) -> fx.Node:
         """Insert a call of ``function`` after a node, and copy the node's shape and source location to the call."""
         with self.graph.inserting_after(node):
@@ -326,8 +324,6 @@ class Walk:
             return False
         user = next(iter(node.users))
         return user.target in NORMS_BY_CHANNEL and user.args[0] is node
-
-    # Helpers --------------------------------------------------------------------------------------------------
 
     def _output(self, node: fx.Node) -> Tensor:
         result = self.values.get(node.args[0]) if isinstance(node.args[0], fx.Node) else node.args[0]

@@ -206,8 +206,7 @@ def read_runs(folder: str | Path) -> list[Run]:
     there = [run for run in found if run.moments]
     if not there:
         raise ValueError(
-            f"{folder} holds no {RUN_FILE} of a run that was evaluated after a task: give folders that `amnesia demo`"
-            ", `amnesia sweep` or a JSONLogger filled"
+            f"{folder} holds no {RUN_FILE} of a run evaluated after a task: give folders of amnesia run or a JSONLogger"
         )
     return there
 

@@ -30,11 +30,10 @@ def from_yaml(text: str | bytes, place: str) -> Any:
     """Parse YAML text without running code from the text; error messages start with ``place``."""
     try:
         return yaml.load(text, _Loader)
-    except yaml.MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
-        raise ValueError(f"{place} is no YAML ({error.problem}{line})") from error
-    except yaml.YAMLError as error:  # a character that YAML forbids
-        raise ValueError(f"{place} is no YAML (no text)") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # a character that YAML forbids has none
+        line = "" if mark is None else f", line {mark.line + 1}"
+        raise ValueError(f"{place} is no YAML ({getattr(error, 'problem', 'no text')}{line})") from error
 
 
 def read_experiment(

@@ -45,7 +45,9 @@ def moved(walk: Walk, node: fx.Node, *args: Any, **options: Any) -> Any:
     operands = [leaf for leaf in known if isinstance(leaf, (Value, ParameterValue))]
     if len(operands) > 1 or operands[0] is not args[0]:
         return _otherwise(walk, node, args, options)  # a value determines which entries are moved
-    return _again(args[0], lambda places: _applied(node, (places, *args[1:]), options))
+    # Numbers of sets or entries may lie in memory in another way than the values: reshape, not view.
+    target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
+    return _again(args[0], lambda places: target(places, *args[1:], **options))
 
 
 @rule(*_LIKE_ANOTHER)
@@ -72,12 +74,6 @@ def indexed(walk: Walk, node: fx.Node, x: Any, indices: Sequence[Any]) -> Any:
 def _otherwise(walk: Walk, node: fx.Node, args: Any, options: Any) -> Any:
     values = any(isinstance(leaf, Value) for leaf in leaves((args, options)))
     return walk.conservative(node) if values else all_of_all(walk, node, *args, **options)
-
-
-def _applied(node: fx.Node, args: Any, options: Any) -> Any:
-    """Apply a node's operation to numbers of sets or entries; ``view`` as ``reshape``: memory layout may differ."""
-    target: Any = A.reshape.default if node.target in (A.view.default, A._unsafe_view.default) else node.target
-    return target(*args, **options)
 
 
 def _again(operand: Any, move: Any) -> Any:
