@@ -102,10 +102,10 @@ def test_finish_again_does_nothing_and_later_values_are_refused(recorder: Record
     recorder.log("x", 1)
     recorder.logger.finish()
     recorder.logger.finish()
-    with pytest.raises(RuntimeError, match=f"{recorder.logger.run_id} of this logger is finished"):
+    with pytest.raises(RuntimeError, match=f"{recorder.logger.run_id} is finished"):
         recorder.log("x", 2)
     recorder.logger.log_metrics([])  # what Avalanche sends at every callback
-    with pytest.warns(UserWarning, match=f"{recorder.logger.run_id} of this logger is finished"):
+    with pytest.warns(UserWarning, match=f"{recorder.logger.run_id} is finished"):
         recorder.logger.log_metrics([MetricValue(None, "x", 3, 0)])
     recorder.logger.log_metrics([MetricValue(None, "x", 3, 0)])  # once
     recorder.logger.after_eval(object(), [])

@@ -10,12 +10,10 @@ from avalanche.core import SupervisedPlugin
 from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training import Naive
 from avalanche.training.plugins import ReplayPlugin
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
-from support import FACTOR, examples
+from support import FACTOR
 from support.process_group import in_group, is_last
 from support.stock_hosts import host
-from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, mlp, quiet, ranpac
+from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, quiet, ranpac
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -416,45 +414,3 @@ def test_a_task_trained_on_another_number_of_processes_is_approximate(tmp_path):
     assert claim == "approximate"
     assert "tasks [1, 2] trained at other settings" in reasons[0] or "task 2 trained at other settings" in reasons[0]
     assert "approximate" in refused or "2 processes" in refused
-
-
-# Random lives ---------------------------------------------------------------------------------------------------------
-
-STEP = st.sampled_from(["train", "train", "unlearn", "unlearn sample", "eval"])
-
-
-def random_life(name, seed, net, steps):
-    """Bits after a random life."""
-    strategy, tasks, left = strategy_of(name, net, seed=seed), [], [0, 1, 2, 3]
-    for step, number in steps:
-        if step == "train" and left:
-            tasks.append(left.pop(number % len(left)))
-            learn(strategy, STREAM, [tasks[-1]])
-        elif step == "unlearn" and tasks and name not in ("HAT", "AdaHAT"):
-            left.append(tasks.pop(number % len(tasks)))
-            strategy.unlearn([left[-1]])
-        elif step == "unlearn sample" and tasks and name == "DisjointSubnets":
-            task = tasks[number % len(tasks)]
-            strategy.unlearn(task=task, samples=[number], data=STREAM.train_stream[task])
-        elif step == "eval":
-            strategy.eval(STREAM.test_stream)
-    return hashes(strategy), [] if name in ("HAT", "AdaHAT") else unlearning_of(strategy).records
-
-
-@settings(
-    max_examples=examples(3),
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-    derandomize=FACTOR == 1,
-    phases=[Phase.generate],
-)
-@given(
-    n=st.integers(2, 3),
-    name=st.sampled_from(["HAT", "AdaHAT", "AmnesiacHAT", "WSN", "DisjointSubnets"]),
-    seed=st.integers(0, 99),
-    net=st.sampled_from([NormedConvNet, BatchNormedConvNet, mlp]),
-    steps=st.lists(st.tuples(STEP, st.integers(0, 9)), min_size=3, max_size=8),
-)
-def test_all_processes_hold_the_same_bits_after_a_random_life(n, name, seed, net, steps):
-    first, *others = in_group(n, random_life, name, seed, net, steps)
-    assert all(other == first for other in others)

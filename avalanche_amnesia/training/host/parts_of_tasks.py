@@ -144,8 +144,8 @@ class StreamInUse:
         same = join_by(fingerprint, of_task)
         if same is None:
             raise RequestError(
-                f"{event}: task {task} was trained on other labels: give its experience, or all of its parts, with all "
-                "samples in the same order"
+                f"{event}: not the data of task {task}, its labels differ: give its experience, or all of its parts, "
+                "with all samples in the same order"
             )
         return same
 
@@ -190,7 +190,7 @@ def retraining(
     if plugin.obey is not True or not (subtracts or any(getattr(part, "trains_again", False) for part in parts)):
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(
-            f"{event}: {type(strategy).__name__}{here} can't do this: DisjointSubnets, Independent and RanPAC can"
+            f"{event}: {type(strategy).__name__}{here} can't train task {task} again: DisjointSubnets, RanPAC can"
         )
     kept = strategy.model.heads[task].kept if subtracts and data is None else torch.zeros(0)
     stored, forgotten = bool(kept.numel()), plugin.forgotten
