@@ -143,11 +143,8 @@ LATER = r"task 1: (in its first mini-batch )?1 of \d+ samples holds NaN or infin
 SECOND = {
     "NaN, units": ("amnesiac", {}, lambda: spoilt(NAN, [4, 7, 9]), IN_MEMORY),
     "infinity, weights": ("wsn", {}, lambda: spoilt(-float("inf"), [4, 7, 9]), IN_MEMORY),
-    "NaN, pools": ("pools", {}, lambda: spoilt(NAN, [4, 7, 9]), IN_MEMORY),
     "on demand, units": ("amnesiac", {}, lambda: spoilt(NAN, EVERY, lazy=True), ON_DEMAND),
-    "on demand, pools": ("pools", {}, lambda: spoilt(NAN, EVERY, lazy=True), ON_DEMAND),
     "a later mini-batch": ("amnesiac", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
-    "a later mini-batch, weights": ("wsn", {"train_mb_size": 4}, lambda: spoilt(NAN, [9], lazy=True), LATER),
     "labels above": ("amnesiac", {}, relabelled(lambda y: y + 5), r"lie in 5..6, and its head has 2 .*, 0..1: c"),
     "labels below": ("wsn", {}, relabelled(lambda y: y - 1), r"lie in -1..0, and its head has 2 classes"),
     "some labels above": ("pools", {}, relabelled(lambda y: 3 * y), r"lie in 0..3, and its head has 2 classes"),

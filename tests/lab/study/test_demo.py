@@ -15,7 +15,6 @@ from avalanche_amnesia.lab.report.reading import read_runs
 from avalanche_amnesia.lab.report.tables import csv_of
 from avalanche_amnesia.lab.report.verdicts import verdict_of
 from avalanche_amnesia.lab.report.wording import unitless
-from avalanche_amnesia.lab.runs import RunStore
 from avalanche_amnesia.lab.study import demo as module
 from avalanche_amnesia.lab.study.demo import REQUESTS, run_demo
 
@@ -108,34 +107,16 @@ def test_the_printed_table_has_the_numbers_of_the_logs(demo):
 
 def test_an_interrupted_demo_prints_one_line_and_writes_no_result(tmp_path, amnesia, monkeypatch):
     def interrupted(*args, **options):
+        given_on.append(store in args)
         raise KeyboardInterrupt
 
+    given_on, store = [], tmp_path / "store"
     monkeypatch.setattr(module, "run_cell", interrupted)
-    told = amnesia("demo", "--out", str(tmp_path / "out"), status=130).splitlines()  # W&B may have printed before
-    assert told[-1] == "amnesia: interrupted, no file is half written; the same command starts again"
+    for given, again in (([], "starts again"), (["--store", str(store)], f"goes on with the references in {store}")):
+        told = amnesia("demo", "--out", str(tmp_path / "out"), *given, status=130).splitlines()  # W&B may print before
+        assert told[-1] == f"amnesia: interrupted, no file is half written; the same command {again}"
+    assert given_on == [False, True]
     assert {file.name for file in (tmp_path / "out").iterdir()} <= {"wandb"}
-
-
-@pytest.mark.slow
-def test_a_demo_with_a_store_continues_after_an_interruption(tmp_path, amnesia, monkeypatch):
-    runs, run_cell = [], module.run_cell
-    monkeypatch.setattr(module, "demo_experiment", fewer_images)
-
-    def interrupted(cell, *args, **options):
-        if len(runs) == 1:
-            raise KeyboardInterrupt
-        runs.append(run_cell(cell, *args, **options))
-        return runs[-1]
-
-    command = ["demo", "--epochs", "1", "--out", str(tmp_path / "out"), "--store", str(tmp_path / "store")]
-    monkeypatch.setattr(module, "run_cell", interrupted)
-    assert f"goes on with the references in {tmp_path / 'store'}" in amnesia(*command, status=130)
-    states = len(RunStore(tmp_path / "store").nodes())
-    assert states > 0
-    monkeypatch.setattr(module, "METHODS", dict([next(iter(module.METHODS.items()))]))
-    monkeypatch.setattr(module, "run_cell", run_cell)
-    amnesia(*command)
-    assert len(RunStore(tmp_path / "store").nodes()) == states  # stored references are not trained again
 
 
 def test_missing_data_and_impossible_budgets_are_refused_and_write_nothing(tmp_path, amnesia):
