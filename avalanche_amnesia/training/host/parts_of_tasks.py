@@ -190,7 +190,8 @@ def retraining(
     if plugin.obey is not True or not (subtracts or any(getattr(part, "trains_again", False) for part in parts)):
         here = "" if plugin.obey is True else f" with obey={plugin.obey!r}"
         raise RequestError(
-            f"{event}: {type(strategy).__name__}{here} can't train task {task} again: DisjointSubnets, RanPAC can"
+            f"{event}: {type(strategy).__name__}{here} can't train task {task} again, as "
+            "DisjointSubnets, Independent and RanPAC can"
         )
     kept = strategy.model.heads[task].kept if subtracts and data is None else torch.zeros(0)
     stored, forgotten = bool(kept.numel()), plugin.forgotten
