@@ -1,4 +1,4 @@
-"""CIFAR, Omniglot and streams of several data sets have torchvision's images and the right tasks."""
+"""CIFAR and Omniglot have torchvision's images and the right tasks."""
 
 import hashlib
 import pickle
@@ -8,10 +8,8 @@ import pytest
 import torch
 from torchvision import datasets
 
-from avalanche_amnesia.benchmarks import SplitDigits, with_unlearning
-from avalanche_amnesia.contrib.streams import SplitCIFAR10, SplitCIFAR100, SplitMNIST
+from avalanche_amnesia.contrib.streams import SplitCIFAR10, SplitCIFAR100
 from avalanche_amnesia.contrib.streams.image_sets import CorruptDataError, DataNotFoundError
-from experiments.combined import Fit, combined_benchmark
 from experiments.omniglot import SplitOmniglot
 
 KIND = datasets.CIFAR100
@@ -107,32 +105,3 @@ def test_wrong_arguments_and_missing_files_of_omniglot_are_named(tmp_path, data_
     with pytest.raises(DataNotFoundError):
         SplitOmniglot(alphabets="background", root=tmp_path, download=True)
     assert asked == [(str(tmp_path), {"background": True, "download": True})]
-
-
-def test_several_data_sets_are_one_stream_of_images_of_equal_size(data_root):
-    parts = [SplitDigits(2), SplitMNIST(1, root=data_root, n_train=50, n_test=20)]
-    parts += [SplitCIFAR10(1, root=data_root, jpeg=True, n_train=50, n_test=20), SplitOmniglot(2, root=data_root)]
-    benchmark = combined_benchmark(parts)
-    assert [e.task_label for e in benchmark.train_stream] == list(range(6))
-    assert benchmark.n_classes_per_exp == [5, 5, 10, 10, *SplitOmniglot(2, root=data_root).n_classes_per_exp]
-    sources = [e for part in parts for e in part.train_stream]
-    for experience, source in zip(benchmark.train_stream, sources, strict=True):
-        (x, y), (own, labels) = experience.tensors, source.tensors
-        assert x.shape == (len(own), 3, 32, 32)
-        assert torch.equal(y, labels)
-        assert torch.equal(experience.dataset[3][0], x[3])
-    assert torch.equal(benchmark.train_stream[3].tensors[0], sources[3].tensors[0])  # already had this size and colours
-    carried = with_unlearning(benchmark, {1: [0]}).train_stream[1].requests
-    assert [request.tasks for request in carried] == [(0,)]
-    grey = combined_benchmark(parts, size=16, channels=1)
-    assert all(e.tensors[0].shape[1:] == (1, 16, 16) for e in grey.test_stream)
-
-
-def test_colours_are_averaged_to_grey_and_grey_is_repeated():
-    colours = torch.rand(2, 3, 4, 4)
-    grey = Fit(None, 1)(colours)
-    assert torch.allclose(grey, colours.mean(1, keepdim=True))
-    assert torch.equal(Fit(None, 3)(grey)[:, 2], grey[:, 0])
-    smooth = Fit(8, None)(torch.full((1, 1, 4, 4), 0.5))
-    assert smooth.shape == (1, 1, 8, 8)
-    assert torch.allclose(smooth, torch.tensor(0.5))
