@@ -56,7 +56,8 @@ def split(images: Images, n_tasks: int, class_order: Sequence[int] | None) -> CL
     classes = images.classes
     allowed = [parts for parts in range(1, len(classes) + 1) if len(classes) % parts == 0]
     if checks.integer(n_tasks) not in allowed:
-        raise ValueError(f"n_tasks={n_tasks!r} of {len(classes)} classes; allowed are {', '.join(map(str, allowed))}")
+        fit = ", ".join(map(str, allowed))
+        raise ValueError(f"n_tasks={n_tasks!r} does not divide {len(classes)} classes equally; allowed are {fit}")
     order = classes if class_order is None else list(class_order)
     if sorted(order) != classes:
         raise ValueError(f"class_order={order} must hold each of the classes {classes} once")

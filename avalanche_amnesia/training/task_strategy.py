@@ -269,7 +269,8 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         for n in {e.labelled_by_place for e in found if hasattr(e, "labelled_by_place")}:
             if self._placed is None:
                 warnings.warn(
-                    f"this stream has no task labels: 0 to {n - 1} are taken. task_incremental_benchmark gives labels",
+                    f"this stream has no task labels: each of its {n} experiences is taken as the task of its place, "
+                    "from 0. task_incremental_benchmark(benchmark) gives them these labels",
                     stacklevel=3,
                 )
                 self._placed = n

@@ -219,7 +219,8 @@ class Inputs:
         lengths = {len(tensor) if tensor.dim() else 0 for tensor in tensors}
         if len(lengths) > 1 or 0 in lengths:
             raise ValueError(
-                f"example must hold as many samples in each tensor, at least one: {[tuple(t.shape) for t in tensors]}"
+                "example must hold the same number of samples in every tensor, at least one, got "
+                f"{[tuple(tensor.shape) for tensor in tensors]}"
             )
         return cls(
             tuple(tuple(tensor.shape[1:]) for tensor in tensors),

@@ -78,7 +78,7 @@ REFUSED = [
     ({"example": "tokens"}, TypeError, "example must be a batch.*got str"),
     ({"example": (LEFT, None)}, TypeError, "tuple with a NoneType"),
     ({"example": (LEFT, RIGHT[:1])}, ValueError, "the same number"),
-    ({"example": (LEFT[:0], RIGHT[:0])}, ValueError, "at least one sample"),
+    ({"example": (LEFT[:0], RIGHT[:0])}, ValueError, "at least one, got"),
     ({"example": LEFT, "input_shape": (6,)}, ValueError, "not both"),
     ({"frozen": ["7"]}, ValueError, "no module or parameter '7'; it has"),
     ({"task_owned": ["0.weights"]}, ValueError, "no module or parameter '0.weights'"),

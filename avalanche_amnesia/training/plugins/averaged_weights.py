@@ -57,7 +57,8 @@ class AveragedWeights(Plugin):
             n_steps = strategy.train_epochs * len(strategy.dataloader)
         except TypeError as error:
             raise TaskError(
-                f"AveragedWeights(last={self.last}) needs __len__ of the loader, {type(strategy.dataloader).__name__}"
+                f"AveragedWeights(last={self.last}) needs the number of a task's mini-batches, and "
+                f"{type(strategy.dataloader).__name__} has no __len__: give the loader one"
             ) from error
         self._skipped = int((1 - self.last) * n_steps + 1e-9)  # (1 - .9) * 10 is just below 1
         if not isinstance(strategy.model, MaskedModel):  # HATPlugin computes statistics itself, under the final mask

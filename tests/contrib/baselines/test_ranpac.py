@@ -183,7 +183,7 @@ def test_an_online_stream_equals_its_tasks_and_needs_no_data_while_it_is_in_memo
     assert same_state(state(strategy.model), state(whole.model))
     parts = [part for part in online if 2 in part.dataset.targets_task_labels.uniques]
     for data in (parts[::-1], parts[:2], STREAM.train_stream[2]):
-        with pytest.raises(RequestError, match=r"not the data that task 2 was trained on.*or all of its parts"):
+        with pytest.raises(RequestError, match=r"not the data of task 2.*or all of its parts"):
             strategy.unlearn(task=2, samples=[7], data=data)
     assert strategy.unlearn(task=2, samples=[7], data=parts).claim == "exact"
     assert strategy.prove(ranpac, CLScenario([EagerCLStream("train", list(online))])).proved
@@ -430,7 +430,7 @@ def test_copies_that_remain_are_named():
     benchmark = with_duplicates()
     strategy, x = learn(ranpac(), benchmark, 1), task_data(benchmark.train_stream[0])[0]
     (twin,) = [at for at in range(1, len(x)) if torch.equal(x[at], x[0])]
-    with pytest.warns(UserWarning, match=rf"copies of the requested samples remain in task 0, at positions \[{twin}\]"):
+    with pytest.warns(UserWarning, match=rf"copies of the requested samples remain in task 0, at \[{twin}\]"):
         strategy.unlearn(task=0, samples=[0])
 
 
