@@ -1,7 +1,8 @@
-"""Methods on streams by one protocol: fitted heads for all, settings from as many trials for each, three seeds.
+"""Methods on streams by one protocol: fitted heads for all, settings from as many trials for each, five seeds.
 
     python -m experiments.comparison --root DATA --validation 101        # held out training images: six trials each
     python -m experiments.comparison --root DATA --test 21 22 23         # test images, with what each method chose
+    python -m experiments.comparison --root DATA --test 24 25 --unproven                 # accuracy, CPU and bytes alone
     python -m experiments.comparison --root DATA --validation 101 --test 21 22 23 --own-heads       # heads as they are
 
 Adds to ``experiments/results/comparison.json`` and writes the table beside it; what is there is not run again.
@@ -30,11 +31,22 @@ from avalanche_amnesia.evaluation.unlearned_accuracy import UnlearnedAccuracy
 from avalanche_amnesia.training import UnlearningPlugin, save_state
 from avalanche_amnesia.training.host.lookup import find_plugin
 from experiments import streams
-from experiments.methods import METHODS, make
-from experiments.streams import PERMUTED_FASHION, accuracy_on
-from experiments.trials import Settings, arguments, best, measured, rows_of, rows_tested, search, spread
+from experiments.methods import METHODS, NearestMean, Shards, make
+from experiments.streams import GLYPHS, PERMUTED_FASHION, accuracy_on
+from experiments.trials import (
+    Settings,
+    arguments,
+    best,
+    measured,
+    rows_of,
+    rows_tested,
+    search,
+    spread,
+    value_of,
+    with_value,
+)
 
-STREAMS = streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
+STREAMS = {"glyphs": GLYPHS} | streams.STREAMS | {"permuted fashion": PERMUTED_FASHION}
 RATES, OF_STOCK = (1, 2, 4, 8), (("Adam", 3e-4), ("Adam", 1e-3), ("SGD", 3e-2), ("SGD", 1e-1))
 """Times the stream's learning rate, of Adam; of stock strategies, which need smaller steps to forget less."""
 OUTPUT = Path("experiments/results/comparison.json")
@@ -55,28 +67,49 @@ def benchmark_of(method, stream, seed, root, validation):
     return benchmark
 
 
+def trials_on(stream):
+    """How many settings each method tries on a stream."""
+    return 12 if stream == "glyphs" else 6
+
+
 def rates_of(method, stream):
     """Optimizers and learning rates that are tried."""
     return [("Adam", rate * STREAMS[stream].lr) for rate in RATES] if METHODS[method].kind is not None else OF_STOCK
 
 
-def remaining_accuracy(strategy, stream, benchmark):
+def remaining(stream, experiences):
+    """Return the experiences of the tasks that nobody asks to unlearn."""
+    return [each for each in experiences if each.task_label not in STREAMS[stream].requested]
+
+
+def remaining_accuracy(model, stream, benchmark):
     """Mean accuracy of the tasks that nobody asks to unlearn."""
-    requested = STREAMS[stream].requested
-    left = [tested for tested in benchmark.test_stream if tested.task_label not in requested]
-    return mean(map(partial(accuracy_on, strategy.model), left))
+    return mean(map(partial(accuracy_on, model), remaining(stream, benchmark.test_stream)))
 
 
 def trial(stream, method, seed, settings, root, validation, fitted):
-    """Accuracy of what remains, and seconds of the training."""
+    """Accuracy of what remains, seconds of the training, and bytes of the model."""
+    setup, how = STREAMS[stream], METHODS[method]
     benchmark = benchmark_of(method, stream, seed, root, validation)
-    began = time.process_time()
-    strategy = make(method, STREAMS[stream], seed, benchmark, settings, fitted)
-    strategy.train(benchmark.train_stream)
-    return {
-        "accuracy": remaining_accuracy(strategy, stream, benchmark),
-        "seconds": round(time.process_time() - began, 1),
-    }
+    shards = [setup.benchmark(root, seed, validation, slice(n, None, how.shards)) for n in range(how.shards)]
+    began, models = time.process_time(), []
+    if how.kind is NearestMean:
+        inputs = benchmark.train_stream[0].dataset[0][0].numel()
+        models.append(NearestMean(remaining(stream, benchmark.train_stream), inputs, seed))
+    else:
+        for part in shards if how.shards > 1 else [benchmark]:
+            strategy = make(method, setup, seed, part, settings, fitted)
+            strategy.train(part.train_stream)
+            models.append(strategy.model)
+    seconds = round(time.process_time() - began, 1)
+    model = Shards(models) if how.shards > 1 else models[0]
+    kept = {} if how.proven else {"bytes": size_in_bytes(model), "network": size_in_bytes(setup.network())}
+    return {"accuracy": remaining_accuracy(model, stream, benchmark), "seconds": seconds} | kept
+
+
+def size_in_bytes(model):
+    """Bytes of a model's tensors."""
+    return sum(value.nbytes for value in model.state_dict().values())
 
 
 def proven(stream, method, seed, settings, root):
@@ -91,11 +124,11 @@ def proven(stream, method, seed, settings, root):
     obeys = METHODS[method].obeys
     strategy = fresh(evaluator=EvaluationPlugin(*([distance, difference, *probes.values()] if obeys else [])))
     main = strategy.model
-    network = sum(value.nbytes for value in main.state_dict().values())
+    network = size_in_bytes(main)
     began = time.process_time()
     strategy.train(benchmark.train_stream)
     row = {"seconds": round(time.process_time() - began, 1), "network": network}
-    row["accuracy"] = remaining_accuracy(strategy, stream, benchmark)
+    row["accuracy"] = remaining_accuracy(main, stream, benchmark)
     with tempfile.TemporaryDirectory() as folder:
         save_state(strategy, Path(folder) / "state")
         row["bytes"] = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
@@ -132,8 +165,8 @@ IN_SHORT = """Accuracy of the tasks that remain, at the end, with the heads, fit
 images."""
 FIRST = "DisjointSubnets"
 PAIRED = """Mean difference in accuracy over the same seeds, in points, with its 95 % interval (Student's, of three
-seeds); bold where the interval does not contain 0. An asterisk at *Settings* marks a learning rate at an end of those
-tried."""
+seeds); bold where the interval does not contain 0. An asterisk at *Settings* marks a learning rate or a setting at an
+end of those tried."""
 COLUMNS = """*Own heads*: accuracy with the heads that the method has by itself. A fitted head is a sharp one: where
 the features move on, as under stock strategies, it is outdated sooner. *AD*: accuracy minus that of a model that
 obeyed no request, in points; beside it the same of that model with heads fitted again (the control). *JSD*: to the
@@ -153,13 +186,26 @@ def with_better_heads(rows, **what):
     return rows_tested(rows, **what, fitted=max(tried, key=lambda row: row["accuracy"])["fitted"])
 
 
+def at_an_end(chosen, tried, method):
+    """Return whether no higher, or no lower, learning rate or setting was tried beside the chosen ones."""
+    if not method.chosen:
+        return False
+    for name in ("lr", *chosen.options):
+        value = value_of(chosen, name)
+        line = [value_of(each, name) for each in tried if with_value(each, name, value) == chosen]
+        if min(line) == value or (max(line) == value and (name == "lr" or value < method.most)):
+            return True
+    return False
+
+
 def table(rows):
     fitted, own = ([row for row in rows_tested(rows) if row["fitted"] is kind] for kind in (True, False))
     streams = [stream for stream in STREAMS if rows_tested(rows, stream=stream)]
 
     def named(method):
         claims = set(chain.from_iterable(row.get("claims", []) for row in fitted if row["method"] == method))
-        return f"{method}, exact" if claims and claims <= BY_CONSTRUCTION else method
+        exact = claims <= BY_CONSTRUCTION if claims else not METHODS[method].proven
+        return f"{method}, exact" if exact else method
 
     def across(title, found, cell, variant=False):
         yield from ("", f"## {title}", "", f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|")
@@ -187,8 +233,8 @@ def table(rows):
         if not mine:
             return "–"
         chosen, what = Settings(**mine[0]["settings"]), {name: mine[0][name] for name in ("stream", "method", "fitted")}
-        tried = [row["settings"]["lr"] for row in rows if row["validation"] and what.items() <= row.items()]
-        return f"{chosen}{' *' if chosen.lr in (min(tried, default=0), max(tried, default=0)) else ''}"
+        tried = [Settings(**row["settings"]) for row in rows if row["validation"] and what.items() <= row.items()]
+        return f"{chosen}{' *' if at_an_end(chosen, tried, METHODS[what['method']]) else ''}"
 
     lines = ["# Methods by one protocol", "", NOTES, "", "## In short", "", IN_SHORT, ""]
     lines += [f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|"]
@@ -223,7 +269,7 @@ def columns(rows, stream):
     left = stream.n_tasks - len(stream.requested)
     kept = [mean(row["bytes"] for row in rows), mean(row["bytes"] - row["network"] for row in rows) / left]
     cost = [*(f"{size / 2**20:.2f}" for size in kept), f"{mean(row['seconds'] for row in rows):.0f}"]
-    if "claims" not in rows[0]:
+    if "difference" not in rows[0]:
         return ["–"] * 5 + cost + ["–"]
 
     def points(read):
@@ -245,6 +291,7 @@ def main():
     parser.add_argument(
         "--own-heads", action="store_true", help="all of it with the heads that methods have by themselves"
     )
+    parser.add_argument("--unproven", action="store_true", help="accuracy, CPU seconds and bytes alone")
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--output", type=Path, default=OUTPUT)
@@ -255,22 +302,24 @@ def main():
             continue
         what = {"stream": stream, "method": method, "fitted": not options.own_heads}
 
-        def run(seed, settings, validation, what=what):
+        how, nothing = METHODS[method], Settings("", 0.0)
+
+        def run(seed, settings, validation, what=what, how=how):
             row = what | {"seed": seed, "validation": validation, "settings": asdict(settings)}
             given = {"stream": what["stream"], "method": what["method"], "seed": seed, "settings": settings}
             made = partial(proven, **given, root=options.root)
-            if validation or options.own_heads:
+            if validation or options.own_heads or options.unproven or not how.proven:
                 made = partial(trial, **given, root=options.root, validation=validation, fitted=what["fitted"])
             return measured(options.output, row, made, table)["accuracy"]
 
-        if options.validation:
+        if options.validation and how.chosen:
 
             def measure(settings, run=run):
                 return mean(run(seed, settings, True) for seed in options.validation)
 
-            search(rates_of(method, stream), METHODS[method].setting, BETWEEN, measure)
+            search(rates_of(method, stream), how.setting, BETWEEN, measure, trials_on(stream), how.most)
         for seed in options.test:
-            chosen = best(rows_of(options.output), "settings", **what)
+            chosen = best(rows_of(options.output), "settings", **what) if how.chosen else asdict(nothing)
             if chosen is None:
                 parser.error(f"no settings of {method} on {stream!r} were tried: --validation SEED does it")
             run(seed, Settings(**chosen), False)

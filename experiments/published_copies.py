@@ -8,26 +8,33 @@ training. Here a copy also has its own norms and dropout masks.
 """
 
 import copy
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.optim import Adam
 
 from avalanche_amnesia import checks
+from avalanche_amnesia.benchmarks import PermutedDigits
 from avalanche_amnesia.contrib.shadows import BackupPlugin
 from avalanche_amnesia.contrib.shadows.shadow import Shadow, method_plugins
-from avalanche_amnesia.models import MaskedModel
+from avalanche_amnesia.models import MLP, MaskedModel
 from avalanche_amnesia.saving.values import checked
 from avalanche_amnesia.seeding import derive_seed, preserved_rng, seed_all
 from avalanche_amnesia.strategy import Strategy
+from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.trajectory.removal import Removal, Revision, Revisions
 from avalanche_amnesia.trajectory.sparse import SparseValues
 from avalanche_amnesia.trajectory.store import Trajectory
 from avalanche_amnesia.trajectory.undo_log import entries_from, entries_state
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.graph import ALWAYS
+from experiments.streams import accuracy_on
 
 Scope = Literal["unit", "own_unit"]
 
@@ -191,3 +198,57 @@ def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
                 own = twin.named_parameters(recurse=False)
                 drawn |= {f"{path}.{name}".removeprefix("."): value.detach() for name, value in own}
     return drawn
+
+
+# What they leave of the other tasks -----------------------------------------------------------------------------------
+
+OUTPUT = Path("experiments/results/published_copies.json")
+NOTES = """`python -m experiments.published_copies`: five tasks of permuted digits, AmnesiacHAT with AdaHAT's rule, fitted
+heads, MLP 64-100-50, ten epochs, Adam 1e-3. Task 1 is unlearned at the end. Mean accuracy (%) of the seeds 0 to 2."""
+COMPENSATIONS = {
+    "none": lambda: "none",
+    "BackupPlugin()": BackupPlugin,
+    "PublishedCopies()": PublishedCopies,
+    "counterfactual": lambda: "counterfactual",
+}
+
+
+def left_over(compensation: str, seed: int) -> dict[str, list[float]]:
+    """Return accuracies of the task before and of the three tasks after: never unlearned, unlearned, retrained."""
+    benchmark = PermutedDigits(seed=seed)
+    found = {}
+    for name, tasks in (("unlearned", range(5)), ("retrained", (0, 2, 3, 4))):
+        torch.manual_seed(seed)
+        model = MaskedModel(MLP(64, hidden=(100,), features=50))
+        options = {"adjustment": "adahat", "compensation": COMPENSATIONS[compensation](), "seed": seed}
+        size = {"train_mb_size": 32, "train_epochs": 10}
+        strategy = AmnesiacHAT(model=model, optimizer=Adam(model.parameters(), lr=1e-3), **options, **size)
+        for task in tasks:
+            strategy.train(benchmark.train_stream[task])
+        for state in ("never unlearned", name) if name == "unlearned" else (name,):
+            if state == "unlearned":
+                strategy.unlearn([1])
+            read = {task: accuracy_on(model, benchmark.test_stream[task]) for task in (0, 2, 3, 4)}
+            found[state] = [read[0], mean(read[task] for task in (2, 3, 4))]
+    return found
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rows = [
+        {"compensation": name, "seed": seed} | left_over(name, seed) for name in COMPENSATIONS for seed in (0, 1, 2)
+    ]
+    OUTPUT.write_text(json.dumps(rows, indent=1) + "\n")
+    lines = ["# What an unlearning leaves of the other tasks", "", NOTES, ""]
+    lines += ["| compensation | the task before | the three tasks after |", "|---|---|---|"]
+    for label, name, state in [
+        *((state, "none", state) for state in ("never unlearned", "retrained")),
+        *((f"`{name}`", name, "unlearned") for name in COMPENSATIONS),
+    ]:
+        read = zip(*(row[state] for row in rows if row["compensation"] == name), strict=True)
+        lines.append(f"| {label} | {' | '.join(f'{100 * mean(values):.1f}' for values in read)} |")
+    OUTPUT.with_suffix(".md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

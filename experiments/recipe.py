@@ -50,7 +50,7 @@ def run(stream, method, recipe, seed, settings, root, validation):
     strategy = make(method, STREAMS[stream], seed, benchmark, settings, criterion=loss, plugins=plugins())
     strategy.train(benchmark.train_stream)
     row = {"seconds": round(time.process_time() - began, 1)}
-    row["accuracy"] = remaining_accuracy(strategy, stream, benchmark)
+    row["accuracy"] = remaining_accuracy(strategy.model, stream, benchmark)
     row["claims"] = sorted({record.claim for record in find_plugin(strategy, UnlearningPlugin).records})
     with tempfile.TemporaryDirectory() as folder:
         save_state(strategy, Path(folder) / "state")

@@ -32,6 +32,7 @@ from avalanche_amnesia.contrib.streams.scenarios import published
 from avalanche_amnesia.evaluation.functional import accuracy
 from avalanche_amnesia.models import MLP
 from avalanche_amnesia.unit_graph.backbones import evaluating
+from experiments.glyphs import GlyphNet, glyphs, held_out_fonts
 from experiments.omniglot import by_alphabet
 
 
@@ -48,6 +49,7 @@ class Stream:
         n_train: training images, stratified and drawn by the seed; None: all.
         lr: learning rate of Adam.
         training: epochs and size of a mini-batch.
+        validation: gives images of which those held out stand in for the test images; None: :func:`held_out`.
     """
 
     images: Callable[[Path], Images]
@@ -58,11 +60,16 @@ class Stream:
     n_train: int | None = None
     lr: float = 1e-3
     training: Mapping[str, int] = field(default_factory=lambda: {"train_mb_size": 128, "train_epochs": 2})
+    validation: Callable[[Path], Images] | None = None
 
-    def benchmark(self, root: Path, seed: int, validation: bool = False) -> CLScenario:
-        """Tasks with their requests."""
-        images = self.images(root)
-        images = (held_out(images) if validation else images).subset(self.n_train, None, seed)
+    def benchmark(self, root: Path, seed: int, validation: bool = False, shard: slice = slice(None)) -> CLScenario:
+        """Tasks with their requests; ``shard``: of the training images."""
+        if validation and self.validation is not None:
+            images = self.validation(root)
+        else:
+            images = held_out(self.images(root)) if validation else self.images(root)
+        images = images.subset(self.n_train, None, seed)
+        images = replace(images, train=(images.train[0][shard], images.train[1][shard]))
         return with_unlearning(self.tasks(images, self.n_tasks, seed), self.requests)
 
     def narrow(self, n: int) -> nn.Module:
@@ -205,5 +212,15 @@ STREAMS = {
     ),
 }
 
+GLYPHS = Stream(
+    glyphs,
+    _split,
+    GlyphNet,
+    published(12).requests,
+    n_tasks=12,
+    n_train=12_000,
+    training={"train_mb_size": 32, "train_epochs": 3},
+    validation=held_out_fonts,
+)
+"""Of :mod:`experiments.comparison` only, like the next one."""
 PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)
-"""A further one, of :mod:`experiments.comparison` only."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
+from math import inf, log, sqrt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -38,7 +39,7 @@ class Settings:
     """Settings of a method on a stream.
 
     Attributes:
-        optimizer: ``Adam`` or ``SGD`` (without momentum).
+        optimizer: ``Adam`` or ``SGD`` (without momentum); empty for a method without settings.
         lr: its learning rate.
         options: of the strategy or its model; of DER++'s plugin.
     """
@@ -48,6 +49,8 @@ class Settings:
     options: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        if not self.optimizer:
+            return "nothing to choose"
         return ", ".join(f"{name} {value:g}" for name, value in {self.optimizer: self.lr, **self.options}.items())
 
 
@@ -56,23 +59,73 @@ def search(
     setting: tuple[str, float, float] | None,
     between: float,
     measure: Callable[[Settings], float],
+    trials: int = 6,
+    most: float = inf,
 ) -> None:
-    """Try the rates at the middle of a setting, then the best one with a lower and a higher setting.
+    """Try the rates at the middle of a setting, then the best one with a lower and a higher setting, then others.
 
     Args:
         rates: optimizers and learning rates.
         setting: name, middle value and the factor to its neighbours; None: a lower and a higher rate are tried.
         between: factor from the best rate to these two.
         measure: gives the accuracy of settings.
+        trials: how many in all; those after the sixth are :func:`next_to_try`.
+        most: the highest value that the setting can have.
     """
     name, middle, factor = setting or (None, None, between)
     options = {} if name is None else {name: middle}
-    best = max((Settings(*rate, options) for rate in rates), key=measure)
+    tried = [(each, measure(each)) for each in (Settings(*rate, options) for rate in rates)]
+    first = max(tried, key=lambda one: one[1])[0]
     for step in (1 / factor, factor):
-        if name is None:
-            measure(replace(best, lr=float(f"{best.lr * step:.2g}")))
-        else:
-            measure(replace(best, options=options | {name: float(f"{middle * step:.2g}")}))
+        changed = {"lr": first.lr * step} if name is None else {"options": options | {name: middle * step}}
+        tried.append((each := _rounded(replace(first, **changed)), measure(each)))
+    factors = {"lr": 2.0} if name is None else {"lr": 2.0, name: factor}
+    while len(tried) < trials and (following := next_to_try(tried, factors, most)) is not None:
+        tried.append((following, measure(following)))
+
+
+def next_to_try(
+    tried: Sequence[tuple[Settings, float]], factors: Mapping[str, float], most: float = inf
+) -> Settings | None:
+    """Return settings beyond an end at which the best ones lie, else those in the widest gap beside the best ones.
+
+    Args:
+        tried: settings with their accuracies.
+        factors: ``lr``, and the name of the setting, to the factor by which it goes beyond an end.
+        most: the highest value that the setting can have.
+    """
+    best = max(tried, key=lambda one: one[1])[0]
+    found = []
+    for name, factor in factors.items():
+        value = value_of(best, name)
+        line = [value_of(each, name) for each, _ in tried if with_value(each, name, value) == best]
+        for beside, step in (
+            (min((v for v in line if v > value), default=None), factor),
+            (max((v for v in line if v < value), default=None), 1 / factor),
+        ):
+            if beside is None and (name == "lr" or value * step <= most):
+                found.append((inf, with_value(best, name, value * step)))
+            elif beside is not None:
+                found.append((abs(log(beside / value)) / log(factor), with_value(best, name, sqrt(value * beside))))
+    known = [each for each, _ in tried]
+    found = [(gap, _rounded(each)) for gap, each in found if _rounded(each) not in known]
+    return max(found, key=lambda one: one[0])[1] if found else None
+
+
+def value_of(settings: Settings, name: str) -> float:
+    """Return the learning rate, or the value of a setting."""
+    return settings.lr if name == "lr" else settings.options[name]
+
+
+def with_value(settings: Settings, name: str, value: float) -> Settings:
+    """Return the settings with another learning rate, or another value of a setting."""
+    return replace(settings, lr=value) if name == "lr" else replace(settings, options={**settings.options, name: value})
+
+
+def _rounded(settings: Settings) -> Settings:
+    """Return the settings with two digits."""
+    options = {name: float(f"{value:.2g}") for name, value in settings.options.items()}
+    return replace(settings, lr=float(f"{settings.lr:.2g}"), options=options)
 
 
 def rows_of(output: Path) -> list[Row]:

@@ -131,6 +131,30 @@ def test_tables_of_results_are_up_to_date(page):
     assert shown_tables.refreshed(page) == page.read_text(), "run `make tables`"
 
 
+NUMBER = re.compile(r"(?<![\w.])\d*\.\d+(?![\w.])")
+NOT_MEASURED = {"clusters.md": {"0.25"}, "metrics.md": {"0.5", ".001"}}  # a setting, chance, a threshold
+
+
+def stands_in(number: str, file: Path) -> bool:
+    """Whether a number of a file, in per cent where it is no table, rounds to this one."""
+    scales, half = (1,) if file.suffix == ".md" else (1, 100), 0.501 / 10 ** len(number.split(".")[1])
+    values = {float(found) for found in re.findall(r"\d+\.\d+", file.read_text())}
+    return any(abs(value * scale - float(number)) <= half for value in values for scale in scales)
+
+
+@pytest.mark.parametrize("page", shown_tables.PAGES, ids=lambda page: page.name)
+def test_every_number_of_a_table_is_in_a_result_that_its_section_names(page):
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for section in re.split(r"^#+ ", text, flags=re.MULTILINE):
+        names = re.findall(r"[\w./-]*results/[\w./-]+\.(?:md|csv|json)", section)
+        files = {(base / name).resolve() for name in names for base in (page.parent, ROOT) if (base / name).is_file()}
+        for line in (line for line in section.splitlines() if line.startswith("|")):
+            cells = re.sub(r"`[^`]*`|\]\([^)]*\)|arXiv [\d.]+", "", line).split("|")
+            cells[2:3] = [] if section.startswith("Beside the papers") else cells[2:3]  # what papers report
+            numbers = set(NUMBER.findall(" ".join(cells))) - NOT_MEASURED.get(page.name, set())
+            assert not [each for each in numbers if not any(stands_in(each, file) for file in files)], line
+
+
 def test_every_table_that_pages_show_is_there():
     named = {found[2] for page in shown_tables.PAGES for found in shown_tables.SHOWN.finditer(page.read_text())}
     assert named >= {f"experiments/results/{name}.md" for name in ("comparison", "published")}
