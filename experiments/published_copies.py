@@ -204,7 +204,7 @@ def fresh_weights(backbone: nn.Module, seed: int) -> dict[str, Tensor]:
 
 OUTPUT = Path("experiments/results/published_copies.json")
 NOTES = """`python -m experiments.published_copies`: five tasks of permuted digits, AmnesiacHAT with AdaHAT's rule,
-fitted heads, MLP 64-100-50, ten epochs, Adam 1e-3. Task 1 is unlearned at the end. Mean accuracy (%) of seeds 0 to 2."""
+fitted heads, MLP 64-100-50, ten epochs, Adam 1e-3. Task 1 is unlearned at the end. Mean accuracy (%), seeds 0 to 2."""
 COMPENSATIONS = {
     "none": lambda: "none",
     "BackupPlugin()": BackupPlugin,
