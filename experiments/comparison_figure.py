@@ -20,12 +20,15 @@ from experiments.methods import METHODS
 from experiments.trials import Row, rows_of, rows_tested
 
 FAMILIES = {
-    "o": ("DisjointSubnets", "CLPU-DER++", "Independent", "Independent, narrow"),
+    "o": (
+        *("DisjointSubnets", "CLPU-DER++", "Independent", "Independent, narrow"),
+        *("SISA", "RanPAC", "Nearest class mean"),
+    ),
     "s": ("AmnesiacHAT", "WSN", "PALL"),
     "D": ("Naive", "EWC", "LwF", "Replay", "DER++"),
     "X": ("HAT", "AdaHAT"),
 }
-COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink")
 FINE = (0.5, 1, 2, 3, 5, 7, 10, 15, 20, 25, 30, 40, 50, 60, 80)
 COARSE = (0.01, 0.1, 1, 10, 50)
 """Errors, in per cent, at which accuracies are marked: the latter where methods differ by orders of magnitude."""
@@ -41,7 +44,8 @@ def draw(ax: Axes, rows: list[Row], title: str) -> dict[str, Artist]:
             if proven:
                 size = mean(row["bytes"] for row in proven) / 2**20
                 error = 100 * max(1e-4, 1 - mean(row["accuracy"] for row in with_better_heads(rows, method=method)))
-                filled = colour if (claims and claims <= BY_CONSTRUCTION) or marker == "X" else "none"
+                exact = claims <= BY_CONSTRUCTION if claims else marker == "X" or not METHODS[method].proven
+                filled = colour if exact else "none"
                 handles[method] = ax.scatter(
                     size, error, s=60, marker=marker, facecolors=filled, edgecolors=colour, linewidths=1.5
                 )
