@@ -669,10 +669,7 @@ def _save_with_record(strategy: Any, into: Path, done: Any, record: Path | None,
 
 
 def _load_strategy(state: Path, into: Path, factory: str, sign: Path | None, by: Path | None) -> tuple[Any, Any, Any]:
-    """Return a factory's strategy with a loaded state, its unlearning plugin and the private key.
-
-    Refuse ``into`` with other files, and an unsigned state in the place of a signed one.
-    """
+    """Return a factory's strategy with a loaded state, its unlearning plugin and the private key; check the folders."""
     key, public = _read_key(sign, "--sign"), _read_key(by, "--public-key")
     before = read_body(state)  # report a path without a state first
     refuse_foreign(into)

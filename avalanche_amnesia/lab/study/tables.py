@@ -134,11 +134,7 @@ def _below_detection(run: Run) -> bool:
 
 
 def _check(runs: Sequence[Run]) -> None:
-    """Raise ValueError if the runs cannot share a table.
-
-    Runs of an experiment need the same stream, network and budget; runs of one method and scenario need the same
-    settings and distinct seeds.
-    """
+    """Raise ValueError unless runs share stream, network and budget; those of a method and scenario also settings."""
     seen: dict[tuple[str, ...], dict[str, Any]] = {}
     for entry in entries(runs):  # raises an error for a run given twice
         settings = flat(seedless(entry.first.settings))
