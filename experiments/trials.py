@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import pairwise, product
 from math import inf, log, sqrt
 from pathlib import Path
 from statistics import mean, stdev
@@ -87,29 +87,30 @@ def search(
 def next_to_try(
     tried: Sequence[tuple[Settings, float]], factors: Mapping[str, float], most: float = inf
 ) -> Settings | None:
-    """Return settings beyond an end at which the best ones lie, else those in the widest gap beside the best ones.
+    """Return settings beyond an end at which the best ones lie, else in the widest gap beside them, else anywhere.
 
     Args:
         tried: settings with their accuracies.
         factors: ``lr``, and the name of the setting, to the factor by which it goes beyond an end.
         most: the highest value that the setting can have.
     """
-    best = max(tried, key=lambda one: one[1])[0]
-    found = []
+    best, known = max(tried, key=lambda one: one[1])[0], [each for each, _ in tried]
+    beside, elsewhere = [], []
     for name, factor in factors.items():
         value = value_of(best, name)
-        line = [value_of(each, name) for each, _ in tried if with_value(each, name, value) == best]
-        for beside, step in (
-            (min((v for v in line if v > value), default=None), factor),
-            (max((v for v in line if v < value), default=None), 1 / factor),
-        ):
-            if beside is None and (name == "lr" or value * step <= most):
-                found.append((inf, with_value(best, name, value * step)))
-            elif beside is not None:
-                found.append((abs(log(beside / value)) / log(factor), with_value(best, name, sqrt(value * beside))))
-    known = [each for each, _ in tried]
-    found = [(gap, _rounded(each)) for gap, each in found if _rounded(each) not in known]
-    return max(found, key=lambda one: one[0])[1] if found else None
+        line = sorted({value_of(each, name) for each in known if with_value(each, name, value) == best})
+        if value == line[-1] and (name == "lr" or value * factor <= most):
+            beside.append((inf, with_value(best, name, value * factor)))
+        if value == line[0]:
+            beside.append((inf, with_value(best, name, value / factor)))
+        for low, high in reversed([*pairwise(line)]):
+            gap = log(high / low) / log(factor), with_value(best, name, sqrt(low * high))
+            (beside if value in (low, high) else elsewhere).append(gap)
+    for gaps in (beside, elsewhere):
+        found = [(gap, rounded) for gap, each in gaps if (rounded := _rounded(each)) not in known]
+        if found:
+            return max(found, key=lambda one: one[0])[1]
+    return None
 
 
 def value_of(settings: Settings, name: str) -> float:
