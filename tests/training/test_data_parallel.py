@@ -13,7 +13,7 @@ from avalanche.training.plugins import ReplayPlugin
 from support import FACTOR
 from support.process_group import in_group, is_last
 from support.stock_hosts import host
-from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, feed_in, learn, make, quiet, ranpac
+from support.strategies import BatchNormedConvNet, Hears, NormedConvNet, learn, make, quiet, ranpac
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -133,32 +133,6 @@ def test_a_mini_batch_is_the_same_for_any_number_of_processes(loader):
     assert all(abs(len(first) - len(second)) <= 1 for first, second in zip(*found, strict=True))
 
 
-def gradients(size):
-    """Gradients of a network with BatchNorm, in double precision, in the first step; of a mini-batch of any size."""
-    found = {}
-
-    def look(strategy):
-        if not found:
-            found.update({name: p.grad.clone() for name, p in strategy.model.named_parameters() if p.grad is not None})
-
-    plugins = [feed_in(), Hears(after_backward=look)]
-    strategy = strategy_of("DisjointSubnets", BatchNormedConvNet, train_mb_size=size, plugins=plugins)
-    strategy.model.double()
-    x, y = (part[:20] for part in STREAM.train_stream[0].tensors)
-    learn(strategy, task_benchmark((x, y), (x, y), [[0, 1]]))
-    statistics = [value for name, value in strategy.model.state_dict().items() if "running" in name]
-    return found, statistics
-
-
-@pytest.mark.parametrize(("n", "size"), [(2, 20), (3, 7), (3, 2)])
-def test_gradients_and_statistics_are_those_of_the_whole_mini_batch(n, size):
-    ((alone, statistics),), (first, *_) = in_group(1, gradients, size), in_group(n, gradients, size)
-    assert first[0].keys() == alone.keys()
-    for name, value in alone.items():
-        torch.testing.assert_close(first[0][name], value, rtol=1e-6, atol=1e-9)
-    torch.testing.assert_close(first[1], statistics, rtol=1e-4, atol=1e-6)
-
-
 CLASS_WEIGHTS = nn.CrossEntropyLoss(torch.linspace(1, 10, 10).double())
 
 
@@ -197,9 +171,10 @@ def final(net, size, loss=None):
     return model.state_dict()
 
 
-@pytest.mark.parametrize(("net", "size"), [(Patched, 37), (Patched, 1), (Seldom, 4)])
-def test_weights_are_those_of_one_process(net, size):
-    (alone,), (together, _) = (in_group(n, final, net, size) for n in (1, 2))
+@pytest.mark.parametrize(("net", "n", "size"), [(Patched, 2, 37), (Patched, 3, 2), (Seldom, 2, 4)])
+def test_weights_and_statistics_are_those_of_one_process(net, n, size):
+    """Of mini-batches of any size, and of fewer samples than processes."""
+    (alone,), (together, *_) = (in_group(count, final, net, size) for count in (1, n))
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-9)
 
 
