@@ -262,6 +262,3 @@ def test_padding_and_other_sentences_of_the_batch_do_not_change_features():
     together = features(model, x, mask)
     for row, sentence in enumerate(x):
         assert torch.allclose(features(model, sentence[None], mask)[0], together[row], atol=1e-6)
-
-
-# Tasks on the stream of sentences ------------------------------------------------------------------------------------

@@ -238,9 +238,6 @@ def test_a_forward_that_differs_between_calls_is_refused():
         MaskedModel(two_layers(counted))
 
 
-# Entries that computed weights mix ------------------------------------------------------------------------------------
-
-
 # Number types and gradients -------------------------------------------------------------------------------------------
 
 
