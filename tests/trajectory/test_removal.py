@@ -121,20 +121,3 @@ def test_an_entry_that_a_remaining_task_reads_is_not_removed_and_belongs_to_the_
     store.apply(removal)
     assert store.logs[1]["w"].where.tolist() == [True, False, True]
     assert store.remove([1], dict(removal.values)).values["w"].tolist() == [0, 0, 0]
-
-
-@settings(max_examples=50, deadline=None)
-@given(events=EVENTS, seed=st.integers(0, 2**20), dtype=st.sampled_from([None, torch.float16, torch.int8]))
-def test_without_all_tasks_every_entry_has_its_initial_bits(events, seed, dtype):
-    generator = torch.Generator().manual_seed(seed)
-    state = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    initial, store = dict(state), Trajectory(dtype=dtype)
-    for task, (kind, value) in enumerate(events):
-        if kind == "learn":
-            after = {name: state[name] + change for name, change in drawn(generator, value).items()}
-            state = {**after, **store.record(task, state, after)}
-        elif tasks := [task for task in store.tasks if task in value]:
-            removal = store.remove(tasks, state)
-            store.apply(removal)
-            state = {name: removal.values.get(name, state[name]) for name in state}
-    assert_same({**state, **store.remove(store.tasks, state).values}, initial)
