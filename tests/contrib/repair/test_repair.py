@@ -2,7 +2,6 @@
 
 import copy
 from functools import cache, partial
-from itertools import permutations
 
 import pytest
 import torch
@@ -258,27 +257,6 @@ def test_a_repair_is_kept_if_a_recorded_task_is_aborted():
     strategy.abort_training()
     assert bits(strategy.model) == before
     assert trajectory(strategy).logs == logs
-
-
-def test_no_part_of_an_unlearned_update_returns():
-    """Updates are powers of two: each value shows its tasks and repairs."""
-    for order in permutations(range(4), 3):
-        store, value = Trajectory(), torch.zeros(3)
-        for task in range(4):
-            before, value = value, value + torch.tensor([2.0**task, 2.0**task, 0.0 if task % 2 else 2.0**task])
-            store.record(task, {"w": before}, {"w": value})
-        left = set(range(4))
-        for round_, task in enumerate(order):
-            removal = store.remove([task], {"w": value})
-            store.apply(removal)
-            value = removal.values.get("w", value)
-            left -= {task}
-            total = sum(2.0**t for t in left)
-            assert value.tolist() == [total, total, sum(2.0**t for t in left if t % 2 == 0)]
-            repaired = value + torch.tensor([0.5 / 2**round_, 0.0, 0.25])
-            store.record_repair({"w": value}, {"w": repaired})
-            value = repaired
-            assert store.tasks == tuple(sorted(left))
 
 
 @pytest.mark.parametrize(
