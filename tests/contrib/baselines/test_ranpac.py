@@ -14,7 +14,6 @@ from avalanche.benchmarks import (
     benchmark_from_datasets,
     nc_benchmark,
     split_online_stream,
-    task_incremental_benchmark,
     with_task_labels,
 )
 from avalanche.training.plugins import ReplayPlugin
@@ -124,17 +123,6 @@ def test_a_random_life_equals_a_fresh_fit_in_another_order_with_other_mini_batch
     data = EagerCLStream("train", [part for task in strategy.model.tasks for part in parts[task]])
     if unlearning_plugin(strategy).records:
         assert strategy.prove(partial(make, size=size), CLScenario([data])).proved
-
-
-def test_an_unlearning_is_proved_and_keeps_nothing_of_the_samples():
-    benchmark = with_unlearning(STREAM, {1: [0]})
-    strategy = learn(ranpac(), benchmark, 3)
-    x, y = task_data(STREAM.train_stream[1], torch.tensor([5]))
-    (hashed,) = strategy.model.hashes(strategy.model.rows(strategy.model.features(x), y))
-    before = int((strategy.model.heads[1].hashes == hashed).sum())
-    strategy.unlearn(task=1, samples=[5])
-    assert (before, int((strategy.model.heads[1].hashes == hashed).sum())) == (1, 0)
-    assert strategy.prove(ranpac, benchmark).proof.tasks == (1, 2)
 
 
 def test_with_features_kept_a_loaded_strategy_unlearns_samples_and_classes_without_data(tmp_path):
@@ -313,14 +301,6 @@ def test_random_features_of_pixels_read_a_stream_of_permutations():
         assert float((strategy.model(x, experience.task_label).argmax(1) == y).double().mean()) > 0.9
 
 
-def test_a_stream_of_classes_without_task_labels_is_trained_by_places():
-    x, y = (torch.cat(parts) for parts in zip(*(task_data(e) for e in STREAM.train_stream), strict=True))
-    data = with_targets(x, y)
-    benchmark = task_incremental_benchmark(nc_benchmark(data, data, 1, task_labels=False), reset_task_labels=True)
-    strategy = learn(ranpac(), benchmark)
-    assert float((strategy.model(x).argmax(1) == y).double().mean()) > 0.5
-
-
 @pytest.mark.parametrize(("backbone", "width"), [(network, 48), (attention, 64), (None, 64)])
 def test_neighbours_and_place_change_no_bit_of_a_sample(backbone, width):
     model = AnalyticModel(backbone and backbone(), width, projection=40, batch=8)
@@ -424,14 +404,6 @@ def test_samples_of_other_data_or_in_another_order_or_type_are_refused():
     strategy.model.half()
     assert same_state(state(strategy.model.heads[0]), before)
     refused(strategy, "the samples can't be read", task=1, samples=[0])
-
-
-def test_copies_that_remain_are_named():
-    benchmark = with_duplicates()
-    strategy, x = learn(ranpac(), benchmark, 1), task_data(benchmark.train_stream[0])[0]
-    (twin,) = [at for at in range(1, len(x)) if torch.equal(x[at], x[0])]
-    with pytest.warns(UserWarning, match=rf"copies of the requested samples remain in task 0, at \[{twin}\]"):
-        strategy.unlearn(task=0, samples=[0])
 
 
 def test_features_that_are_not_finite_undo_the_task():
