@@ -80,9 +80,6 @@ def test_exact_claims_hold_in_any_order_of_training(draws, deadline):
             strategy.train(benchmark.train_stream[left[number % len(left)]])
 
 
-# Metrics -----------------------------------------------------------------------------------------------------------
-
-
 # State that outlives a task ----------------------------------------------------------------------------------------
 
 
