@@ -2,7 +2,11 @@
 
 import csv
 import json
+import os
 import re
+import signal
+import sys
+import time
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +15,8 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from support.forked import forked
+from support.forked_interpreters import forked_interpreters
 from support.tiny_study import TINY, AtOnce
 
 from avalanche_amnesia import __version__
@@ -114,6 +120,31 @@ def test_finished_runs_are_not_repeated_and_changed_ones_are(swept):
     sweep(CELLS, executor, folder / "out", folder / "store", on_done=lambda job, result, n_left: told.append(result))
     assert told[0] == 0  # all references were there
     assert results(place) == kept
+
+
+def in_a_session_of_its_own(words, said):
+    os.setsid()
+    for number in (1, 2):
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    with forked_interpreters():
+        sys.exit(main(words))
+
+
+@pytest.mark.slow
+def test_a_sweep_in_processes_that_is_killed_continues_with_the_same_bytes(swept, file, monkeypatch):
+    words = ["sweep", "tiny.yaml", "method=HAT", "seed=1"]
+    process = forked(in_a_session_of_its_own, [*words, "--workers", "1"], file / "said")
+    while not (there := list(file.glob("runs/tiny/**/settings.yaml"))):
+        assert process.is_alive(), (file / "said").read_text()
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+    written = {path: path.stat().st_mtime_ns for path in there}
+    monkeypatch.setattr("avalanche_amnesia.lab.executors.ProcessExecutor", lambda workers, gpus: AtOnce())
+    assert main(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in there} == written
+    for cell in cells_of(TINY, ["HAT"], seeds=[1]):
+        assert results(folder_of(cell, file / "runs")) == results(folder_of(cell, swept[0] / "out"))
 
 
 def test_names_are_escaped_in_tables():
