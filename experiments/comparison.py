@@ -220,11 +220,14 @@ def table(rows):
         return f"{method}, exact" if exact else method
 
     def across(title, found, cell, variant=False):
-        yield from ("", f"## {title}", "", f"| method | {' | '.join(streams)} |", "|---" * (len(streams) + 1) + "|")
-        for method in (name for name, how in METHODS.items() if how.variant is variant):
-            cells = [cell(rows_tested(found, stream=stream, method=method)) for stream in streams]
-            if set(cells) != {"–"}:
-                yield f"| {named(method)} | {' | '.join(cells)} |"
+        methods = [name for name, how in METHODS.items() if how.variant is variant and rows_tested(found, method=name)]
+        there = [
+            stream for stream in streams if any(row["stream"] == stream for row in found if row["method"] in methods)
+        ]
+        yield from ("", f"## {title}", "", f"| method | {' | '.join(there)} |", "|---" * (len(there) + 1) + "|")
+        for method in methods:
+            cells = [cell(rows_tested(found, stream=stream, method=method)) for stream in there]
+            yield f"| {named(method)} | {' | '.join(cells)} |"
 
     def accuracy(mine):
         return spread([100 * row["accuracy"] for row in mine]) if mine else "–"
