@@ -87,7 +87,7 @@ def search(
 def next_to_try(
     tried: Sequence[tuple[Settings, float]], factors: Mapping[str, float], most: float = inf
 ) -> Settings | None:
-    """Return settings beyond an end at which the best ones lie, else in the widest gap beside them, else anywhere.
+    """Return the next settings to try: beyond an end of those tried, or in the widest gap next to the best; or None.
 
     Args:
         tried: settings with their accuracies.

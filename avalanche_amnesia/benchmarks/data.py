@@ -193,7 +193,7 @@ def targets_of(experience: Any) -> Tensor:
 
 
 def labels_fingerprint(experience: Any, before: str = "") -> str:
-    """Return the SHA-256 of ``before`` (that of the task's earlier parts), the number of labels, and all in order."""
+    """Return the SHA-256 of a task's labels, in order; ``before``: the fingerprint of the task's earlier parts."""
     labels = targets_of(experience)
     digest = hashlib.sha256(f"{before}{len(labels)}:".encode())
     digest.update(labels.numpy().tobytes())
@@ -201,7 +201,7 @@ def labels_fingerprint(experience: Any, before: str = "") -> str:
 
 
 def of_whole(experience: Any, name: str, default: Any) -> Any:
-    """Return an attribute of an experience, or of the one of which ``split_online_stream`` made it; or a default."""
+    """Return an attribute of an experience, or else of the whole experience that ``split_online_stream`` divided."""
     origin: Any = vars(experience).get("origin_experience")  # hidden from trainings, in a wrapper
     return getattr(experience, name, getattr(getattr(origin, "value", origin), name, default))
 

@@ -198,7 +198,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Return successive ``experiences`` of a task, joined, whose labels have this fingerprint; None without any."""
+    """Return the consecutive ``experiences``, joined, whose labels have this fingerprint; None if there are none."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):

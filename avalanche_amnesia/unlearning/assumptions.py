@@ -155,7 +155,7 @@ _FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()  
 
 
 def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
-    """Yield the names of tensors and closed functions, in data, that changed since a training first used them."""
+    """Yield the names of data tensors and closed transforms that changed since a training first used them."""
     first = _FIRST_SEEN.setdefault(strategy, WeakIdKeyDictionary())
     for each in (each for each in met if is_closed(type(each))):
         if isinstance(each, Tensor):
@@ -309,7 +309,7 @@ def changed_attributes(before: Attributes, now: Attributes) -> str:
 
 
 def _read_by(kind: type) -> dict[str, Any]:
-    """Return name → value of what the code of a user's module class reads outside of its objects."""
+    """Return name → value of everything that the code of a user's module class reads outside of its instances."""
     closed = [base for base in kind.__mro__ if is_installed(base)]
     own = [item for base in kind.__mro__ if base not in closed for item in vars(base).items()]
     # What runs begins with methods that closed code calls.

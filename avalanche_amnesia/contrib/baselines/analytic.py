@@ -61,7 +61,7 @@ class TaskSums(NoHead):
         self.register_buffer("originals", originals)
 
     def twin(self) -> "TaskSums":
-        """Return other sums with the same tensors, which are replaced by changes."""
+        """Return a copy with the same tensors; a change of one replaces its tensors and leaves the other as it is."""
         made = copy(self)
         made._buffers, made.seen = dict(self._buffers), None
         return made
@@ -204,7 +204,7 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat(made)[: len(x)]
 
     def fault_of_network(self, x: Any) -> str | None:
-        """Describe a network that a trial changes, or whose features vary with place, other samples or chance."""
+        """Return the network's fault, or None: buffers that change, or features that vary with neighbours or chance."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
