@@ -55,13 +55,12 @@ def run(stream: str, method: str, seed: int, settings: Settings, root: Path) -> 
         spent["training"][0] += time.process_time() - began
     burst = sum(find_plugin(strategy, UnlearningPlugin).records[0].seconds for strategy in strategies)
     for task in range(2, setup.n_tasks):
-        n = sum(len(part.train_stream[task].dataset) for part in parts)
-        generator = torch.Generator().manual_seed(derive_seed(seed, "asked", task))
-        asked = sorted(torch.randperm(n, generator=generator)[: int(SHARE * n)].tolist())
         began = time.process_time()
         for number, (part, strategy) in enumerate(zip(parts, strategies, strict=True)):
-            if mine := [position // shards for position in asked if position % shards == number]:
-                strategy.unlearn(task=task, samples=mine, data=part.train_stream[task])
+            n, drawn_from = len(part.train_stream[task].dataset), (seed, "asked", task, *range(number))
+            generator = torch.Generator().manual_seed(derive_seed(*drawn_from))
+            asked = sorted(torch.randperm(n, generator=generator)[: int(SHARE * n)].tolist())
+            strategy.unlearn(task=task, samples=asked, data=part.train_stream[task])
         spent["samples"].append(time.process_time() - began)
     for part, strategy in zip(parts, strategies, strict=True):
         began = time.process_time()

@@ -201,7 +201,7 @@ def labels_fingerprint(experience: Any, before: str = "") -> str:
 
 
 def of_whole(experience: Any, name: str, default: Any) -> Any:
-    """Return an attribute of an experience, or else of the whole experience that ``split_online_stream`` divided."""
+    """Return attribute ``name`` of an experience, else of the whole task that it is a part of, else ``default``."""
     origin: Any = vars(experience).get("origin_experience")  # hidden from trainings, in a wrapper
     return getattr(experience, name, getattr(getattr(origin, "value", origin), name, default))
 

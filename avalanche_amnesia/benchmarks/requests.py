@@ -198,7 +198,7 @@ def join(parts: Sequence[Any]) -> Any:
 
 
 def join_by(fingerprint: str, experiences: Sequence[Any]) -> Any:
-    """Return the consecutive ``experiences``, joined, whose labels have this fingerprint; None if there are none."""
+    """Return the consecutive experiences, joined, whose labels together have this fingerprint; or None."""
     for start in range(len(experiences)):
         before = ""
         for end, part in enumerate(experiences[start:], start + 1):

@@ -305,7 +305,7 @@ class References:
         return self._without[key] if key else self
 
     def trained(self, plugin: Any) -> References:
-        """Return references for the data that ``plugin`` has trained; ReferencesError if this benchmark lacks them."""
+        """Return references to the parts that ``plugin`` trained, found by their labels; else ReferencesError."""
         for task, digest in plugin.data.items():
             self.train_experience(task)
             if (task, digest) not in self._trained:

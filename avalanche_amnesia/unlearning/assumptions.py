@@ -155,7 +155,7 @@ _FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()  
 
 
 def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
-    """Yield the names of data tensors and closed transforms that changed since a training first used them."""
+    """Yield names of tensors and closed transforms in ``met`` that changed since the strategy's first call."""
     first = _FIRST_SEEN.setdefault(strategy, WeakIdKeyDictionary())
     for each in (each for each in met if is_closed(type(each))):
         if isinstance(each, Tensor):
@@ -309,7 +309,7 @@ def changed_attributes(before: Attributes, now: Attributes) -> str:
 
 
 def _read_by(kind: type) -> dict[str, Any]:
-    """Return name → value of everything that the code of a user's module class reads outside of its instances."""
+    """Return name → value of globals, closures, defaults, class attributes that a user's module class reads."""
     closed = [base for base in kind.__mro__ if is_installed(base)]
     own = [item for base in kind.__mro__ if base not in closed for item in vars(base).items()]
     # What runs begins with methods that closed code calls.
@@ -332,7 +332,7 @@ def _read_by(kind: type) -> dict[str, Any]:
 
 
 def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a pair (place, part) for each value that a class, function, method or partial holds or reads."""
+    """Yield (place, value) of attributes, bases, defaults, closure and globals of a class or callable."""
     inner = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset")
     is_plain = isinstance(code, (type, FunctionType))
     held = vars(code) if is_plain else {name: getattr(code, name) for name in inner if hasattr(code, name)}

@@ -61,7 +61,7 @@ class TaskSums(NoHead):
         self.register_buffer("originals", originals)
 
     def twin(self) -> "TaskSums":
-        """Return a copy with the same tensors; a change of one replaces its tensors and leaves the other as it is."""
+        """Return a copy that shares all tensors; :meth:`change` replaces tensors, and never writes into them."""
         made = copy(self)
         made._buffers, made.seen = dict(self._buffers), None
         return made
@@ -204,7 +204,7 @@ class AnalyticModel(MultiHeadModel):
         return torch.cat(made)[: len(x)]
 
     def fault_of_network(self, x: Any) -> str | None:
-        """Return the network's fault, or None: buffers that change, or features that vary with neighbours or chance."""
+        """Return, as text or None, why features of a sample may change: buffers, its mini-batch, chance."""
         buffers, batch = [buffer.clone() for buffer in self.backbone.buffers()], int(self.settings[2])
         rows = torch.arange(batch, device=x.device)
         first = x[rows.clamp(max=len(x) - 1)]
