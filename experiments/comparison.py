@@ -68,11 +68,6 @@ def benchmark_of(method, stream, seed, root, validation):
     return benchmark
 
 
-def trials_on(stream):
-    """How many settings each method tries on a stream."""
-    return 12 if stream == "glyphs" else 6
-
-
 def rates_of(method, stream):
     """Optimizers and learning rates that are tried."""
     return [("Adam", rate * STREAMS[stream].lr) for rate in RATES] if METHODS[method].kind is not None else OF_STOCK
@@ -350,7 +345,7 @@ def main():
             def measure(settings, run=run):
                 return mean(run(seed, settings, True) for seed in options.validation)
 
-            search(rates_of(method, stream), how.setting, BETWEEN, measure, trials_on(stream), how.most)
+            search(rates_of(method, stream), how.setting, BETWEEN, measure, STREAMS[stream].trials, how.most)
         for seed in options.test:
             chosen = best(rows_of(options.output), "settings", **what) if how.chosen else asdict(nothing)
             if chosen is None:

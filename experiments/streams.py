@@ -50,6 +50,7 @@ class Stream:
         lr: learning rate of Adam.
         training: epochs and size of a mini-batch.
         validation: gives images of which those held out stand in for the test images; None: :func:`held_out`.
+        trials: how many settings each method tries.
     """
 
     images: Callable[[Path], Images]
@@ -61,6 +62,7 @@ class Stream:
     lr: float = 1e-3
     training: Mapping[str, int] = field(default_factory=lambda: {"train_mb_size": 128, "train_epochs": 2})
     validation: Callable[[Path], Images] | None = None
+    trials: int = 6
 
     def benchmark(self, root: Path, seed: int, validation: bool = False, shard: slice = slice(None)) -> CLScenario:
         """Tasks with their requests; ``shard``: of the training images."""
@@ -221,6 +223,7 @@ GLYPHS = Stream(
     n_train=12_000,
     training={"train_mb_size": 32, "train_epochs": 3},
     validation=held_out_fonts,
+    trials=12,
 )
 """Of :mod:`experiments.comparison` only, like the next one."""
 PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)
