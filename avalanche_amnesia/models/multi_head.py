@@ -216,7 +216,7 @@ class MultiHeadModel(MultiTaskModule):
         Raises:
             ModelError: if the task has no head, or its head has no bias.
         """
-        head, classes = self.heads.get(task), () if self.additive else classes  # of which no sums are left
+        head = self.heads.get(task)
         if classes and getattr(head, "bias", None) is None:
             raise ModelError(f"task {task} has no head of its own with a bias, whose rows of classes could be closed")
         for label in classes:

@@ -155,7 +155,7 @@ _FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()  
 
 
 def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
-    """Yield names of tensors and closed transforms in ``met`` that changed since the strategy's first call."""
+    """Yield names of tensors and closed transforms in ``met`` that changed since the strategy first used them."""
     first = _FIRST_SEEN.setdefault(strategy, WeakIdKeyDictionary())
     for each in (each for each in met if is_closed(type(each))):
         if isinstance(each, Tensor):

@@ -272,6 +272,9 @@ class AnalyticModel(MultiHeadModel):
         self.heads.finish(task)
         return True
 
+    def close_classes(self, task: int, classes: Sequence[int]) -> None:
+        """Do nothing: a class without samples has no sums."""
+
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task``, and all heads computed with them."""
         _SOLVED.pop(self, None)
@@ -295,8 +298,7 @@ class AnalyticModel(MultiHeadModel):
             return super().forward(x, task_labels)
         if not self.tasks:
             raise ValueError("the model has no task: none was trained, or all were unlearned")
-        joint = self._solved(None, [self.heads[task] for task in self.tasks])
-        return joint(self.features(x))
+        return self._solved(None, [self.heads[task] for task in self.tasks])(self.features(x))
 
     def _solved(self, task: int | None, parts: Sequence[TaskSums]) -> nn.Linear:
         """Return the regression on the sums ``parts``, computed again if they have changed."""

@@ -60,8 +60,7 @@ class UnlearningCost(CallbackMetric):
             "SecondsToRetrain": retrain,
             "TimesFaster": retrain / record.seconds if record.seconds and retrain else None,
         }
-        named = {get_metric_name(name, strategy, add_task=False): value for name, value in values.items()}
-        return self.emit(strategy, named)
+        return self.emit(strategy, {get_metric_name(name, strategy, add_task=False): v for name, v in values.items()})
 
 
 def cost_metrics(references: References) -> list[UnlearningCost]:
