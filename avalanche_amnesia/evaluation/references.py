@@ -152,7 +152,7 @@ class References:
     @staticmethod
     def _refuse(difference: str) -> NoReturn:
         raise ReferencesError(
-            f"the references were made of another benchmark than the run's ({difference}), which makes no comparison: "
+            f"the references were made of another benchmark than the run's ({difference}) and can't be compared: "
             "References(make_strategy, benchmark) with the benchmark on whose train_stream the strategy is trained"
         )
 
@@ -274,7 +274,7 @@ class References:
         differ = sorted(of for of in {*new, *old} if new.get(of) != old.get(of))
         if differ:
             raise ReferencesError(
-                f"make_strategy makes other settings of {', '.join(differ)} than here: give the function that made it"
+                f"make_strategy has other settings of {', '.join(differ)} than this strategy: give the one that made it"
             )
 
     def _may_be_read(self, task: int, made: Strategy) -> bool:
