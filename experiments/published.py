@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 
 import torch
 from avalanche.evaluation.metrics import accuracy_metrics
@@ -28,13 +28,20 @@ from avalanche_amnesia.models import MaskedModel
 from avalanche_amnesia.training import PAPER_ALPHA, AdaHATRule, AmnesiacHAT, HardAttention
 from avalanche_amnesia.training.host.lookup import remaining_experiences
 from experiments.published_copies import PublishedCopies
-from experiments.streams import STREAMS
+from experiments.published_differences import (
+    ALL,
+    BUILD,
+    OUTPUT,
+    STREAM,
+    THEIRS,
+    authors_rows,
+    cell,
+    kept_by,
+    options_of,
+)
 
-OUTPUT = Path("experiments/results/published")
-STREAM = STREAMS["permuted"]
 
-
-def _as_published(seed):
+def _as_written(seed):
     return {
         "masks": HardAttention(),
         "adjustment": AdaHATRule(alpha=PAPER_ALPHA),
@@ -42,11 +49,15 @@ def _as_published(seed):
     }
 
 
+AS_PUBLISHED = {**BUILD, **ALL}
 VARIANTS = {
     "default": lambda seed: {},
-    "as published": _as_published,
-    "published, deletion alone": lambda seed: _as_published(seed) | {"compensation": "none"},
+    "as published": lambda seed: options_of(AS_PUBLISHED, seed),
+    "as written": _as_written,
+    "as written, deletion alone": lambda seed: _as_written(seed) | {"compensation": "none"},
 }
+BUILDS = {"as published": AS_PUBLISHED}
+AUTHORS = "authors' code"
 MEASURES = {
     "remaining": ("mean accuracy of the two tasks that remain", 100),
     "ad": ("AD: the same minus that of a model that never unlearned", 100),
@@ -67,15 +78,14 @@ Permuted MNIST, all 60,000 training images, MLP 784-256-100-64, five tasks of tw
 Measured at the end, on the test images: means ± standard deviations over the seeds.
 
 * *default*: `AmnesiacHAT(model=…, optimizer=…)`.
-* *as published*: HAT's regulariser (0.75, s_max 400), AdaHAT with α = 1e-6, joint backup copies by unit from fresh
-  weights, heads as training left them, no repair. One thing is not as published, to its advantage: α scales updates. On
-  gradients Adam undoes it, and what earlier tasks use moves: 66.5 % remain in place of 73.5, on 20,000 images
-  ([published_differences](published_differences.md)).
-* *published, deletion alone*: the same without backup copies.
-
-The authors' own code (CLArena; two seeds, run by us) ends at 86.8 and 93.2, and 82.5 and 92.0 per cent on the two
-tasks, AD −3.4 and −6.1; without its repair, at 62.2 and 78.5, AD −23.0 (first seed). What else differs
-stands there, too.
+* *as published*: as the authors' code (CLArena) does it: with all nine things that differ from the paper's text, of
+  which [published_differences](published_differences.md) has a row each.
+* *authors' code* itself, run by us on the same images, permutations and initial weights, with seeds {authors} alone.
+* *as written*: as the paper's text says: HAT's regulariser (0.75, s_max 400), AdaHAT with α = 1e-6, joint backup
+  copies by unit from fresh weights, heads as training left them, no repair. One thing is not so, to its advantage: α
+  scales updates. On gradients Adam undoes it, and what earlier tasks use moves: 66.5 % remain in place of 73.5, on
+  20,000 images.
+* *as written, deletion alone*: the same without backup copies.
 """
 
 BETTER = """The same seeds, the same data. Better is higher for `remaining` and `ad`, lower for `jsd`, `ratio` and
@@ -92,6 +102,11 @@ def run(variant, seed, root):
         options = STREAM.training | VARIANTS[variant](seed) | kwargs
         return AmnesiacHAT(model=model, optimizer=optimizer, seed=seed, eval_mb_size=512, **options)
 
+    with kept_by(BUILDS.get(variant, BUILD)):
+        return measured(make, benchmark)
+
+
+def measured(make, benchmark):
     references = References(make, benchmark)
     evaluator = EvaluationPlugin(
         accuracy_metrics(experience=True),
@@ -123,23 +138,26 @@ def run(variant, seed, root):
     }
 
 
-def cell(values, scale, signed=False):
-    scaled = [scale * value for value in values]
-    spread = f" ± {stdev(scaled):.2f}" if len(scaled) > 1 else ""
-    return f"{mean(scaled):{'+' if signed else ''}.2f}{spread}"
-
-
 def table(rows):
     seeds = sorted({row["seed"] for row in rows})
     by_seed = {(row["variant"], row["seed"]): row for row in rows}
     there = [v for v in VARIANTS if all((v, seed) in by_seed for seed in seeds)]
     values = {v: {m: [by_seed[v, seed][m] for seed in seeds] for m in MEASURES} for v in there}
-    lines = [NOTES, *(f"* `{name}`: {meaning}" for name, (meaning, _) in MEASURES.items())]
+    authors = [row for row in authors_rows(THEIRS[AUTHORS], 60_000) if row["seed"] in seeds]
+    named = ", ".join(str(row["seed"]) for row in authors)
+    lines = [
+        NOTES.format(authors=named),
+        *(f"* `{name}`: {meaning}" for name, (meaning, _) in MEASURES.items()),
+    ]
     lines += ["", f"Seeds {', '.join(map(str, seeds))}; accuracies in per cent.", ""]
     lines += ["| | " + " | ".join(MEASURES) + " |", "|---" * (len(MEASURES) + 1) + "|"]
     for variant in there:
         cells = [cell(values[variant][measure], scale) for measure, (_, scale) in MEASURES.items()]
         lines.append(f"| {variant} | {' | '.join(cells)} |")
+    if authors:
+        reached = {"remaining": [mean(row["remaining"]) for row in authors], "ad": [row["ad"] for row in authors]}
+        cells = [cell(reached[name], 100) if name in reached else "–" for name in MEASURES]
+        lines.append(f"| {AUTHORS} | {' | '.join(cells)} |")
     if len(there) > 1:
         lines += ["", "## Default minus the others", "", BETTER]
         lines += ["", "| default minus | " + " | ".join(MEASURES) + " |", "|---" * (len(MEASURES) + 1) + "|"]

@@ -13,11 +13,11 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 from unittest import mock
 
@@ -40,10 +40,11 @@ from avalanche_amnesia.training.task_in_training import TaskSnapshot
 from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unit_graph.backbones import evaluating
-from experiments.published import OUTPUT, STREAM, cell
 from experiments.published_copies import PublishedCopies, Scope
-from experiments.streams import accuracy_on
+from experiments.streams import STREAMS, accuracy_on
 
+OUTPUT = Path("experiments/results/published")
+STREAM = STREAMS["permuted"]
 MEMORY = 500
 BUILD: Mapping[str, Any] = {
     "start": "fresh",
@@ -56,7 +57,7 @@ BUILD: Mapping[str, Any] = {
     "alias": False,
     "momentum": False,
 }
-"""The published form as ``experiments.published`` builds it."""
+"""The published form as its paper's text says."""
 SWITCHES: Mapping[str, Mapping[str, Any]] = {
     "copies start at the state before the task": {"start": "before"},
     "copies stand in for the units of the task's own mask": {"scope": "own_unit"},
@@ -218,29 +219,36 @@ def benchmark_of(root: Path, seed: int, n_train: int | None) -> CLScenario:
     return replace(STREAM, n_train=n_train).benchmark(root, seed)
 
 
-def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlearns: bool) -> list[float]:
-    """Accuracies on the two tasks that remain."""
-    torch.manual_seed(seed)
-    model = MaskedModel(STREAM.network())
+def options_of(build: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """Options of an AmnesiacHAT."""
     copies = AuthorsCopies(build["start"], build["scope"], seed, alias=build["alias"])
     replay = AuthorsReplay(seed, replays=build["replay"])
     repair = (
         AuthorsRepair(replay.memory, seed, build["repair"], momentum=build["momentum"]) if build["repair"] else None
     )
-    strategy = AmnesiacHAT(
-        model=model,
-        optimizer=Adam(model.parameters(), lr=STREAM.lr),
-        masks=HardAttention(embedding_lr=build["embedding_lr"]),
-        adjustment=AdaHATRule(alpha=PAPER_ALPHA, space=build["space"]),
-        compensation=copies if unlearns else "none",
-        repair=repair,
-        plugins=[replay] if build["replay"] or build["repair"] else [],
-        seed=seed,
-        **STREAM.training,
-    )
+    return {
+        "masks": HardAttention(embedding_lr=build["embedding_lr"]),
+        "adjustment": AdaHATRule(alpha=PAPER_ALPHA, space=build["space"]),
+        "compensation": copies,
+        "repair": repair,
+        "plugins": [replay] if build["replay"] or build["repair"] else [],
+    }
+
+
+def kept_by(build: Mapping[str, Any]) -> AbstractContextManager[Any]:
+    """Context of a training."""
     # Theirs records whatever moved: what soft gates and replay wrote outside a task's mask is in its update too.
-    kept = nullcontext() if build["commit"] else mock.patch.object(TaskSnapshot, "commit")
-    with kept:
+    return nullcontext() if build["commit"] else mock.patch.object(TaskSnapshot, "commit")
+
+
+def trained(build: Mapping[str, Any], benchmark: CLScenario, seed: int, *, unlearns: bool) -> list[float]:
+    """Accuracies on the two tasks that remain."""
+    torch.manual_seed(seed)
+    model = MaskedModel(STREAM.network())
+    options = options_of(build, seed) | ({} if unlearns else {"compensation": "none"})
+    optimizer = Adam(model.parameters(), lr=STREAM.lr)
+    strategy = AmnesiacHAT(model=model, optimizer=optimizer, seed=seed, **options, **STREAM.training)
+    with kept_by(build):
         for experience in benchmark.train_stream:
             strategy.train(experience)
     return [
@@ -303,19 +311,31 @@ SHOWN = ("row", "seeds", "task 2", "task 3", "remaining", "full", "ad")
 
 def table() -> str:
     """The page of all rows that are there."""
-    theirs, ours = (_rows(name) for name in ("clarena_seed*.json", "differences_seed*.json"))
+    ours = _rows("differences_seed*.json")
     groups = {
-        name + ("" if images == 20_000 else ", 60,000 images"): [
-            row
-            for row in theirs
-            if row["images"] == images and all(row["settings"][key] == value for key, value in settings.items())
-        ]
+        name + ("" if images == 20_000 else ", 60,000 images"): authors_rows(settings, images)
         for images in (60_000, 20_000)
         for name, settings in THEIRS.items()
     }
     groups |= {variant: [row for row in ours if row["variant"] == variant] for variant in VARIANTS}
     lines = [NOTES, f"| {' | '.join(SHOWN)} |", "|---" * len(SHOWN) + "|"]
     return "\n".join([*lines, *(_line(name, rows) for name, rows in groups.items() if rows)]) + "\n"
+
+
+def authors_rows(settings: Mapping[str, Any], images: int) -> list[dict[str, Any]]:
+    """Rows of the authors' code with these settings, on this number of training images."""
+    return [
+        row
+        for row in _rows("clarena_seed*.json")
+        if row["images"] == images and all(row["settings"][key] == value for key, value in settings.items())
+    ]
+
+
+def cell(values: Sequence[float], scale: float, signed: bool = False) -> str:
+    """Mean, and standard deviation where there are several."""
+    scaled = [scale * value for value in values]
+    spread = f" ± {stdev(scaled):.2f}" if len(scaled) > 1 else ""
+    return f"{mean(scaled):{'+' if signed else ''}.2f}{spread}"
 
 
 def _rows(files: str) -> list[dict[str, Any]]:

@@ -168,9 +168,9 @@ def rows_tested(rows: Iterable[Row], **what: Any) -> list[Row]:
     return [row for row in rows if not row["validation"] and what.items() <= row.items()]
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 1) -> str:
     """Mean, and standard deviation where there are several."""
-    return f"{mean(values):.1f}" + (f"±{stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{mean(values):.{digits}f}" + (f"±{stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def arguments(doc: str) -> argparse.ArgumentParser:
