@@ -20,7 +20,7 @@ from avalanche_amnesia.audit.record import (
     UnlearningPlan,
     UnlearningRecord,
 )
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.processes import agree, of_first
@@ -82,11 +82,11 @@ def apply(
             _forget(context, change)
         # A training compares the model with its last hashes; a subtraction of samples does not.
         subtracts = train_again is not None and getattr(model, "additive", False)
-        after = context.hashes if subtracts else state_hashes(model.state_dict(keep_vars=True))
+        after = context.hashes if subtracts else model_hashes(model)
         claims.unlearned(context, after, change)
         if train_again is not None:
             context.plan = train_again(context, change)
-            after = state_hashes(model.state_dict(keep_vars=True))
+            after = model_hashes(model)
             change.set(claims, _hashes=dict(after))
         record = _record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)

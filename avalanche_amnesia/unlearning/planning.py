@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
@@ -21,7 +21,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Compute the removal and the plan of an unlearning, and store both in ``context``; change nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
-    context.hashes = state_hashes(model.state_dict(keep_vars=True))
+    context.hashes = model_hashes(model)
     tampered = claims.tampered(context.hashes, in_training=context.before is not None)
     if strict and tampered:
         raise TamperedError(
