@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -14,10 +13,8 @@ _BLAKE3 = "blake3:"
 """Prefix of each hash: the name of the hash function."""
 _WITHOUT_NUMPY = frozenset({torch.bfloat16, *(kind for name, kind in vars(torch).items() if name.startswith("float8"))})
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_SUMMED, _COLUMNS = 2**17, (509, 521)
-"""Bytes from which sums are faster than a hash, and numbers of sums; primes, so that regular changes do not cancel."""
 _KNOWN: WeakKeyDictionary[nn.Module, dict[str, tuple[bytes, str]]] = WeakKeyDictionary()
-"""Model → name of a large tensor → its sums and its hash."""
+"""Model → name of a tensor → its sums, if it is large, and its hash."""
 
 
 def same_bits(a: Tensor, b: Tensor) -> Tensor:
@@ -43,15 +40,9 @@ def unpack_bits(packed: Tensor, n: int) -> Tensor:
 
 def tensor_hash(tensor: Tensor) -> str:
     """Return the BLAKE3 hash of a tensor's dtype, shape and bits."""
-    return f"{_BLAKE3}{_digest(tensor, _flat_bytes(tensor)).hexdigest()}"
-
-
-def _digest(tensor: Tensor, *parts: Any) -> Any:
-    """Return a BLAKE3 object over a tensor's dtype and shape, and buffers of bytes."""
     made = blake3(_heading(tensor.dtype, tensor.shape))
-    for part in parts:
-        made.update(part)
-    return made
+    made.update(_flat_bytes(tensor))
+    return f"{_BLAKE3}{made.hexdigest()}"
 
 
 @lru_cache(maxsize=4096)  # formatting a shape takes as long as hashing a small tensor, and few shapes occur
@@ -74,29 +65,23 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def model_hashes(model: nn.Module) -> dict[str, str]:
-    """Return :func:`state_hashes` of a model; a large tensor whose bits have the sums of the last call keeps its hash.
-
-    Sums take .4 of a hash's time. No change of a single entry leaves them equal.
-    """
-    known, found, hashes = _KNOWN.get(model, {}), {}, {}
+    """Return :func:`state_hashes` of a model; a large tensor whose bits have the last call's sums keeps its hash."""
+    known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
-        if tensor.nbytes < _SUMMED:
-            hashes[name] = tensor_hash(tensor)
-            continue
-        sums = _sums(tensor)
-        seen, digest = known.get(name, (b"", ""))
-        found[name] = sums, digest if seen == sums else tensor_hash(tensor)
-        hashes[name] = found[name][1]
+        sums, last = b"" if tensor.nbytes < 2**17 else _sums(tensor), known.get(name, (b"", ""))
+        found[name] = last if sums and sums == last[0] else (sums, tensor_hash(tensor))
     _KNOWN[model] = found
-    return hashes
+    return {name: digest for name, (_, digest) in found.items()}
 
 
 def _sums(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's dtype, shape and sums of its bits, as 64-bit words in rows of two lengths."""
-    held = _flat_bytes(tensor)
-    parts: list[Any] = []
-    for columns in _COLUMNS:
+    """Return a digest of a tensor's dtype, shape and sums of its bits: those of 64-bit words over rows of two lengths.
+
+    They differ after every change of one word. The lengths are primes, so that regular changes do not cancel.
+    """
+    held, made = _flat_bytes(tensor), blake3(_heading(tensor.dtype, tensor.shape))
+    for columns in (509, 521):
         rows = len(held) // (8 * columns) - 1 | 1  # odd: flips of the highest bit of all words would cancel in pairs
         words = np.frombuffer(held, np.uint64, rows * columns).reshape(rows, columns)
-        parts += words.sum(0).view(np.uint8).data, held[words.nbytes :]
-    return bytes(_digest(tensor, *parts).digest())
+        made.update(words.sum(0).tobytes() + held[words.nbytes :])
+    return bytes(made.digest())

@@ -5,7 +5,7 @@ import torch
 from blake3 import blake3
 
 from avalanche_amnesia import bits
-from avalanche_amnesia.bits import model_hashes, state_hashes, tensor_hash
+from avalanche_amnesia.bits import model_hashes, tensor_hash
 
 LAYOUTS = {
     "transposed": torch.randn(3, 4, 5).transpose(0, 2),
@@ -35,34 +35,22 @@ def test_a_hash_covers_the_bits_in_logical_order(layout):
 
 WRITES = {
     "none": lambda held: None,
-    "one entry, past the version counter": lambda held: held.data.view(-1)[4711].add_(1),
-    "the last entry, through numpy": lambda held: held.detach().numpy().reshape(-1).__setitem__(-1, 7),
-    "signs of all": lambda held: held.neg_(),
-    "signs of a row": lambda held: held[3].neg_(),
-    "signs of a column": lambda held: held[:, 3].neg_(),
-    "all doubled": lambda held: held.mul_(2),
-    "two rows swapped": lambda held: held.copy_(held[[1, 0, *range(2, len(held))]]),
-    "reversed": lambda held: held.copy_(held.flip(0)),
+    "an entry, past the version counter": lambda held: held.data.view(-1)[4711].add_(1),
+    "the last entry, through numpy": lambda held: held.numpy().reshape(-1).__setitem__(-1, 7),
+    "all signs": lambda held: held.neg_(),
+    "two rows": lambda held: held.copy_(held[[1, 0, *range(2, len(held))]]),
 }
 
 
 @pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int32])
-@pytest.mark.parametrize("shape", [(128, 512), (784, 301), (64, 64, 3, 3), (9, 40004)])
-def test_hashes_of_a_model_follow_every_write(write, dtype, shape):
-    model = torch.nn.Module()
-    model.register_buffer("held", (100 * torch.randn(shape)).to(dtype))
-    assert model_hashes(model) == state_hashes(model.state_dict())
+@pytest.mark.parametrize("shape", [(128, 512), (64, 509, 8), (9, 40004)])
+def test_a_large_tensor_is_hashed_again_if_it_was_written_into(write, shape, monkeypatch):
+    model, hashed = torch.nn.Module(), []
+    for name in ("held", "other"):
+        model.register_buffer(name, torch.randn(shape, dtype=torch.float64))
+    model_hashes(model)
     WRITES[write](model.held)
-    assert model_hashes(model) == state_hashes(model.state_dict())
-
-
-def test_a_large_tensor_that_stays_is_not_hashed_again(monkeypatch):
-    model = torch.nn.ModuleDict({"large": torch.nn.Linear(300, 300), "other": torch.nn.Linear(300, 300)})
-    first = model_hashes(model)
-    model.other.weight.data[0, 0] += 1
-    hashed = []
-    monkeypatch.setattr(bits, "tensor_hash", lambda tensor: hashed.append(tensor.shape) or tensor_hash(tensor))
-    moved = {name for name, digest in model_hashes(model).items() if digest != first[name]}
-    assert moved == {"other.weight"}
-    assert hashed.count((300, 300)) == 1
+    expected = {name: tensor_hash(tensor) for name, tensor in model.state_dict().items()}
+    monkeypatch.setattr(bits, "tensor_hash", lambda tensor: hashed.append(tensor) or tensor_hash(tensor))
+    assert model_hashes(model) == expected
+    assert len(hashed) == (write != "none")

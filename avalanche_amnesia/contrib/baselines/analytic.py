@@ -320,10 +320,8 @@ class AnalyticModel(MultiHeadModel):
         total, before = _TOTAL.pop(self, (self.settings, {}))
         if not before.keys() & now.keys() or any(key[1] != gram._version for key, gram in before.items()):
             total, before = self.settings.new_zeros(self.width * (self.width + 1) // 2), {}
-        for key in before.keys() - now.keys():
-            total -= before[key]
-        for key in now.keys() - before.keys():
-            total += now[key]
+        for key in before.keys() ^ now.keys():
+            total += now[key] if key in now else -before[key]
         _TOTAL[self] = total, now
         return total
 
