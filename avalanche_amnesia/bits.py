@@ -75,13 +75,12 @@ def model_hashes(model: nn.Module) -> dict[str, str]:
 
 
 def _sums(tensor: Tensor) -> bytes:
-    """Return a digest of a tensor's dtype, shape and sums of its bits: those of 64-bit words over rows of two lengths.
+    """Return a digest of a tensor's dtype, shape and 1,021 sums of its bits, as 64-bit words in rows of this length.
 
-    They differ after every change of one word. The lengths are primes, so that regular changes do not cancel.
+    They differ after every change of one word. The length is a prime, so that regular changes do not cancel.
     """
     held, made = _flat_bytes(tensor), blake3(_heading(tensor.dtype, tensor.shape))
-    for columns in (509, 521):
-        rows = len(held) // (8 * columns) - 1 | 1  # odd: flips of the highest bit of all words would cancel in pairs
-        words = np.frombuffer(held, np.uint64, rows * columns).reshape(rows, columns)
-        made.update(words.sum(0).tobytes() + held[words.nbytes :])
+    rows = len(held) // (8 * 1021) - 1 | 1  # odd: flips of the highest bit of all words would cancel in pairs
+    words = np.frombuffer(held, np.uint64, rows * 1021).reshape(rows, 1021)
+    made.update(words.sum(0).tobytes() + held[words.nbytes :])
     return bytes(made.digest())
