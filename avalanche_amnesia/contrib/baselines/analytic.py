@@ -321,7 +321,7 @@ class AnalyticModel(MultiHeadModel):
         if not before.keys() & now.keys() or any(key[1] != gram._version for key, gram in before.items()):
             total, before = self.settings.new_zeros(self.width * (self.width + 1) // 2), {}
         for key in before.keys() ^ now.keys():
-            total += now[key] if key in now else -before[key]
+            total.add_(now[key] if key in now else before[key], alpha=1 if key in now else -1)
         _TOTAL[self] = total, now
         return total
 
