@@ -17,7 +17,7 @@ a multiple of a plain PyTorch step, which runs in front of every step of the tas
     log       KiB of the trajectory that the task added
 
 Then, for networks after a few tasks of two mini-batches, CPU milliseconds of the first unlearning of a process, of
-later ones, of two hashes of the whole model, which are a part of each, and of a plain step.
+later ones, of two passes over the whole model that look for changed tensors, a part of each, and of a plain step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from avalanche.training.plugins import EvaluationPlugin
 from torch.optim import SGD
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.models import MLP, MaskedModel, SubnetModel
 from avalanche_amnesia.training import WSN, AmnesiacHAT, ScoredWeights
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -176,7 +176,7 @@ def one_network(name: str, tasks: int, rounds: int) -> dict[str, float]:
         "parameters": float(sum(parameter.numel() for parameter in strategy.model.backbone.parameters())),
         "first": unlearning(strategy, takes_back, 0, 1)[0],
         "later": unlearning(strategy, takes_back, 0, rounds)[0],
-        "hashes": 2 * milliseconds(lambda: state_hashes(strategy.model.state_dict()), rounds),
+        "hashes": 2 * milliseconds(lambda: model_hashes(strategy.model), rounds),
         "step": milliseconds(lambda: next(plain), rounds),
     }
     print(name, found, flush=True)

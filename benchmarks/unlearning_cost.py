@@ -6,7 +6,7 @@ AmnesiacHAT trains a few tasks for a few steps each. Then, medians over rounds:
 
     plan      `strategy.plan_unlearning`: the request worked out, nothing changed
     unlearn   `strategy.unlearn`: worked out again, and applied; a failure behind it puts the round's task back
-    hashes    of that, two hashes of the whole model, for the record
+    hashes    of that, two passes over the whole model that look for changed tensors; those are hashed besides
     step      a plain PyTorch step of the same network, for comparison
     heads     preparing the last task's counterfactual heads, beside one forward pass over the same samples, in
               mini-batches of whichever of two sizes is quicker
@@ -27,7 +27,7 @@ import torch
 from avalanche.core import SupervisedPlugin
 
 from avalanche_amnesia.benchmarks import task_benchmark
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.training import AmnesiacHAT
 from avalanche_amnesia.training.head_fit import BATCH, BATCH_OF_LARGE
 from avalanche_amnesia.training.host.lookup import find_plugin
@@ -116,7 +116,7 @@ def main() -> None:
     x = torch.randn(network.batch, *network.input_shape)
     plain = plain_steps(network, "sgd", x, torch.arange(network.batch) % N_CLASSES, network.batch)
     step = milliseconds(lambda: next(plain), options.rounds)
-    hashes = 2 * milliseconds(lambda: state_hashes(strategy.model.state_dict()), options.rounds)
+    hashes = 2 * milliseconds(lambda: model_hashes(strategy.model), options.rounds)
     print(f"{options.network}, {options.tasks} tasks, {options.threads} threads, medians of {options.rounds} rounds")
     print(f"{'task':8}{'plan':>10}{'unlearn':>10}{'wall':>10}{'hashes':>10}{'step':>10}{'unlearn / step':>18}")
     for task in (0, options.tasks - 1):

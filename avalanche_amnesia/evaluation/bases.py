@@ -217,7 +217,7 @@ class ReferenceMetric(ProbingMetric):
 
 
 class ComparedMetric(ReferenceMetric):
-    """Base of metrics with one number per unlearned task, also for the retrained model (suffix ``_reference``).
+    """Base of metrics with a number in [0, 1] per unlearned task, also for the retrained model (suffix ``_reference``).
 
     Args:
         benchmark: benchmark of the run; its streams contain the unlearned tasks' data.
@@ -227,6 +227,8 @@ class ComparedMetric(ReferenceMetric):
         TypeError: if ``benchmark`` has no test stream, or ``references`` is not a :class:`References`.
     """
 
+    higher_is_better = False
+    lower_bound, upper_bound = 0.0, 1.0
     helper: str
     """Name of the helper that makes the metric, for messages."""
 

@@ -26,8 +26,6 @@ class UnlearnedAccuracy(ComparedMetric):
     Arguments, and errors, are those of :class:`ComparedMetric`.
     """
 
-    higher_is_better = False
-    lower_bound, upper_bound = 0.0, 1.0
     helper = "unlearned_accuracy_metrics"
 
     def models(self, main: nn.Module, remaining: Sequence[int]) -> Iterator[tuple[str, nn.Module]]:

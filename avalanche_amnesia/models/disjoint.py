@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.bits import same_bits, tensor_hash
+from avalanche_amnesia.bits import same_bits
 from avalanche_amnesia.models.multi_head import MultiHeadModel, shapes, with_parts
 from avalanche_amnesia.models.substitutes import StateSite, kept_tensors, outline, state_sites
 from avalanche_amnesia.seeding import derive_seed
@@ -236,7 +236,8 @@ class DisjointModel(MultiHeadModel):
             Name in the backbone → bool tensor of the task's own entries, for all partitioned parameters.
         """
         held: TaskShare = self.task_parts(task)
-        held.dealt, held.backbone = share.encoded(), _hashes(self.backbone)
+        held.dealt = share.encoded()
+        held.backbone = kept_tensors(self.backbone, self.backbone.named_parameters())
         parameters, owned = dict(held.entries.named_parameters()), {}
         for name, initial in self.dealt(share).items():
             mine = owned[name] = share.owned(name, initial.shape).to(initial.device)
@@ -263,7 +264,7 @@ class DisjointModel(MultiHeadModel):
                 or if the training changed the original backbone.
         """
         held: TaskShare = self.task_parts(task)
-        now = _hashes(self.backbone)
+        now = kept_tensors(self.backbone, self.backbone.named_parameters())
         moved = sorted(name for name in {*now, *held.backbone} if now.get(name) != held.backbone.get(name))
         if moved:
             raise ModelError(
@@ -397,11 +398,6 @@ def _versions(model: DisjointModel, task: int, network: nn.Module) -> Any:
     sources = (network, held, *map(model.task_parts, held.share.reads))
     tensors = (tensor for source in sources for tensor in (*source.parameters(), *source.buffers()))
     return task, [(id(tensor), tensor._version) for tensor in tensors]
-
-
-def _hashes(backbone: nn.Module) -> dict[str, str]:
-    """Return name → hash of every parameter, buffer and tensor attribute of a backbone."""
-    return kept_tensors(backbone) | {name: tensor_hash(parameter) for name, parameter in backbone.named_parameters()}
 
 
 def _flat(name: str) -> str:

@@ -174,10 +174,10 @@ def outline(model: nn.Module) -> dict[str, Any]:
     return sites | {name: tensor_hash(tensor) for name, tensor in others}
 
 
-def kept_tensors(model: nn.Module) -> dict[str, str]:
-    """Return name → hash of every tensor of a model except its parameters: buffers, and attributes of modules."""
-    found = {name: tensor_hash(buffer) for name, buffer in model.named_buffers()}
-    return found | {name: tensor_hash(tensor) for name, tensor in _attributes(model)}
+def kept_tensors(model: nn.Module, parameters: Iterable[tuple[str, Tensor]] = ()) -> dict[str, str]:
+    """Return name → hash of a model's buffers, of tensors in attributes of modules, and of the given ``parameters``."""
+    tensors = (*model.named_buffers(), *_attributes(model), *parameters)
+    return {name: tensor_hash(tensor) for name, tensor in tensors}
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -37,29 +37,29 @@ class FirstLayers:
     """Cache of linear layers that read samples, for two states of their weights; computes only units in neither state.
 
     Such a layer is most of a small network. Usually one task wrote into a unit; its weights then have only two states,
-    with all tasks or with none.
+    with all tasks or with none. The first two passes, on any samples, store these states.
+
+    Attributes:
+        place: the samples, among all, that the next forward reads.
+        columns: layer → each unit's column in the cached outputs; cleared when a pass begins.
     """
 
     def __init__(self, samples: Tensor, entries: Mapping[str, OpenEntries]) -> None:
         self._rows, self._entries = samples.flatten(1), entries
-        self.place = slice(None)  # of all samples, those that the next forward reads
+        self.place = slice(None)
         self._first: dict[str, Tensor] = {}
         self._kept: dict[str, _Kept | None] = {}
-        self._columns: dict[str, Tensor | None] = {}
-
-    def begin(self) -> None:
-        """Begin a pass over samples; the first two passes, on any samples, store the two states of the weights."""
-        self._columns.clear()
+        self.columns: dict[str, Tensor | None] = {}
 
     def __call__(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
         """Return the output of the layer ``name`` for the input ``x``, or None if the caller must compute it."""
         rows = self._rows[self.place]
         if (x.data_ptr(), x.shape, x.stride()) != (rows.data_ptr(), rows.shape, rows.stride()):
             return None
-        if name not in self._columns:
+        if name not in self.columns:
             units = torch.cat([weight, (weight.new_zeros(len(weight)) if bias is None else bias)[:, None]], 1)
-            self._columns[name] = self._columns_of(name, units)
-        columns, kept = self._columns[name], self._kept.get(name)
+            self.columns[name] = self._columns_of(name, units)
+        columns, kept = self.columns[name], self._kept.get(name)
         if columns is None or kept is None:
             return None
         result = kept.results[self.place].index_select(1, columns.clamp_min(0))
@@ -200,7 +200,7 @@ class CounterfactualFeatures:
         norms = running_norms(parts)
         places = range(len(self.x))[part]
         if self._first_layers is not None:
-            self._first_layers.begin()
+            self._first_layers.columns.clear()
         if norms and part == ALL:
             retake(norms, self._seen, lambda some: self.model.masked_features(some, self._mask, parts))
         for start in range(0, len(places), self._batch):

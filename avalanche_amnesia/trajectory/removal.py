@@ -179,11 +179,6 @@ class Moved:
         where.view(-1)[self.index] = True
         return where
 
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return index, values now, and values without the tasks."""
-        return self.index, self.now, self.without
-
     def take_out(self, tensor: Tensor) -> None:
         """Write the values after the removal into a tensor, in place."""
         put(tensor, self.index, self.without)
@@ -291,8 +286,8 @@ def work_out(
         differ = ~same_bits(change.now, change.without)
         if not bool(differ.any()):
             continue
-        kept_parts = change.parts if bool(differ.all()) else [part[differ] for part in change.parts]
-        moved[name] = Moved(change.shape, *(part.to(committed.device) for part in kept_parts))
+        parts, some = (change.index, change.now, change.without), slice(None) if bool(differ.all()) else differ
+        moved[name] = Moved(change.shape, *(part[some].to(committed.device) for part in parts))
         if before is not None and name in before:
             if replayed is None:
                 replayed = committed.detach().clone()

@@ -20,12 +20,11 @@ from avalanche_amnesia.audit.record import (
     UnlearningPlan,
     UnlearningRecord,
 )
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.processes import agree, of_first
 from avalanche_amnesia.strategy import Strategy
-from avalanche_amnesia.trajectory.removal import Removal
 from avalanche_amnesia.trajectory.sparse import united
 from avalanche_amnesia.transaction import Transaction
 from avalanche_amnesia.unlearning.claims import Claims
@@ -82,11 +81,11 @@ def apply(
             _forget(context, change)
         # A training compares the model with its last hashes; a subtraction of samples does not.
         subtracts = train_again is not None and getattr(model, "additive", False)
-        after = context.hashes if subtracts else state_hashes(model.state_dict(keep_vars=True))
+        after = context.hashes if subtracts else model_hashes(model)
         claims.unlearned(context, after, change)
         if train_again is not None:
             context.plan = train_again(context, change)
-            after = state_hashes(model.state_dict(keep_vars=True))
+            after = model_hashes(model)
             change.set(claims, _hashes=dict(after))
         record = _record(context, provenance, after, purged, repaired)
         announce("after_unlearning", record, change)
@@ -185,24 +184,20 @@ def _repair(context: UnlearningContext, purged: list[str], change: Transaction) 
     purged.append(repair.forget(context.tasks, change))
     if not plan.repaired:
         return None
+    changed = {name: moved.where for name, moved in context.removal.moved.items()}
+    # The entries that a removed repair did move depend on data of unlearned tasks, so nothing may be derived from them.
+    removed, parameters = context.removal.updates, context.parameters
+    could_change = [{n: removed[w].where(n).to(parameters[n].device) for n in removed[w]} for w in removed if w < 0]
     return repair.carry_out(
         context.model,
         context.strategy.optimizer,
         context.trajectory,
         tasks=plan.repaired,
         compensated=plan.compensated,
-        changed=_where(context.removal, context.parameters),
+        changed=united([changed, *could_change]),
         before=context.before,
         change=change,
     )
-
-
-def _where(removal: Removal, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensor name → bool tensor, True for entries that the removal changes or a removed repair could change."""
-    # The entries that the repair did move depend on data of unlearned tasks, so nothing may be derived from them.
-    changed = {name: moved.where for name, moved in removal.moved.items()}
-    repairs = [updates for writer, updates in removal.updates.items() if writer < 0]
-    return united([changed, *({name: of.where(name).to(parameters[name].device) for name in of} for of in repairs)])
 
 
 def _hold_own(context: UnlearningContext, change: Transaction) -> None:

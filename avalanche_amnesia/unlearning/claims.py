@@ -22,7 +22,7 @@ from torch import nn
 
 from avalanche_amnesia.audit.record import Claim
 from avalanche_amnesia.benchmarks.data import labels_fingerprint, single_task
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.ledger import RequestError, TaskLedger
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.processes import n_processes
@@ -101,7 +101,7 @@ class Claims:
 
     def look_before_training(self, model: nn.Module) -> None:
         """Store the names of tensors changed since the last training. Called before any plugin prepares a training."""
-        self.changed = self.tampered(state_hashes(model.state_dict(keep_vars=True)))
+        self.changed = self.tampered(model_hashes(model))
 
     def begin(self, strategy: Strategy, ledger: TaskLedger) -> dict[int, Circumstances]:
         """Record which remaining tasks can influence a training that starts; return the log of their trainings."""
@@ -136,7 +136,7 @@ class Claims:
         self._trainings = self._trainings if before is None else before
         self._first = None if first else self._first
         if self._hashes is None:  # tasks were unlearned during this training, and stay unlearned
-            self._hashes = state_hashes(model.state_dict(keep_vars=True))
+            self._hashes = model_hashes(model)
 
     def end(self, task: int, strategy: Strategy, forgotten: Collection[int]) -> None:
         """Record the end of a task's training: attributes that changed during the training, and the model's hashes."""
@@ -149,7 +149,7 @@ class Claims:
         if self.influences & {*self.tainted, *forgotten}:
             self.tainted |= {task}  # it learned from tasks that differ from those of the reference
         self.influences = frozenset()
-        self._hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
+        self._hashes = model_hashes(strategy.model)
 
     def unlearned(self, context: UnlearningContext, hashes: Mapping[str, str], change: Transaction) -> None:
         """Record an unlearning: the remaining tasks that could see an unlearned task, and the model's new hashes."""

@@ -83,7 +83,7 @@ def fit_head(
         whole = _Loss(problem, rows, labels)
         _, errors = whole.errors(head)
         unsure = largest(-(errors * whole.true).sum(0), SURE, n // 4)
-        rest = whole.only(unsure)
+        rest = _Loss(problem, rows.index_select(0, unsure), labels[unsure], n)
         rest.slope_of_others = whole.slope(errors.index_fill_(1, unsure, 0.0))
         head = search(rest, head, iterations)
     weight, bias = problem.over_features(head)
@@ -129,21 +129,16 @@ class _Problem:
 
 
 class _Loss:
-    """Loss and gradient of a head on some samples, plus a constant gradient of further samples."""
+    """Loss and gradient of a head on some of ``counted`` samples, plus a constant gradient of the further ones."""
 
     def __init__(self, problem: _Problem, rows: Tensor, labels: Tensor, counted: int | None = None) -> None:
-        self._problem, self._rows, self._labels = problem, rows, labels
+        self._problem, self._rows = problem, rows
         self._counted = len(rows) if counted is None else counted
         self._x = rows.T.contiguous()  # samples last, so that operations per sample run over whole rows
         self._back = problem.whitening.T.contiguous()
         self.true = rows.new_zeros(problem.n_classes, len(rows))
         self.true.index_put_((labels, torch.arange(len(rows)).to(labels)), rows.new_ones(()))
         self.slope_of_others: Tensor | float = 0.0
-
-    def only(self, index: Tensor) -> _Loss:
-        """Return the loss on the samples at the positions ``index``, still divided by the number of all samples."""
-        rows, labels = self._rows.index_select(0, index), self._labels[index]
-        return _Loss(self._problem, rows, labels, self._counted)
 
     def errors(self, head: Tensor) -> tuple[Tensor, Tensor]:
         """Return a head's mean cross-entropy, and probabilities minus one-hot labels ``(classes, samples)``."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from avalanche_amnesia.audit.record import SharedEntries, UnlearningPlan
-from avalanche_amnesia.bits import state_hashes
+from avalanche_amnesia.bits import model_hashes
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.models.task_masked import TaskMaskedModel
 from avalanche_amnesia.models.task_store import whole
@@ -21,7 +21,7 @@ from avalanche_amnesia.unlearning.context import UnlearningContext, own_paramete
 def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False) -> None:
     """Compute the removal and the plan of an unlearning, and store both in ``context``; change nothing else."""
     model, tasks, trajectory = context.model, context.tasks, context.trajectory
-    context.hashes = state_hashes(model.state_dict(keep_vars=True))
+    context.hashes = model_hashes(model)
     tampered = claims.tampered(context.hashes, in_training=context.before is not None)
     if strict and tampered:
         raise TamperedError(
@@ -51,7 +51,7 @@ def work_out(context: UnlearningContext, claims: Claims, *, strict: bool = False
         removed=tuple(sorted(context.own_parameters.union(buffers))),
         affected=affected,
         compensated=tuple(compensated),
-        shared=_shared_entries(removal, readers),
+        shared={name: _staying(name, stays, readers) for name, stays in sorted(removal.shared.items())},
         **claims.decided(context, reasons),
         trajectory_bytes=sum(trajectory.nbytes(task) for task in tasks),
         purges=tuple(type(plugin).__name__ for plugin, _ in context.purgers),
@@ -113,14 +113,9 @@ def _users(context: UnlearningContext, model: TaskMaskedModel, entries: Mapping[
     return [task for task in context.remaining if task in users]
 
 
-def _shared_entries(removal: Removal, readers: Readers) -> dict[str, SharedEntries]:
-    return {
-        name: SharedEntries(
-            entries=int(stays.sum()),
-            tasks=tuple(task for task, reads in readers.items() if (reads[name].cpu().numpy() & stays.numpy()).any()),
-        )
-        for name, stays in sorted(removal.shared.items())
-    }
+def _staying(name: str, stays: Tensor, readers: Readers) -> SharedEntries:
+    tasks = (task for task, reads in readers.items() if (reads[name].cpu().numpy() & stays.numpy()).any())
+    return SharedEntries(int(stays.sum()), tuple(tasks))
 
 
 def _affected(context: UnlearningContext) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ STEPS = [
     (TaskLedger, "check"),
     (applying, "remove_task_modules"),
     (applying, "_purge_optimizer"),
-    (applying, "state_hashes"),
+    (applying, "model_hashes"),
     (Moved, "take_out"),
     (applying, "UnlearningRecord"),
     (applying, "_hold_own"),

@@ -101,6 +101,8 @@ def hashes_of(rows: Tensor) -> Tensor:
 
 _SOLVED: WeakKeyDictionary[nn.Module, dict[int | None, tuple[Any, nn.Linear, list[Tensor]]]] = WeakKeyDictionary()
 """Model → its heads, with versions and tensors of the sums they were computed from; they are no state of the model."""
+_TOTAL: WeakKeyDictionary[nn.Module, tuple[Tensor, dict[tuple[int, int], Tensor]]] = WeakKeyDictionary()
+"""Model → sum of its tasks' ``gram``, and these by id and version."""
 
 
 class AnalyticModel(MultiHeadModel):
@@ -276,9 +278,11 @@ class AnalyticModel(MultiHeadModel):
         """Do nothing: a class without samples has no sums."""
 
     def remove_task(self, task: int) -> None:
-        """Remove the sums of ``task``, and all heads computed with them."""
+        """Remove the sums of ``task``, and all heads and totals computed with them."""
         _SOLVED.pop(self, None)
         super().remove_task(task)
+        if self in _TOTAL:
+            self._total([self.heads[other] for other in self.tasks])
 
     def head(self, task: int) -> nn.Module:
         """Return the regression of a task, as the base class its head; for the task in training its sums."""
@@ -309,13 +313,25 @@ class AnalyticModel(MultiHeadModel):
             known[task] = versions, self._regression(parts, task is None), buffers  # no other object gets their ids
         return known[task][1]
 
+    @torch.inference_mode(False)
+    def _total(self, parts: Sequence[TaskSums]) -> Tensor:
+        """Return the sum of ``gram`` of all tasks, int64: the last total, minus those replaced since, plus new ones."""
+        now = {(id(part.gram), part.gram._version): part.gram for part in parts}
+        total, before = _TOTAL.pop(self, (self.settings, {}))
+        if not before.keys() & now.keys() or any(key[1] != gram._version for key, gram in before.items()):
+            total, before = self.settings.new_zeros(self.width * (self.width + 1) // 2), {}
+        for key in before.keys() ^ now.keys():
+            total.add_(now[key] if key in now else before[key], alpha=1 if key in now else -1)
+        _TOTAL[self] = total, now
+        return total
+
     def _regression(self, parts: Sequence[TaskSums], joint: bool) -> nn.Linear:
         """Return the regression on the sums ``parts``, by classes of the user's data if ``joint``, else by labels."""
         named = torch.cat([part.originals[part.classes] if joint else part.classes for part in parts])
         classes, of = named.unique(return_inverse=True)
         sums = torch.cat([part.sums for part in parts])
         sums = sums.new_zeros((len(classes), self.width)).index_add_(0, of, sums).double()
-        gram, lower = sums.new_zeros((self.width, self.width)), torch.as_tensor(sum(part.gram.long() for part in parts))
+        gram, lower = sums.new_zeros((self.width, self.width)), self._total(parts) if joint else parts[0].gram
         gram.view(-1).index_copy_(0, _lower(self.width, gram.device), lower.double())
         n, unit = sum(len(part.hashes) for part in parts), float(self.settings[0]) ** 2
         ridge = self.ridge or _best_ridge(gram, sums, n, unit)

@@ -4,7 +4,6 @@ from avalanche.evaluation.metric_results import MetricValue
 from avalanche.evaluation.metric_utils import get_metric_name
 
 from avalanche_amnesia import checks
-from avalanche_amnesia.audit.record import UnlearningRecord
 from avalanche_amnesia.evaluation.bases import CallbackMetric, unlearning_of
 from avalanche_amnesia.evaluation.references import References
 from avalanche_amnesia.strategy import Strategy
@@ -48,19 +47,14 @@ class UnlearningCost(CallbackMetric):
         plugin = unlearning_of(strategy)
         if plugin.current_task is not None or len(plugin.records) <= self._emitted:
             return None
-        references = self.references.trained(plugin)
-        new = plugin.records[self._emitted :]
+        references, found = self.references.trained(plugin), list[MetricValue]()
+        for record in plugin.records[self._emitted :]:
+            retrain = references.seconds(record.remaining)
+            faster = retrain / record.seconds if record.seconds and retrain else None
+            values = {"SecondsToUnlearn": record.seconds, "SecondsToRetrain": retrain, "TimesFaster": faster}
+            found += self.emit(strategy, {get_metric_name(n, strategy, add_task=False): v for n, v in values.items()})
         self._emitted = len(plugin.records)
-        return [value for record in new for value in self._of(strategy, record, references)]
-
-    def _of(self, strategy: Strategy, record: UnlearningRecord, references: References) -> list[MetricValue]:
-        retrain = references.seconds(record.remaining)
-        values = {
-            "SecondsToUnlearn": record.seconds,
-            "SecondsToRetrain": retrain,
-            "TimesFaster": retrain / record.seconds if record.seconds and retrain else None,
-        }
-        return self.emit(strategy, {get_metric_name(name, strategy, add_task=False): v for name, v in values.items()})
+        return found
 
 
 def cost_metrics(references: References) -> list[UnlearningCost]:

@@ -59,8 +59,6 @@ class MembershipInference(ComparedMetric):
     Reference: Yeom et al., Privacy risk in machine learning: analyzing the connection to overfitting, CSF 2018.
     """
 
-    higher_is_better = False
-    lower_bound, upper_bound = 0.0, 1.0
     helper = "membership_metrics"
 
     def number(self, model: nn.Module, main: nn.Module, task: int, remaining: Sequence[int]) -> float | None:
@@ -101,8 +99,6 @@ class ForgottenSamples(ComparedMetric):
         ValueError: for another kind.
     """
 
-    higher_is_better = False
-    lower_bound, upper_bound = 0.0, 1.0
     helper = "forgotten_samples_metrics"
     of_parts = True
 

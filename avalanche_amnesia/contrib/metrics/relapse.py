@@ -105,16 +105,9 @@ class FreshHead(ComparedMetric):
     of tasks in these means, which leave out tasks without a kept mask (``keep_probes=False``). Tasks whose features
     have NaN or infinity are left out with a warning.
 
-    Args:
-        benchmark: the run's benchmark; its streams contain the unlearned tasks' data.
-        references: the run's references; None: no comparison.
-
-    Raises:
-        TypeError: if ``benchmark`` or ``references`` has another type.
+    Arguments, and errors, are those of :class:`ComparedMetric`.
     """
 
-    higher_is_better = False
-    lower_bound, upper_bound = 0.0, 1.0
     reading: Callable[[Tensor, Tensor, Tensor, Tensor], float]
     """Test accuracy of a head fitted to training features ``(n, features)`` and labels ``(n,)``."""
 

@@ -164,8 +164,7 @@ def mid_task(n_tasks: int, iteration: int = 10, every: int = 2) -> Scenario:
     checks.whole_number("n_tasks", n_tasks, 2)
     every = checks.whole_number("every", every, 2)
     iteration = checks.whole_number("iteration", iteration, 0)
-    moments = range(1, n_tasks, every)
-    return Scenario(tuple(UnlearningRequest((at - 1,), at, "iteration", iteration) for at in moments))
+    return Scenario(tuple(UnlearningRequest((at - 1,), at, "iteration", iteration) for at in range(1, n_tasks, every)))
 
 
 def relearn(n_tasks: int, tasks: Sequence[int] = (0,), after: int = 1) -> Scenario:

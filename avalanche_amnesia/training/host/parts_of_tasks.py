@@ -19,7 +19,7 @@ from avalanche_amnesia.audit.record import UnlearningPlan
 from avalanche_amnesia.benchmarks.data import targets_of, task_data
 from avalanche_amnesia.benchmarks.requests import UnlearningRequest, check_part, experience_without, join_by
 from avalanche_amnesia.benchmarks.stream_labels import labelled
-from avalanche_amnesia.bits import state_hashes, tensor_hash
+from avalanche_amnesia.bits import model_hashes, tensor_hash
 from avalanche_amnesia.ledger import RequestError
 from avalanche_amnesia.optimizers import follow_model
 from avalanche_amnesia.processes import of_first
@@ -230,7 +230,7 @@ def retraining(
     def as_before(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         first_data = experience_without(experience, left.before) if left.before else experience
         trained(first_data, "again with all of its samples (reproduce=False leaves that out)", context, change)
-        hashes = state_hashes(strategy.model.state_dict(keep_vars=True))
+        hashes = model_hashes(strategy.model)
         raise Reproduced(hashes, plugin.claims.training(task).place)
 
     return again, as_before

@@ -2,7 +2,7 @@
 
 import random
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
@@ -65,16 +65,16 @@ class _WithoutTasks:
     def _removal(self, gone: Collection[int]) -> Mapping[str, Moved]:
         if self._of_one is None:  # computed and not applied: the logs do not change
             return self._trajectory.remove(tuple(gone), self._parameters).moved
-        several = {name: [of[task].parts for task in gone if task in of] for name, of in self._of_one.items()}
+        several = {name: [of[task] for task in gone if task in of] for name, of in self._of_one.items()}
         joined = {name: map(torch.cat, zip(*parts, strict=True)) for name, parts in several.items() if parts}
         return {name: Moved(self._parameters[name].shape, *parts) for name, parts in joined.items()}
 
 
 def _apart(
     logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
-) -> dict[str, dict[int, Moved]] | None:
-    """Return tensor name → task → the entries that its removal changes; None if several writers wrote the same one."""
-    apart: dict[str, dict[int, Moved]] = {}
+) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
+    """Return tensor name → task → index, now and without of its :class:`Moved`; None if two wrote the same entry."""
+    apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
     for name, value in current.items():
         apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
         for writer, entry in ((writer, log[name]) for writer, log in logs.items() if name in log):
@@ -85,7 +85,7 @@ def _apart(
             if writer in tasks:
                 index = positions(where.to(value.device))
                 now = take(value, index)
-                apart[name][writer] = Moved(value.shape, index, now, entry.before(now.cpu()).to(value.device))
+                apart[name][writer] = index, now, entry.before(now.cpu()).to(value.device)
     return apart
 
 
@@ -157,7 +157,12 @@ class CounterfactualPlugin(Plugin):
     @torch.no_grad()
     def prepare(self, strategy: Strategy, task: int, unlearnable: Collection[int]) -> None:
         """Fit the counterfactual heads of a task that has just been trained."""
-        self._drop_impossible(unlearnable)
+        possible = frozenset(unlearnable)
+        self.sources = {task: sources & possible for task, sources in self.sources.items()}
+        self.heads = {
+            task: {g: head for g, head in heads.items() if g <= possible or (g == SEVERAL and self.sources[task])}
+            for task, heads in self.heads.items()
+        }
         model, recorder = strategy.model, find_plugin(strategy, TrajectoryPlugin)
         assert recorder is not None
         trajectory = recorder.trajectory
@@ -217,14 +222,6 @@ class CounterfactualPlugin(Plugin):
             with without.taken_out(lost):
                 statistics = features_now(part)
         return replace(fitted_head(features_now.model, task, features_now.features, labels), statistics=statistics)
-
-    def _drop_impossible(self, unlearnable: Iterable[int]) -> None:
-        possible = frozenset(unlearnable)
-        self.sources = {task: sources & possible for task, sources in self.sources.items()}
-        self.heads = {
-            task: {g: head for g, head in heads.items() if g <= possible or (g == SEVERAL and self.sources[task])}
-            for task, heads in self.heads.items()
-        }
 
     # As a compensation ----------------------------------------------------------------------------------------
 

@@ -34,17 +34,14 @@ def part(kind, *args, **options):
     return (lambda: lived_in(made())) if "Norm" in kind.__name__ else made
 
 
-def E(n):
-    return part(nn.Embedding, n, 4)
-
-
 def K(value):
     """A constant buffer."""
     return lambda: torch.as_tensor(value).clone()
 
 
 # Factories with layers that most networks have; a caller may replace one, or add parts.
-PARTS = {"a": L(6, 4), "b": L(6, 4), "c": L(4, 3), "d": L(4, 4), "e": E(9), "k": C(2, 4, 3), "w": P(4, 6)}
+EMBEDDING = part(nn.Embedding, 9, 4)
+PARTS = {"a": L(6, 4), "b": L(6, 4), "c": L(4, 3), "d": L(4, 4), "e": EMBEDDING, "k": C(2, 4, 3), "w": P(4, 6)}
 
 
 def having(names):

@@ -118,10 +118,6 @@ def padding(x):
     return (x[..., 0] > 0) & (torch.arange(3) > 0)
 
 
-def encoded_with_padding(s, x):
-    return s.c(s.m(s.a(x), src_key_padding_mask=padding(x)).mean(1))
-
-
 def learned_keys(s, x):
     return s.c(F.scaled_dot_product_attention(s.a(x).unsqueeze(1), s.q, s.v).squeeze(1))
 
@@ -134,18 +130,17 @@ def biased(bias):
     return forward
 
 
-def other_width(s, x):
-    return s.c(s.m(s.a(x), x, torch.tanh(s.b(x)))[0].mean(1))
-
-
 CAUSAL = torch.triu(torch.ones(3, 3), 1).bool()
 ENCODER_LAYER = part(nn.TransformerEncoderLayer, 4, 2, 8, 0.0, batch_first=True)
 accepts("cross-attention", abc(cross, m=attention()), TOKENS)
 accepts("attention with a mask", ac(partial(self_attention, attn_mask=CAUSAL), m=attention()), TOKENS)
 accepts("attention of dropped weights", ac(self_attention, m=attention(dropout=0.5)), TOKENS, varies=True)
 either("attention with one more learned key", ac(self_attention, m=attention(add_bias_kv=True)), TOKENS)
-either("attention to keys of another width", abc(other_width, b=L(6, 5), m=attention(kdim=6, vdim=5)), TOKENS)
-either("encoder layer with a padding mask", ac(encoded_with_padding, m=ENCODER_LAYER), TOKENS)
+KEYS = attention(kdim=6, vdim=5)
+OF_OTHER_WIDTH = abc(lambda s, x: s.c(s.m(s.a(x), x, torch.tanh(s.b(x)))[0].mean(1)), b=L(6, 5), m=KEYS)
+either("attention to keys of another width", OF_OTHER_WIDTH, TOKENS)
+PADDED = ac(lambda s, x: s.c(s.m(s.a(x), src_key_padding_mask=padding(x)).mean(1)), m=ENCODER_LAYER)
+either("encoder layer with a padding mask", PADDED, TOKENS)
 either("learned keys and values", ac(learned_keys, q=P(1, 5, 4), v=P(1, 5, 4)))
 either("attention mask from units", ac(biased(lambda s, h: (h @ h.mT) > 0)), TOKENS)
 
@@ -194,33 +189,21 @@ either("parameter written in place", ac(lambda s, x: (s.g.data.clamp_(-0.1, 0.1)
 either("parameter normalised", ac(lambda s, x: s.c(s.a(x) * F.normalize(s.g, dim=0)), g=P(4)))
 
 
-def separate_columns(s, x):
-    return s.c(torch.tanh(F.linear(x[:, :3], s.w[:, :3])) * F.linear(x[:, 3:], s.w[:, 3:]))
-
-
-def two_norms(s, x):
-    return s.c((s.n(h := s.k(x) * s.o(x)) + s.m(h)).mean((2, 3)))
-
-
-def made_weight(s, x):
-    return torch.bmm(s.o(x).view(-1, 3, 4), s.a(x).unsqueeze(2)).squeeze(2)
-
-
-def from_both(s, x):
-    return s.c(torch.tanh(F.linear(x, torch.cat([s.v, s.w], 0))))
-
-
 PLUS = ac(lambda s, x: s.c(s.a(x) + s.g), g=P(4))
-accepts("separate columns of one weight", wc(separate_columns))
-accepts("two weights side by side", wc(from_both, v=P(2, 6), c=L(6, 3)))
-accepts("a weight made by the network", parts(made_weight, a=L(6, 4), o=L(6, 12)))
+COLUMNS = wc(lambda s, x: s.c(torch.tanh(F.linear(x[:, :3], s.w[:, :3])) * F.linear(x[:, 3:], s.w[:, 3:])))
+accepts("separate columns of one weight", COLUMNS)
+BOTH = wc(lambda s, x: s.c(torch.tanh(F.linear(x, torch.cat([s.v, s.w], 0)))), v=P(2, 6), c=L(6, 3))
+accepts("two weights side by side", BOTH)
+MADE = parts(lambda s, x: torch.bmm(s.o(x).view(-1, 3, 4), s.a(x).unsqueeze(2)).squeeze(2), a=L(6, 4), o=L(6, 12))
+accepts("a weight made by the network", MADE)
 accepts("a buffer as a weight", ac(lambda s, x: s.c(F.linear(s.a(x), s.n)), n=K(torch.arange(16.0).view(4, 4) / 9)))
 accepts("a parameter through a function", ac(lambda s, x: s.c(s.a(x) * s.g.tanh()), g=P(4)))
 accepts("parameter of the first task", PLUS, FLAT, {"frozen": ["g"]})
 accepts("parameter per task", PLUS, FLAT, {"task_owned": ["g"]})
 accepts("control flow per task", ac(lambda s, x: s.c(s.f(s.a(x))), f=Choosing), FLAT, {"task_owned": ["f"]})
 NORMS = {"n": part(nn.GroupNorm, 2, 4), "m": part(nn.BatchNorm2d, 4, affine=False)}
-accepts("norms of channels under one unit", kc(two_norms, o=C(2, 1, 3), **NORMS), IMAGE)
+TWO_NORMS = kc(lambda s, x: s.c((s.n(h := s.k(x) * s.o(x)) + s.m(h)).mean((2, 3))), o=C(2, 1, 3), **NORMS)
+accepts("norms of channels under one unit", TWO_NORMS, IMAGE)
 accepts("norm of the input", ac(lambda s, x: s.c(s.a(s.n(x))), n=part(nn.LayerNorm, 6)))
 
 

@@ -146,10 +146,6 @@ def checkpointed(s, x):
     return s.c(checkpoint(lambda y: torch.tanh(s.a(y)).cumsum(1) + s.b(y), x, use_reentrant=False))
 
 
-def chosen_on_the_device(s, x):
-    return s.c(torch.cond(x.sum() > 0, lambda h: h + 1, lambda h: h - 1, (s.a(x),)))
-
-
 def no_gradient(s, x):
     with torch.no_grad():
         h = torch.tanh(s.a(x)) + 1
@@ -168,7 +164,8 @@ either("operation of one's own that writes in place", writes(add_one))
 either("operation of one's own on a weight", wc(lambda s, x: s.c(layer(x, s.w))))
 accepts("checkpointed block", abc(checkpointed))
 either("function mapped over samples", between(torch.vmap(lambda h: h.cumsum(0) + 1)))
-either("branch chosen on the device", ac(chosen_on_the_device))
+ON_THE_DEVICE = ac(lambda s, x: s.c(torch.cond(x.sum() > 0, lambda h: h + 1, lambda h: h - 1, (s.a(x),))))
+either("branch chosen on the device", ON_THE_DEVICE)
 either("layer without gradient", ac(no_gradient))
 either("layer in lower precision", ac(lower_precision))
 
@@ -205,10 +202,6 @@ def groups_by_hand(s, x):
     return s.c(g.view_as(h).mean((2, 3)) + h.amax((2, 3)))
 
 
-def learned_statistics(s, x):
-    return s.c(F.batch_norm(s.a(x), s.n.detach(), s.v.detach().abs() + 1))
-
-
 def images(norm, *args, **options):
     return kc(lambda s, x: s.c(torch.tanh(s.n(s.k(x))).mean((2, 3))), n=part(norm, *args, **options))
 
@@ -216,7 +209,8 @@ def images(norm, *args, **options):
 either("moving average of units", ac(moving_average, n=K(torch.zeros(4))))
 either("attribute replaced", ac(attribute_replaced))
 either("batch statistics by hand", ac(by_hand, g=P(4), b=P(4)))
-either("F.batch_norm with learned statistics", ac(learned_statistics, n=P(4), v=P(4)))
+LEARNED = ac(lambda s, x: s.c(F.batch_norm(s.a(x), s.n.detach(), s.v.detach().abs() + 1)), n=P(4), v=P(4))
+either("F.batch_norm with learned statistics", LEARNED)
 accepts("batch norm without momentum", images(nn.BatchNorm2d, 4, momentum=None), IMAGE)
 accepts("batch norm without statistics", images(nn.BatchNorm2d, 4, track_running_stats=False), IMAGE)
 accepts("batch norm of the batch", images(nn.BatchNorm2d, 4), IMAGE, {"norm": "batch"})
