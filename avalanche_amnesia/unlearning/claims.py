@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
+from blake3 import blake3
 from torch import nn
 
 from avalanche_amnesia.audit.record import Claim
@@ -126,6 +127,7 @@ class Claims:
 
     def loaded(self, strategy: Strategy) -> None:
         """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+        assumptions.loaded(strategy)
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
@@ -235,8 +237,12 @@ class Claims:
         self, context: UnlearningContext, reasons: tuple[str, ...], further: Collection[str] = ()
     ) -> dict[str, Any]:
         """Return the fields of a plan that state the claim: ``claim``, ``reasons`` and ``rests_on``."""
-        named = (part for each in self._involved(context).values() for part in each.rests_on)
-        parts = tuple(dict.fromkeys((*named, *further)))
+        involved = self._involved(context)
+        named = (part for each in involved.values() for part in each.rests_on)
+        others = {task: held for task, held in self._trainings.items() if task not in involved}
+        # Code that changes settings from task to task may change others if a task is missing.
+        changes = (f"the code around train: {change}" for change in self._unlike(others, context.strategy))
+        parts = tuple(dict.fromkeys((*named, *further, *changes)))
         claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
@@ -334,8 +340,13 @@ def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
 
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
     """Return the current settings of strategy, plugins and parameter groups (which may differ from the defaults)."""
-    groups = strategy.optimizer.param_groups
-    now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
+    # The parameters that all tasks share, by name; each task adds its own.
+    names = {id(p): name for name, p in strategy.model.named_parameters() if name.startswith("backbone.")}
+    now = []
+    for group in strategy.optimizer.param_groups:
+        shared = str(sorted(names[id(p)] for p in group["params"] if id(p) in names))
+        settings = {name: repr(value) for name, value in group.items() if name != "params"}
+        now.append({**settings, "params": blake3(shared.encode()).hexdigest()})
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
     casts = [f"{kind}: {dtype}" for kind, dtype in getattr(strategy, "autocast", ()) or autocast_now()]
     further = {"autocast": casts, "processes": n_processes() if n_processes() > 1 else None}
