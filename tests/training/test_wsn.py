@@ -160,7 +160,7 @@ def test_weights_that_other_tasks_read_stay_and_are_recorded(tmp_path):
 
 
 def test_an_unlearning_leaves_the_scores_of_a_run_without_the_task():
-    stream = with_unlearning(DIGITS, permanent=[1], deadline=2).train_stream
+    stream = with_unlearning(DIGITS, permanent=[1], deadline=1).train_stream
 
     def kept(tasks, gone=()):
         strategy = learn(of_digits(), stream, [0, 1])
