@@ -134,21 +134,20 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     kinds |= {k: None for m in further for k in vars(m).values() if isinstance(k, type) and k.__module__ == m.__name__}
     places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *further, *kinds)
     for place in dict.fromkeys(places):
-        patches = _patches(place, tuple(map(id, vars(place).values())))
+        patches = _patches(place, tuple(map(id, vars(place).values())))  # looked for again if a value has changed
         found += (f"{name} of {place.__name__} ({part})" for name, part in patches)
     return tuple(dict.fromkeys(found))
 
 
 @lru_cache(None)
 def _patches(place: type | ModuleType, _ids: tuple[int, ...]) -> list[tuple[str, str]]:
-    """Return the name of each function in a closed class or module that open code replaced, and the new one's name.
-
-    ``_ids``, of all values in there, says when to look again.
-    """
+    """Return the name of each function in a closed class or module that open code replaced, and the new one's name."""
     found = []
     for name, value in vars(place).items():
         function = value.func if isinstance(value, partial) else value
-        if not (isinstance(function, BuiltinFunctionType) or is_closed(function)):  # most of torch's are built in
+        imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
+        # Most of torch's are built in.
+        if not (imported or isinstance(function, BuiltinFunctionType) or is_closed(function)):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
             source = f"def {name}("  # counts as replaced without a source to read

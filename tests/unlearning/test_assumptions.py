@@ -15,7 +15,7 @@ import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.evaluation.metrics import Mean, loss_metrics
-from avalanche.logging import TextLogger
+from avalanche.logging import TensorboardLogger, TextLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support import tiny
 from support.isolated_pools import pools
@@ -169,7 +169,7 @@ def test_parts_of_the_user_are_named(name):
     assert_rests_on(make_learned(), patterns)
 
 
-def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeypatch):
+def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeypatch, tmp_path):
     step = torch.optim.Adam.step
 
     def doubled(self, closure=None):
@@ -177,7 +177,8 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
 
     metrics = loss_metrics(epoch=True)
     metrics[0]._metric._mean_loss.reset = lambda: None
-    strategy = pools(evaluator=EvaluationPlugin(metrics, loggers=[TextLogger(Holder()), TextLogger(sys.stdout)]))
+    loggers = [TextLogger(Holder()), TextLogger(sys.stdout), TensorboardLogger(tmp_path)]
+    strategy = pools(evaluator=EvaluationPlugin(metrics, loggers=loggers))
     weight(strategy).__class__ = type("Weights", (nn.Parameter,), {})
     functions = type("Functions", (BaseTorchFunctionMode,), {})
     operations = type("Operations", (TorchDispatchMode,), {"__torch_dispatch__": lambda *given: given[1](*given[3])})
