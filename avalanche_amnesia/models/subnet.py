@@ -177,9 +177,9 @@ class SubnetModel(TaskMaskedModel):
             return decode_scores(kept, self.binary_mask(task), self.sizes)
         return kept.clone()
 
-    def retain_scores(self, tasks: Sequence[int]) -> None:
-        """Delete the stored scores of all tasks except ``tasks``."""
-        for task in set(self._learned.tasks) - set(tasks):
+    def drop_scores(self, tasks: Sequence[int]) -> None:
+        """Delete the stored scores of ``tasks``."""
+        for task in set(self._learned.tasks).intersection(tasks):
             self._learned.drop(task)
 
     def _features(self, x: Tensor, task: int) -> Tensor:

@@ -11,6 +11,7 @@ import inspect
 import logging
 import os
 import random
+import re
 import sys
 import sysconfig
 from collections import deque
@@ -28,9 +29,12 @@ from avalanche.benchmarks.utils.transform_groups import TransformGroups
 from avalanche.training.templates import SupervisedTemplate
 from blake3 import blake3
 from torch import Tensor, nn
+from torch import _ops as _operators
+from torch.fx import GraphModule
 from torch.optim import optimizer as torch_optimizer
 from torch.quasirandom import SobolEngine
 from torch.utils import _python_dispatch
+from torch.utils.data import Dataset
 from torch.utils.weak import WeakIdKeyDictionary
 
 from avalanche_amnesia.bits import tensor_hash
@@ -42,7 +46,7 @@ _CLOSED |= sys.stdlib_module_names
 _STANDARD = (os.path.dirname(os.__file__), sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _INSTALLED = (*_STANDARD[1:], sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device, torch.Size)
-_LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, logging.Logger)
+_LEAVES = (*_PLAIN, Tensor, np.ndarray, np.generic, ModuleType, CodeType, logging.Logger)
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, type)
 _CALLED = (*_FUNCTIONS, MethodType, partial)
 CONTAINERS = (list, tuple, set, frozenset, deque, dict)
@@ -55,9 +59,21 @@ _OF_EVERY_CLASS = {*vars(type("", (SupervisedTemplate,), {})), "__annotations__"
     *("__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__", "__parameters__")
 }
 _NO_PARTS = {*_OF_EVERY_CLASS, "__init__"}
-_OUTSIDE = {"_io", "io", "os", "pathlib", "posix", "shelve", "time", "torch.serialization"}  # files and clocks
-WRAPPERS = (staticmethod, classmethod, property, cached_property, type(lru_cache(open)))
-_BACKENDS = ("cudnn.benchmark", "cudnn.deterministic", "cudnn.conv.fp32_precision", "cuda.matmul.fp32_precision")
+_OUTSIDE = {"_io", "io", "os", "pathlib", "posix", "genericpath", "shelve", "torch.serialization"}  # files
+_OUTSIDE |= {"time", "datetime", "secrets", "uuid"}
+_UNSEEDED = (*_DRAWING[:-1], np.random.default_rng, torch.seed)
+_CACHE = type(lru_cache(open))
+WRAPPERS = (staticmethod, classmethod, property, cached_property, _CACHE)
+_SETTINGS = (
+    *("get_default_dtype", "get_default_device", "get_num_threads", "get_float32_matmul_precision"),
+    *("are_deterministic_algorithms_enabled", "_C._get_mkldnn_enabled", "backends.mha.get_fastpath_enabled"),
+    *("backends.cuda.flash_sdp_enabled", "backends.cuda.math_sdp_enabled", "backends.cudnn.benchmark"),
+    *("backends.cudnn.deterministic", "backends.cudnn.conv.fp32_precision", "backends.cuda.matmul.fp32_precision"),
+)
+_PATCHABLE = (
+    *("torch.autograd", "torch.utils.data.sampler", "torch.utils.data.dataloader", "torch.utils.data.dataset"),
+    *("torchvision.transforms.functional", "avalanche.benchmarks.utils.data_loader"),
+)
 _HOOKS_OF_PARAMETERS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
@@ -107,39 +123,62 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     hooked = [*hooks_of(strategy), *((name, hooks) for name, hooks in everywhere if name.startswith("_global"))]
     found += (f"{place} ({name})" for place, hooks in hooked for name in _inside([hooks]))
     reporting = _reporting(strategy)
+    found += (_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
     found += (name for part in reporting for name in _replaced(part))
-    parts = dict.fromkeys(map(type, (strategy, optimizer, strategy._criterion, *reporting, *model.modules())))
+    found += (f"the kernel {name}" for name in _kernels())
+    met = [part for part in data.values() if not isinstance(part, _LEAVES)]
+    parts = dict.fromkeys(map(type, (strategy, optimizer, strategy._criterion, *reporting, *met, *model.modules())))
     kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
-    modules = (sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch."))
-    places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *kinds)
-    patches = ((place.__name__, *patch) for place in dict.fromkeys(places) for patch in _patches(place))
-    found += (f"{name} of {place} ({part})" for place, name, part in patches)
+    modules = [sys.modules.get(kind.__module__, torch) for kind in kinds if kind.__module__.startswith("torch.")]
+    further = [sys.modules[name] for name in _PATCHABLE if name in sys.modules]
+    kinds |= {k: None for m in further for k in vars(m).values() if isinstance(k, type) and k.__module__ == m.__name__}
+    places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *further, *kinds)
+    for place in dict.fromkeys(places):
+        patches = _patches(place, tuple(map(id, vars(place).values())))  # looked for again if a value has changed
+        found += (f"{name} of {place.__name__} ({part})" for name, part in patches)
     return tuple(dict.fromkeys(found))
 
 
-def _patches(place: type | ModuleType) -> Iterator[tuple[str, str]]:
-    """Yield the name of each function in a closed class or module that open code replaced, and the new one's name."""
+@lru_cache(None)
+def _patches(place: type | ModuleType, _ids: tuple[int, ...]) -> list[tuple[str, str]]:
+    """Return the name of each function in a closed class or module that open code replaced, and the new one's name."""
+    found = []
     for name, value in vars(place).items():
         function = value.func if isinstance(value, partial) else value
-        if not (isinstance(function, BuiltinFunctionType) or is_closed(function)):  # most of torch's are built in
+        imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
+        # Most of torch's are built in.
+        if not (imported or isinstance(function, BuiltinFunctionType) or is_closed(function)):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
             source = f"def {name}("  # counts as replaced without a source to read
             with suppress(OSError, TypeError):
                 source = inspect.getsource(place)
             if replaces or f"def {name}(" in source:
-                yield name, _name(value)
+                found.append((name, _name(value)))
+    return found
 
 
 def _reporting(strategy: Strategy) -> list[Any]:
-    """Return plugins, metrics and loggers, and what is inside them."""
-    evaluator, plugins = strategy.evaluator, strategy.plugins
-    others = [plugin for plugin in plugins if not is_of(type(plugin), "avalanche_amnesia")]
+    """Return plugins, metrics and loggers, and what is inside those of other packages."""
+    evaluator = strategy.evaluator
+    found = [*strategy.plugins, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())]
+    others = [part for part in found if not is_of(type(part), "avalanche_amnesia")]
     outside = (strategy, evaluator, strategy.optimizer, strategy._criterion, *strategy.model.modules())
-    seen = {id(each): each for each in outside}
+    seen = {id(each): each for each in (*outside, sys.stdout, sys.stderr)}
     n_outside = len(seen)
-    deque(_inside((*others, *getattr(evaluator, "metrics", ()), *getattr(evaluator, "loggers", ())), seen), maxlen=0)
-    return [*plugins, *list(seen.values())[n_outside:]]
+    deque(_inside(others, seen), maxlen=0)
+    return [*found, *list(seen.values())[n_outside:]]
+
+
+def _kernels() -> Iterator[str]:
+    """Yield the names of torch's operators whose kernels open code has replaced (by ``torch.library``)."""
+    # Only private functions of torch tell them: without these none is seen.
+    dump, names = getattr(torch._C, "_dispatch_dump", lambda operator: ""), getattr(torch.library, "_impls", ())
+    for name in [name for name in names if name.startswith("aten/") and not name.endswith("/Meta")]:  # only shapes
+        _, operator, key = name.split("/")
+        places = re.findall(rf"^{key}: registered at (.*?):\d+ ", dump(f"aten::{operator}"), re.MULTILINE)
+        if any(not place.startswith(_INSTALLED) or place == torch.library.__file__ for place in places):
+            yield f"{operator} ({key})"
 
 
 def _interceptors() -> list[Any]:
@@ -151,22 +190,37 @@ def _interceptors() -> list[Any]:
     return [*functions(), *operations(), hooks]
 
 
-_FIRST_SEEN: WeakKeyDictionary[Any, WeakIdKeyDictionary] = WeakKeyDictionary()  # strategy → part of data → text
+_Notes = WeakIdKeyDictionary  # part of the data → its texts at the first steps of trainings
+_SEEN_HERE = _Notes()  # by all strategies in this process
+_SEEN: WeakKeyDictionary[Any, _Notes] = WeakKeyDictionary()  # by each strategy
+
+
+def loaded(strategy: Strategy) -> None:
+    """Note that a strategy loaded a state: any training in this process may be an earlier one of the same run."""
+    notes = _SEEN[strategy] = _Notes()
+    for part, texts in _SEEN_HERE.items():
+        notes[part] = set(texts)
 
 
 def _changed(strategy: Strategy, met: Iterable[Any]) -> Iterator[str]:
     """Yield names of tensors and closed transforms in ``met`` that changed since the strategy first used them."""
-    first = _FIRST_SEEN.setdefault(strategy, WeakIdKeyDictionary())
     for each in (each for each in met if is_closed(type(each))):
         if isinstance(each, Tensor):
-            now = "" if each.is_inference() else str(each._version)  # torch counts changes in place
             each = each if each._base is None else each._base
+            some = each.detach().reshape(-1)[:: each.numel() // LONG + 1]
+            # torch counts changes in place, except those through .data or NumPy
+            now = f"{'' if each.is_inference() else each._version} {tensor_hash(some)}"
+        elif isinstance(each, Dataset) and not is_of(type(each), "avalanche"):  # which fills caches
+            now = str([id(value) for value in vars(each).values()])
         elif callable(each) and not isinstance(each, (*_FUNCTIONS, TransformGroups)):  # which keep a mode
             now = as_text(each) + str([(name, as_text(value)) for name, value in _attributes(each)])
         else:
             continue
         with suppress(TypeError):  # of an object without weak references
-            if first.setdefault(each, now) != now:
+            for notes in (_SEEN_HERE, _SEEN.setdefault(strategy, _Notes())):
+                texts = notes.setdefault(each, set())
+                texts.add(now)
+            if len(texts) > 1:
                 yield _name(each)
 
 
@@ -198,18 +252,25 @@ def _of_plugins(strategy: Strategy) -> Iterator[str]:
 
 def _of_modules(model: nn.Module) -> Iterator[str]:
     """Yield the names of user subclasses of this package's models, and of attributes without a comparable value."""
-    modules = [module for module in model.modules() if not is_closed(type(module))]
-    users = dict.fromkeys(type(module) for module in modules if not is_of(type(module), "avalanche_amnesia"))
+    modules = [module for module in model.modules() if not is_of(type(module), "avalanche_amnesia")]
     # Attributes of the others change in every training, like those of their base classes.
-    yield from (_name(module) for module in modules if type(module) not in users)
-    held = [(type(module), item) for module in modules if type(module) in users for item in _attributes(module)]
+    yield from (_name(m) for m in model.modules() if m not in modules and not is_closed(type(m)))
+    users = dict.fromkeys(type(module) for module in modules if not is_closed(type(module)))
+    held = [(type(module), item) for module in modules for item in _attributes(module)]
     held += [(user, item) for user in users for item in _read_by(user).items()]
+    graphs = [(type(module), module.graph.nodes) for module in modules if isinstance(module, GraphModule)]
+    held += [(kind, (str(node), node.target)) for kind, nodes in graphs for node in nodes if callable(node.target)]
     inside = {id(module) for module in model.modules()}
     for kind, (name, value) in held:
+        if isinstance(value, _LEAVES) and is_closed(type(value)):
+            continue
         compared = isinstance(value, (*_LEAVES, *_CALLED)) or _is_plain(value) or id(value) in inside
         # An iterator or a namespace may change without a trace in its text.
         keeps = type(value).__module__ in sys.stdlib_module_names or isinstance(value, nn.Module)
-        keeps = (keeps and not compared) or (isinstance(value, _FUNCTIONS) and value.__module__ in _OUTSIDE)
+        keeps = keeps and not compared and kind in users
+        # Drawn from no seeded stream, or read from a file.
+        keeps |= isinstance(value, _FUNCTIONS) and (value.__module__ in _OUTSIDE or value in _UNSEEDED)
+        keeps |= isinstance(value, _operators.OpOverloadPacket) and not str(value).startswith("aten.")
         if keeps or any(True for _ in _inside([value])):
             yield f"{name} of {kind.__name__}"
 
@@ -280,10 +341,7 @@ def attributes_of(strategy: Strategy) -> Attributes:
     found: Attributes = {}
     for kind in dict.fromkeys(map(type, strategy.model.modules())):
         found[f"code of {kind.__name__}"] = {name: as_text(value) for name, value in _read_by(kind).items()}
-    asked: tuple[Any, ...] = (torch.get_default_dtype, torch.get_default_device, torch.get_num_threads)
-    asked += (torch.get_float32_matmul_precision, torch.are_deterministic_algorithms_enabled)
-    found["torch"] = {ask.__name__: str(ask()) for ask in asked}
-    found["torch.backends"] = {name: str(attrgetter(name)(torch.backends)) for name in _BACKENDS}
+    found["torch"] = torch_settings()
     for path, thing in (*strategy.model.named_modules(prefix="model"), *(modules or [("criterion", criterion)])):
         if isinstance(thing, (*_FUNCTIONS, partial)):
             found[path] = {"function": as_text(thing)}
@@ -294,7 +352,16 @@ def attributes_of(strategy: Strategy) -> Attributes:
             found[path] = {name: as_text(value) for name, value in (*_attributes(thing), *own)}
             if path.startswith("model.backbone"):  # heads of finished tasks are frozen
                 found[path]["requires_grad"] = str([p.requires_grad for p in thing.parameters(recurse=False)])
+            if path.startswith(("model.backbone", "criterion")):
+                inner = thing.named_children() if isinstance(thing, nn.Module) else ()
+                found[path]["class"] = str([as_text(type(thing)), *((name, as_text(type(m))) for name, m in inner)])
     return found
+
+
+def torch_settings() -> dict[str, str]:
+    """Return name → value, as text, of torch's settings that other bits may depend on."""
+    values = {name: attrgetter(name)(torch) for name in _SETTINGS}
+    return {name: str(value() if callable(value) else value) for name, value in values.items()}
 
 
 def changed_attributes(before: Attributes, now: Attributes) -> str:
@@ -321,7 +388,8 @@ def _read_by(kind: type) -> dict[str, Any]:
             if id(value) not in seen:
                 seen.add(id(value))
                 place = value.__qualname__.rpartition("<locals>.")[2] if is_code else name
-                found[place] = "code"
+                text = value.__code__ if isinstance(value, FunctionType) else "code"
+                found[place] = value if isinstance(value, _CACHE) else text
                 parts = ((where, part) for where, part in parts_of(value) if where[:3] != ".__" or callable(part))
                 todo += [(f"{place}{where}", part) for where, part in parts]
                 names = _names_in(value.__code__)[1] if isinstance(value, FunctionType) else ()
@@ -333,7 +401,7 @@ def _read_by(kind: type) -> dict[str, Any]:
 
 def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of attributes, bases, defaults, closure and globals of a class or callable."""
-    inner = ("__func__", "__self__", "func", "args", "keywords", "fget", "fset")
+    inner = ("__func__", "__self__", "__wrapped__", "func", "args", "keywords", "fget", "fset")
     is_plain = isinstance(code, (type, FunctionType))
     held = vars(code) if is_plain else {name: getattr(code, name) for name in inner if hasattr(code, name)}
     yield from ((f".{name}", value) for name, value in held.items() if name not in _OF_EVERY_CLASS)
@@ -346,13 +414,15 @@ def parts_of(code: Any) -> Iterator[tuple[str, Any]]:
             with suppress(ValueError):  # a name that the outer function has not bound yet
                 yield f".<closure>.{name}", cell.cell_contents
         names, attributes = _names_in(code.__code__)
-        for name in names:
-            value = code.__globals__.get(name, sys.modules.get(name, open if name == "open" else None))
-            if isinstance(value, ModuleType):
-                inside = vars(value)
-                yield from ((f".<global>.{name}.{at}", inside[at]) for at in attributes if at in inside)
-            elif value is not None:
-                yield f".<global>.{name}", value
+        found = {name: code.__globals__.get(name, sys.modules.get(name)) for name in names}
+        todo = [(f".<global>.{name}", open if name == "open" else value) for name, value in found.items()]
+        seen = set[int]()
+        for place, value in todo:
+            if not isinstance(value, ModuleType):
+                yield from () if value is None else ((place, value),)
+            elif id(value) not in seen:
+                seen.add(id(value))
+                todo += ((f"{place}.{at}", vars(value)[at]) for at in attributes if at in vars(value))
 
 
 @lru_cache(None)
@@ -361,6 +431,9 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
     instructions = dis.get_instructions(code)
     found = dict.fromkeys(each.argval for each in instructions if each.opname.endswith(("_GLOBAL", "_NAME")))
     names = dict.fromkeys(code.co_names)
+    if not names.keys().isdisjoint(("getattr", "globals", "import_module", "modules")):
+        texts = dict.fromkeys(text for text in code.co_consts if isinstance(text, str) and text[:1].isidentifier())
+        found, names = found | texts, names | texts
     for nested in (constant for constant in code.co_consts if isinstance(constant, CodeType)):
         found, names = found | _names_in(nested)[0], names | _names_in(nested)[1]
     return found, names
@@ -368,6 +441,9 @@ def _names_in(code: CodeType) -> tuple[dict[str, None], dict[str, None]]:
 
 def _attributes(thing: Any) -> list[tuple[str, Any]]:
     held = [(name, value) for name, value in getattr(thing, "__dict__", {}).items() if name not in _OF_EVERY_MODULE]
+    if slots := getattr(type(thing), "__slots__", None):
+        names = (slots,) if isinstance(slots, str) else slots
+        held += [(name, getattr(thing, name)) for name in names if hasattr(thing, name)]
     computed = isinstance(thing, nn.Module) and is_closed(type(thing))  # torch computes tensors there in each forward
     return [(name, value) for name, value in held if not (computed and isinstance(value, Tensor))]
 
@@ -380,6 +456,9 @@ def as_text(value: Any) -> str:
         return f"{value.dtype} {value.shape} {blake3(value.tobytes()).hexdigest()}"
     if isinstance(value, _FUNCTIONS):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, CodeType):  # without the docstring, a function's first constant
+        constants = [as_text(constant) for constant in value.co_consts[not value.co_name.startswith("<") :]]
+        return blake3(f"{value.co_code.hex()} {value.co_names} {constants}".encode()).hexdigest()
     if isinstance(value, partial):
         return str([*map(as_text, (value.func, *value.args, *value.keywords, *value.keywords.values()))])
     if _is_plain(value):

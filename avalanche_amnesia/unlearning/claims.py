@@ -18,6 +18,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, get_type_hints
 
+from blake3 import blake3
 from torch import nn
 
 from avalanche_amnesia.audit.record import Claim
@@ -126,6 +127,7 @@ class Claims:
 
     def loaded(self, strategy: Strategy) -> None:
         """After a load: if a user's plugin loaded a state, this process may know all data that were trained."""
+        assumptions.loaded(strategy)
         users = [plugin for plugin in strategy.plugins if not assumptions.is_closed(type(plugin))]
         if any(hasattr(plugin, name) for plugin in users for name in ("load_state", "after_loading")):
             TRAINED_HERE.update(self.company)
@@ -231,26 +233,33 @@ class Claims:
         in_training = [] if context.in_training is None else [context.in_training]
         return {task: self._trainings[task] for task in (*context.remaining, *in_training) if task in self._trainings}
 
-    def decided(
-        self, context: UnlearningContext, reasons: tuple[str, ...], further: Collection[str] = ()
-    ) -> dict[str, Any]:
+    def decided(self, context: UnlearningContext, reasons: tuple[str, ...]) -> dict[str, Any]:
         """Return the fields of a plan that state the claim: ``claim``, ``reasons`` and ``rests_on``."""
-        named = (part for each in self._involved(context).values() for part in each.rests_on)
-        parts = tuple(dict.fromkeys((*named, *further)))
+        involved = self._involved(context)
+        named = (part for each in involved.values() for part in each.rests_on)
+        others = {task: held for task, held in self._trainings.items() if task not in involved}
+        # Code that changes settings from task to task may change others if a task is missing.
+        changes = (f"the code around train: {change}" for change in self._unlike(others, context.strategy))
+        parts = tuple(dict.fromkeys((*named, *changes)))
         claim: Claim = "approximate" if reasons else "conditional" if parts else "exact"
         return {"claim": claim, "reasons": reasons, "rests_on": parts if claim == "conditional" else ()}
 
-    def reasons_beside(self, context: UnlearningContext, first: Circumstances) -> tuple[str, ...]:
-        """Return the reasons why a task retrained without some samples may differ from a task never trained on them.
+    def decided_beside(self, context: UnlearningContext, first: Circumstances) -> dict[str, Any]:
+        """Return :meth:`decided`, with the plan's reasons, for a task that is retrained without some samples.
 
-        The plan's own reasons are included. ``first`` are the settings of the task's first training.
+        ``first`` are the settings of the task's first training.
         """
         (task,), trained_again = context.tasks, copy(context)
         trained_again.tasks = ()  # the task remains from here on
-        found = list(self.reasons(trained_again, ()))
+        found = [*context.plan.reasons, *self.reasons(trained_again, ())]
         if self._trainings[task].place != first.place:
             found.append(f"task {task} has other weights, or reads other tasks, than at first")
-        return tuple(dict.fromkeys((*context.plan.reasons, *found)))
+        return self.decided(trained_again, tuple(dict.fromkeys(found)))
+
+    def assume(self, task: int, part: str, change: Transaction) -> None:
+        """Add a part to those that the claims rest on as long as a task's last training counts."""
+        held = self._trainings[task]
+        change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 
     def criterion_learned(self, strategy: Strategy) -> bool:
         """Return True if the attributes of the criterion differ from those at the first training."""
@@ -334,8 +343,13 @@ def _seen_by_training(strategy: Strategy, ledger: TaskLedger) -> frozenset[int]:
 
 def _training_settings(strategy: Strategy) -> dict[str, Any]:
     """Return the current settings of strategy, plugins and parameter groups (which may differ from the defaults)."""
-    groups = strategy.optimizer.param_groups
-    now = [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
+    # The parameters that all tasks share, by name; each task adds its own.
+    names = {id(p): name for name, p in strategy.model.named_parameters() if name.startswith("backbone.")}
+    now = []
+    for group in strategy.optimizer.param_groups:
+        shared = str(sorted(names[id(p)] for p in group["params"] if id(p) in names))
+        settings = {name: repr(value) for name, value in group.items() if name != "params"}
+        now.append({**settings, "params": blake3(shared.encode()).hexdigest()})
     learning = [plugin for plugin in strategy.plugins if not getattr(plugin, "answers_requests", False)]
     casts = [f"{kind}: {dtype}" for kind, dtype in getattr(strategy, "autocast", ()) or autocast_now()]
     further = {"autocast": casts, "processes": n_processes() if n_processes() > 1 else None}

@@ -127,4 +127,5 @@ def test_tasks_trained_at_other_settings_are_not_unlearned_exactly(option):
     holder[option] *= 2
     learn(strategy, DIGITS, [1, 2])
     assert strategy.plan_unlearning([1]).claim == "approximate"
-    assert strategy.plan_unlearning([1, 2]).claim == "exact"  # the remaining task was trained at the first settings
+    # The remaining task was trained at the first settings, but the code that changed them may count tasks.
+    assert strategy.plan_unlearning([1, 2]).claim == "conditional"

@@ -159,15 +159,19 @@ def test_weights_that_other_tasks_read_stay_and_are_recorded(tmp_path):
 # Claims -----------------------------------------------------------------------------------------------------------
 
 
-def test_scores_are_kept_for_unlearnable_tasks_alone():
-    strategy = of_digits()
-    for experience in DIGITS.train_stream[:4]:
-        strategy.train(experience)
-        if experience.task_label in (1, 2):
-            strategy.mark_permanent([experience.task_label])
-    kept = {int(n.split(".")[1]) for n in strategy.model.state_dict() if n.startswith("_learned.")}
-    assert kept == {2, 3}  # 3's own, and 2's to go back to; nothing lies before 0 but the seed
-    assert strategy.unlearn([3]).claim == "exact"
+def test_an_unlearning_leaves_the_scores_of_a_run_without_the_task():
+    stream = with_unlearning(DIGITS, permanent=[1], deadline=1).train_stream
+
+    def kept(tasks, gone=()):
+        strategy = learn(of_digits(), stream, [0, 1])
+        strategy.mark_permanent([0])
+        learn(strategy, stream, tasks)
+        claims = [strategy.unlearn([task]).claim for task in gone]
+        names = strategy.model.state_dict()
+        return claims, {int(name.split(".")[1]) for name in names if name.startswith("_learned.")}
+
+    assert kept([2, 3, 4], [4]) == (["exact"], {1, 2, 3})  # 1 came of 0, to which no request leads back
+    assert kept([2, 3]) == ([], {1, 2, 3})
 
 
 def test_an_unlearning_in_the_middle_of_a_task_restores_scores_and_weights():

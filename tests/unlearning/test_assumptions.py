@@ -1,19 +1,21 @@
 """Claims name the parts of a training that are outside of closed packages, and run none of them."""
 
+import datetime
 import itertools
 import random
 import re
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from functools import partial, wraps
-from types import FunctionType, SimpleNamespace
+from functools import lru_cache, partial, wraps
+from types import FunctionType, ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from avalanche.benchmarks import nc_benchmark
 from avalanche.evaluation.metrics import Mean, loss_metrics
+from avalanche.logging import TensorboardLogger, TextLogger
 from avalanche.training.plugins import EvaluationPlugin
 from support import tiny
 from support.isolated_pools import pools
@@ -22,14 +24,14 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import BaseTorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import RandomSampler, Subset, TensorDataset
 from torchvision.transforms import Compose, RandomCrop, RandomHorizontalFlip
 
 from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.contrib.baselines import Independent, NetworkPerTask
 from avalanche_amnesia.training import EVEN_BUDGET
-from avalanche_amnesia.unlearning.assumptions import _is_closed, attributes_of, is_closed, open_parts
+from avalanche_amnesia.unlearning.assumptions import _is_closed, attributes_of, is_closed, loaded, open_parts
 
 X, Y = DIGITS.train_stream[0].tensors
 CLASSES = [[0, 1], [0, 1]]
@@ -167,7 +169,7 @@ def test_parts_of_the_user_are_named(name):
     assert_rests_on(make_learned(), patterns)
 
 
-def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeypatch):
+def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeypatch, tmp_path):
     step = torch.optim.Adam.step
 
     def doubled(self, closure=None):
@@ -175,7 +177,8 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
 
     metrics = loss_metrics(epoch=True)
     metrics[0]._metric._mean_loss.reset = lambda: None
-    strategy = pools(evaluator=EvaluationPlugin(metrics))
+    loggers = [TextLogger(Holder()), TextLogger(sys.stdout), TensorboardLogger(tmp_path)]
+    strategy = pools(evaluator=EvaluationPlugin(metrics, loggers=loggers))
     weight(strategy).__class__ = type("Weights", (nn.Parameter,), {})
     functions = type("Functions", (BaseTorchFunctionMode,), {})
     operations = type("Operations", (TorchDispatchMode,), {"__torch_dispatch__": lambda *given: given[1](*given[3])})
@@ -184,23 +187,32 @@ def test_patches_of_closed_code_modes_and_hooks_on_all_modules_are_named(monkeyp
     monkeypatch.setattr(nn.functional, "linear", wraps(linear := nn.functional.linear)(lambda *x: linear(*x)))
     monkeypatch.setattr(torch.Tensor, "mul_", doubled, raising=False)
     monkeypatch.setattr(Mean, "update", doubled)
+    monkeypatch.setattr(torch.autograd, "backward", doubled)
+    monkeypatch.setattr(RandomSampler, "__iter__", doubled)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("hardtanh", doubled, "CPU")
     handle = nn.modules.module.register_module_forward_hook(hook)
     try:
         with functions(), operations(), torch.device("cpu"), saved_tensors_hooks(lambda x: x, abs):
             parts = open_parts(strategy, {})
     finally:
         handle.remove()
+        library._destroy()
     patterns = [f"{__name__}.Weights in the model or optimizer"]
     patterns += [rf"{name} around the training" for name in (f"{__name__}.Functions", f"{__name__}.Operations", LAMBDA)]
-    patterns += [r"_global_forward_hooks \(hook at .*", r"linear of torch.nn.functional \(linear at test_ass.*"]
-    patterns.insert(-1, rf"reset of Mean \({LAMBDA}\)")
-    patterns += [rf"{name} \(doubled at .*" for name in ("mul_ of Tensor", "step of Adam", "update of Mean")]
+    patterns += [r"_global_forward_hooks \(hook at .*", f"{__name__}.Holder", LAMBDA, rf"reset of Mean \({LAMBDA}\)"]
+    patterns += [r"the kernel hardtanh \(CPU\)", r"linear of torch.nn.functional \(linear at test_ass.*"]
+    replaced = ("mul_ of Tensor", "backward of torch.autograd", "step of Adam", "update of Mean")
+    patterns += [rf"{name} \(doubled at .*" for name in (*replaced, "__iter__ of RandomSampler")]
     assert_match(parts, patterns)
     monkeypatch.undo()
     assert "hook at test_assumptions.py:" in open_parts(pools(), {"collate_fn": hook})[0]
 
 
 COUNTER, NUMBERS = {"calls": 0}, itertools.count()
+FOLDER = ModuleType("folder")
+FOLDER.settings = ModuleType("settings")
+vars(FOLDER.settings).update(scale=1, shift=1)
 second = nn.Linear(1, 1)  # its name is that of an attribute
 
 
@@ -211,6 +223,7 @@ def flat(x, axis=1):
 class Remembers(nn.Module):
     """Two layers, and attributes."""
 
+    __slots__ = ("gain",)
     calls = 0
 
     def __init__(self):
@@ -220,6 +233,11 @@ class Remembers(nn.Module):
 
     def forward(self, x):
         return self.second(self.drop(self.first(flat(x)).relu())) * self.scale
+
+
+@lru_cache
+def remembered():
+    return torch.rand(1).item()
 
 
 def counting(count=0):
@@ -236,7 +254,9 @@ def counting(count=0):
         @property
         def factor(self):
             COUNTER["calls"] += 1
-            return bool(open(__file__).close() or next(NUMBERS))
+            FOLDER.settings.scale += getattr(FOLDER.settings, "shift")  # noqa: B009
+            now, drawn = datetime.datetime.now(), np.random.default_rng()
+            return bool(open(__file__).close() or next(NUMBERS) or remembered() or now or drawn)
 
     return Counts()
 
@@ -253,9 +273,16 @@ def test_what_the_code_of_a_network_keeps_outside_of_it_is_compared_or_named():
     after = attributes_of(strategy)["code of Counts"]
     changed = {name for name in before if before[name] != after[name]}
     counters = {"forward.<closure>.count", "forward.default[0]", "factor.<global>.COUNTER"}
+    counters |= {"factor.<global>.FOLDER.settings.scale"}
     assert changed == {"calls", "flat.<global>.COUNTER", *(f"Counts.{name}" for name in counters)}
-    named = [part for part in open_parts(strategy, {}) if part.startswith("Counts.")]
-    assert named == [f"Counts.factor.<global>.{name} of Counts" for name in ("open", "NUMBERS")]
+    assert "Counts.factor.<global>.FOLDER.settings.shift" in after
+    named = {part for part in open_parts(strategy, {}) if part.startswith("Counts.")}
+    unknown = ("open", "NUMBERS", "remembered", "datetime.datetime", "np.random.default_rng", "np.random.random")
+    assert named == {f"Counts.factor.<global>.{name} of Counts" for name in unknown}
+    kind = type(strategy.model.backbone)
+    kind.forward = FunctionType(hook.__code__, globals())
+    kind.forward.__qualname__ = "Counts.forward"
+    assert attributes_of(strategy)["code of Counts"]["Counts.forward"] != after["Counts.forward"]
 
 
 def test_a_network_of_the_user_s_is_exact():
@@ -270,6 +297,9 @@ CHANGES = {
     "new": lambda module: vars(module).update(memory=1.0),
     "array in its place": lambda module: module.array.fill(2),
     "no gradients": lambda module: module.first.requires_grad_(False),
+    "slot": lambda module: object.__setattr__(module, "gain", 2.0),
+    "class": lambda module: setattr(module, "drop", nn.AlphaDropout(0.1)),
+    "module": lambda module: setattr(module, "further", nn.ReLU()),
 }
 
 
@@ -317,6 +347,16 @@ def test_generators_and_open_objects_in_modules_are_named(value, named):
     assert ("extra of Remembers" in open_parts(strategy, {})) is named
 
 
+def test_functions_and_operators_in_layers_of_torch_are_named():
+    strategy, graph = remembering(), torch.fx.Graph()
+    module = remembering_module(strategy)
+    torch.library.custom_op("script::kept", lambda x: x.clone(), mutates_args=(), schema="(Tensor x) -> Tensor")
+    graph.call_function(torch.ops.script.kept, (graph.call_function(flat, (graph.placeholder("x"),)),))
+    module.drop.extra, module.graph = loss, torch.fx.GraphModule(nn.Module(), graph)
+    patterns = ["extra of Dropout", "flat of GraphModule", "kept of GraphModule"]
+    assert sorted(open_parts(strategy, {})) == patterns
+
+
 def test_an_object_in_a_long_list_of_the_data_is_named():
     benchmark = task_benchmark((X, Y), (X, Y), CLASSES)
     strategy = pools()
@@ -329,10 +369,27 @@ def test_arguments_of_train_and_settings_of_torch_are_compared(monkeypatch):
     strategy = pools(train_epochs=1)
     strategy.train(DIGITS.train_stream[0])
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    torch.backends.mkldnn.set_flags(False)
     strategy.train(DIGITS.train_stream[1], drop_last=True)
+    torch.backends.mkldnn.set_flags(True)
     reason, other = strategy.plan_unlearning([0]).reasons
     assert "trained at other settings than the first task" in reason
-    assert other == "torch.backends.cudnn.deterministic differed from the first task's when task 1 began"
+    names = "torch._C._get_mkldnn_enabled, torch.backends.cudnn.deterministic"
+    assert other == f"{names} differed from the first task's when task 1 began"
+    plan = strategy.plan_unlearning([1])  # the code that changed them may have counted task 1
+    assert (plan.claim, plan.rests_on[1]) == ("conditional", f"the code around train: {other}")
+
+
+def test_a_parameter_in_another_group_is_a_reason():
+    def groups(parameters):
+        first, *others = parameters
+        return torch.optim.SGD([{"params": [first]}, {"params": others, "lr": 0.01}], lr=0.1)
+
+    strategy = learn(pools(train_epochs=1, optimizer=groups), DIGITS, 1)
+    first, second = (group["params"] for group in strategy.optimizer.param_groups)
+    second.append(first.pop(0))
+    (reason,) = learn(strategy, DIGITS, [1]).plan_unlearning([0]).reasons
+    assert "trained at other settings than the first task" in reason
 
 
 def test_tensors_and_torchvision_s_transforms_are_closed():
@@ -352,11 +409,17 @@ def test_data_and_transforms_that_change_between_tasks_are_named():
     strategy = pools()
     for strategy.experience in nc_benchmark(data, data, 2, True, seed=0, train_transform=crops).train_stream:
         assert open_parts(strategy, {}) == ()
-    x.mul_(2)
+    x.numpy()[...] *= 2
     crops.transforms[1].p = 0.9
     crops.transforms.append(crops.transforms[0])
-    named = {part.rpartition(".")[2] for part in open_parts(strategy, {})}
-    assert named == {f"{part} in the data, changed" for part in ("Tensor", "Compose", "RandomHorizontalFlip")}
+    data.tensors = data.tensors[::-1]
+    later, named = pools(), ("Tensor", "Compose", "RandomHorizontalFlip", "TensorDataset")
+    later.experience = strategy.experience
+    assert open_parts(later, {}) == ()
+    loaded(later)
+    for each in (strategy, later):
+        parts = {part.rpartition(".")[2] for part in open_parts(each, {})}
+        assert parts == {f"{name} in the data, changed" for name in named}
 
 
 def test_a_record_names_the_parts_and_keeps_them_in_json():

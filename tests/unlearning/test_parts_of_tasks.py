@@ -13,7 +13,7 @@ from support.small_runs import OPTIMIZERS, make, split
 from support.strategies import ConvNet, NoMetric, learn, mlp, quiet
 from support.strategy_state import fingerprint, same_state, state, unlearning_plugin
 
-from avalanche_amnesia import DisjointModel, DisjointSubnets
+from avalanche_amnesia import DisjointModel, DisjointSubnets, task_benchmark
 from avalanche_amnesia.audit import UnlearningRecord
 from avalanche_amnesia.benchmarks import UnlearningRequest, with_unlearning, without_samples
 from avalanche_amnesia.benchmarks.requests import rearranged
@@ -390,7 +390,18 @@ def test_without_a_reproduction_the_claim_rests_on_code_and_data():
     record = strategy.unlearn(task=1, samples=[3], reproduce=False)
     assert record.claim == "conditional"
     assert record.rests_on == ("code and data of task 1, unchanged since its training",)
+    assert strategy.unlearn([2]).rests_on == record.rests_on  # as long as this training counts
     assert strategy.unlearn(task=1, samples=[4]).claim == "exact"
     skipping = learned(disjoint(unlearning=UnlearningPlugin(reproduce=False)))
     assert skipping.unlearn(task=1, samples=[3]).claim == "conditional"
     assert skipping.unlearn(task=1, samples=[4], reproduce=True).claim == "exact"
+
+
+def test_a_part_that_only_this_task_used_is_named():
+    x, y = STREAM.train_stream[0].tensors
+    benchmark = task_benchmark((x, y), (x, y), [[0, 1]] * 2, transforms=[None, lambda x: x * 2])
+    strategy = learn(disjoint(), benchmark)
+    plan, record = strategy.plan_unlearning(task=1, samples=[3]), strategy.unlearn(task=1, samples=[3])
+    assert record.claim == plan.claim == "conditional"
+    assert "lambda at test_parts_of_tasks.py:" in record.rests_on[0] == plan.rests_on[0]
+    assert strategy.unlearn(task=0, samples=[3]).claim == "conditional"

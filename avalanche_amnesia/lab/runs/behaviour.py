@@ -116,9 +116,6 @@ def _as_text(part: object) -> str:
     """Return text for a plain value, a tensor or code, and the class name for any other object."""
     if isinstance(part, (str, PurePath)):
         return f"{part!r}{_of_file(part)}"
-    if isinstance(part, CodeType):  # without the docstring, a function's first constant
-        constants = [_as_text(constant) for constant in part.co_consts[not part.co_name.startswith("<") :]]
-        return f"{part.co_code.hex()} {part.co_names} {constants}"
     return repr(part) if isinstance(part, _PLAIN) else assumptions.as_text(part)
 
 

@@ -33,7 +33,7 @@ from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import unlearning_of
 from avalanche_amnesia.training.host.saving import encoded_state, give_state
 from avalanche_amnesia.unit_graph.masked_backbone import MaskedBackbone
-from avalanche_amnesia.unlearning.assumptions import hooks_of
+from avalanche_amnesia.unlearning.assumptions import hooks_of, torch_settings
 
 _STEPS = 3
 """Number of first mini-batches that enter the key of a training."""
@@ -455,7 +455,9 @@ def _root_key(strategy: Strategy, state: Any) -> str:
         return os.urandom(16).hex()
     body, parts = state
     held = {place: part.name for place, part in parts.items()}
-    return _digest([{**body, "metrics": []}, held, package_versions(), strategy.device.type, *_code_of(strategy)])
+    settings = {name: value for name, value in torch_settings().items() if "num_threads" not in name}
+    surroundings = package_versions(), settings, strategy.device.type
+    return _digest([{**body, "metrics": []}, held, *surroundings, *_code_of(strategy)])
 
 
 def _code_of(strategy: Strategy) -> list[Any]:

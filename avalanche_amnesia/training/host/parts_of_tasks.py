@@ -206,7 +206,9 @@ def retraining(
         raise RequestError(
             f"{event}: task {task} was trained with train({', '.join(not_kept)}=…), not kept: unlearn it as a whole"
         )
-    plan = replace(context.plan, tasks=(), removed=(), trajectory_bytes=0)
+    plan = replace(
+        context.plan, tasks=(), removed=(), trajectory_bytes=0, **plugin.claims.decided_beside(context, first)
+    )
     context.plan = replace(plan, task=task, samples=left.hashes, classes=left.closed)
 
     if subtracts:
@@ -223,9 +225,9 @@ def retraining(
         trained(experience_without(experience, left.gone | left.before), "without these samples", context, change)
         warn_of_copies(left.copies(experience), task, event)  # last, because some data sets change when they are read
         change.set(plugin, forgotten=left.forgotten)
-        reasons = plugin.claims.reasons_beside(context, first)
-        unproved = () if reproduce else (f"code and data of task {task}, unchanged since its training",)
-        return replace(context.plan, **plugin.claims.decided(context, reasons, unproved))
+        if not reproduce:
+            plugin.claims.assume(task, f"code and data of task {task}, unchanged since its training", change)
+        return replace(context.plan, **plugin.claims.decided_beside(context, first))
 
     def as_before(context: UnlearningContext, change: Transaction) -> UnlearningPlan:
         first_data = experience_without(experience, left.before) if left.before else experience
@@ -281,7 +283,7 @@ def _subtracting(plugin: Any, context: UnlearningContext, task: int, left: LeftO
         warn_of_copies([left.held[at] for at in copies.nonzero()[:, 0]], task, event)
         change.set(plugin, forgotten=left.forgotten)
         first = plugin.claims.training(task)
-        return replace(context.plan, **plugin.claims.decided(context, plugin.claims.reasons_beside(context, first)))
+        return replace(context.plan, **plugin.claims.decided_beside(context, first))
 
     return again
 

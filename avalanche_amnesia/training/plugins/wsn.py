@@ -1,7 +1,6 @@
 """WSN as an Avalanche plugin: learns which weights a task uses, trains free weights and freezes used ones."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -30,7 +29,8 @@ class ScoredWeights:
             successive tasks resemble each other and compress well); ``redraw``: every task draws its own.
         score_bits: bits stored of a score for later tasks, 1 to 8: its rank in its layer, with the task's mask as first
             bit; the next task starts from scores with these ranks. By default scores are stored
-            unchanged, 32 bits each for every task that may be unlearned. Not allowed with ``redraw``.
+            unchanged, 32 bits each for every task, unless the next one is declared permanent by the stream, or no
+            task can be unlearned. Not allowed with ``redraw``.
         score_lr: learning rate of the scores, above 0. A new Adam steps them in every task, under any optimizer
             of the strategy, because plain SGD at a rate that suits the weights hardly changes their ranking: later
             tasks would get no weights to train. The rate follows a schedule of the
@@ -144,13 +144,10 @@ class SubnetPlugin(TaskMaskPlugin):
         self.commit(strategy)
         model.finish_task(self.masks.scores == "keep", self.masks.score_bits)
         self.settle_head(strategy, now.task)
-        # Only scores of the last task are needed, and those that unlearning a task would restore.
-        unlearning, order = unlearning_of(strategy), model.masked_tasks
-        needed = {order[-1]}
-        if unlearning is not None:
-            unlearnable = {*unlearning.ledger.unlearnable, order[-1]}
-            needed |= {before for before, task in pairwise(order) if task in unlearnable}
-        model.retain_scores(sorted(needed))
+        # Unlearning this task restores the scores before it. Deadlines that have passed free none: a model without the
+        # unlearned tasks would still keep them.
+        never = unlearning_of(strategy) is None or getattr(strategy.experience, "permanent", False)
+        model.drop_scores(model.masked_tasks[-2:-1] if never else ())
 
     # Around a step --------------------------------------------------------------------------------------------
 

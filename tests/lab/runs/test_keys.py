@@ -241,6 +241,8 @@ def test_comments_evaluations_and_threads_are_no_part_of_the_key():
         assert key_of(brief()) == plain_key()
     finally:
         torch.set_num_threads(1)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert key_of(brief()) != plain_key()
 
 
 # Data ---------------------------------------------------------------------------------------------------------
