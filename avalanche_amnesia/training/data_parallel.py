@@ -157,12 +157,9 @@ class _NormTogether(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int, of_loss: float
     ) -> Any:
         values = x[:, 0].numel() if n else 0
-        of_part = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
-        if n:
-            _, mean, scale = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)  # faster than var_mean
-            mean, square = mean.double(), scale.double().pow(-2) - eps + mean.double().square()
-            of_part = torch.cat([values * mean, values * square, mean.new_tensor([values])])
-        sums = summed(of_part)
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)  # faster than var_mean
+        mean, variance = mean.double(), variance.double()
+        sums = summed(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
         m = sums[-1]
         if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
@@ -181,16 +178,18 @@ class _NormTogether(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_y: Any) -> Any:
         x, weight, mean, variance, m = ctx.saved_tensors
-        given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True])
-        of_x, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)  # for a fixed mean and variance
+        given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True])
+        _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)
         # Gradients are of the mean loss of a part; later each is weighted as the part's loss.
         shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
         of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
         scale = (variance + ctx.eps).rsqrt()
         factor = scale if weight is None else scale * weight
         slope, shape = -factor * scale * of_scale, [1, -1, *[1] * (x.dim() - 2)]
-        of_x.addcmul_(x, slope.view(shape)).sub_((factor * of_mean + slope * mean).view(shape))
-        return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None, None
+        offset = -(factor * of_mean + slope * mean)
+        of_x = torch.addcmul(offset.view(shape), x, slope.view(shape)).addcmul_(of_y, factor.view(shape))
+        own = (None, None) if weight is None else (by_weight, by_bias)
+        return of_x.to(x.dtype), *own, None, None, None, None, None
 
 
 # No TorchFunctionMode, because none is active in a backward pass, in which checkpoints compute layers again.
