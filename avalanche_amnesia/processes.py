@@ -46,6 +46,8 @@ def summed(values: Tensor) -> Tensor:
 
 def of_all(thing: Any) -> list[Any]:
     """Return every process's ``thing``, any object that can be pickled, by rank."""
+    if n_processes() == 1:
+        return [thing]
     found = [None] * n_processes()
     with _in_words():
         dist.all_gather_object(found, thing)
@@ -54,7 +56,7 @@ def of_all(thing: Any) -> list[Any]:
 
 def of_first(thing: Any) -> Any:
     """Return on every process the ``thing`` of process 0, any object that can be pickled."""
-    return of_all(thing if rank() == 0 else None)[0] if n_processes() > 1 else thing
+    return of_all(thing if rank() == 0 else None)[0]
 
 
 def by_first(work: Callable[[], object]) -> None:
@@ -72,32 +74,25 @@ def by_first(work: Callable[[], object]) -> None:
 
 def agree(facts: Mapping[str, Any], when: str) -> None:
     """Raise ProcessError on all processes if their ``facts`` differ; the message begins with ``when``."""
-    if n_processes() == 1:
-        return
     first, *others = of_all(dict(facts))
     for number, other in enumerate(others, 1):
         for name in (name for name in {**first, **other} if first.get(name) != other.get(name)):
             raise ProcessError(
                 f"{when} process {number} differs from process 0 in the {name}: {other.get(name)} instead of "
-                f"{first.get(name)}. All processes must run the same script, with the same data, seeds and versions"
+                f"{first.get(name)}. All processes must run the same script, with the same data, seeds and versions, "
+                "and nothing in a model, loss or plugin may depend on one process's own samples"
             )
 
 
 def average(value: float | Tensor) -> float:
     """Return the mean of a number over all processes."""
-    if n_processes() == 1:
-        return float(value)
-    return float(summed(torch.tensor([float(value)], dtype=torch.float64))) / n_processes()
+    values = of_all(float(value))
+    return sum(values) / len(values)
 
 
-def gathered(rows: Tensor) -> Tensor:
-    """Return the rows of all processes in one tensor, in the order of ranks; their numbers of rows may differ."""
+def gathered(*tensors: Tensor) -> list[Tensor]:
+    """Return each tensor with the rows of all processes, in the order of ranks; their numbers of rows may differ."""
     if n_processes() == 1:
-        return rows
-    sizes: list[int] = of_all(len(rows))
-    padded = rows.new_zeros(max(sizes), *rows.shape[1:])
-    padded[: len(rows)] = rows.detach()
-    parts = [torch.empty_like(padded) for _ in sizes]
-    with _in_words():
-        dist.all_gather(parts, padded)
-    return torch.cat([part[:n] for part, n in zip(parts, sizes, strict=True)])
+        return list(tensors)
+    everywhere = of_all([tensor.detach().cpu() for tensor in tensors])
+    return [torch.cat(rows).to(own.device) for own, *rows in zip(tensors, *everywhere, strict=True)]

@@ -18,22 +18,27 @@ def derive_seed(seed: int, *purpose: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-RngState = tuple[torch.Tensor, list[torch.Tensor], Any, Any]
+RngState = tuple[Any, ...]
+
+
+def torch_rng_state() -> RngState:
+    """Return the state of torch's global random generators, of the CPU and of GPUs."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
 
 def rng_state() -> RngState:
     """Return the state of the global random generators of torch, Python and numpy."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return torch.get_rng_state(), cuda, random.getstate(), np.random.get_state()  # noqa: NPY002 - Avalanche uses it
+    return *torch_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002 - Avalanche uses it
 
 
 def set_rng_state(state: RngState) -> None:
-    """Restore the state of the global random generators that :func:`rng_state` returned."""
+    """Restore the state of generators that :func:`rng_state` or :func:`torch_rng_state` returned."""
     torch.set_rng_state(state[0])
     if state[1]:
         torch.cuda.set_rng_state_all(state[1])
-    random.setstate(state[2])
-    np.random.set_state(state[3])  # noqa: NPY002
+    if len(state) > 2:
+        random.setstate(state[2])
+        np.random.set_state(state[3])  # noqa: NPY002
 
 
 def generators() -> tuple[Any, ...]:

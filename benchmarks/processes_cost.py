@@ -1,10 +1,12 @@
-"""One training on 1 and 2 processes (gloo), one thread each: speed-up, cost of the reduction, numbers sent.
+"""One training on 1 and 2 processes (gloo), one thread each: speed-up and its bound, cost of the reduction.
 
     make bench ARGS="--processes --network mlp resnet18 --steps 12"
 
 Both sizes of the group train the same two tasks in turn, a process for each core. Times are wall-clock times of the
-second task's steps, medians over rounds: with another job on the machine they mean nothing. The time of the reduction
-is that in `summed`, in which the faster process also waits for the slower one.
+second task's steps, medians over rounds: with another job on the machine they mean nothing, and only the columns of CPU
+time can be compared. The bound is the speed-up of two processes at once that each train alone, on half of the
+mini-batch: no data-parallel training can gain more. The time of the reduction is that in `summed`, in which the faster
+process also waits for the slower one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,18 +37,18 @@ LARGE_BATCH = {"mlp": 256, "resnet18": 64}
 
 
 class Clock(SupervisedPlugin):
-    """Wall-clock time of each step of the last task."""
+    """Wall-clock and CPU time of each step of the last task."""
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        self.began: list[float] = []
+        self.began: list[tuple[float, float]] = []
 
     def before_training_iteration(self, strategy: Any, **kwargs: Any) -> None:
-        self.began.append(time.perf_counter())
+        self.began.append((time.perf_counter(), time.process_time()))
 
 
-def measured(name: str, method: str, steps: int) -> dict[str, float]:
-    """Train two tasks; return milliseconds per step, and of these in the reduction, and numbers sent per step."""
-    network, batch = NETWORKS[name], LARGE_BATCH[name]
+def measured(name: str, method: str, steps: int, batch: int) -> dict[str, float]:
+    """Train two tasks; return milliseconds per step, of these in the reduction, and numbers sent per step."""
+    network = NETWORKS[name]
     torch.manual_seed(0)
     x, y = torch.randn(2 * steps * batch, *network.input_shape), torch.arange(2 * steps * batch) % 20
     clock, spent, sent = Clock(), [], []
@@ -64,32 +66,32 @@ def measured(name: str, method: str, steps: int) -> dict[str, float]:
     for experience in task_benchmark((x, y), (x[:40], y[:40]), [list(range(10)), list(range(10, 20))]).train_stream:
         spent.clear()
         strategy.train(experience)
-    took = [after - before for before, after in zip(clock.began, clock.began[1:], strict=False)][2:]
+    walls, cpus = zip(*clock.began[2:], strict=True)
     return {
-        "step": 1e3 * median(took),
+        "step": 1e3 * median(after - before for before, after in pairwise(walls)),
+        "cpu": 1e3 * median(after - before for before, after in pairwise(cpus)),
         "reduction": 1e3 * sum(spent) / max(1, len(clock.began)),
         "sent": max(sent, default=0),
     }
 
 
-def _join(rank: int, n: int, place: str, results: Any, arguments: tuple[Any, ...]) -> None:
+def _join(rank: int, n: int, place: str | None, results: Any, arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank % len(os.sched_getaffinity(0))]})
-    if n > 1:
+    if place is not None:
         dist.init_process_group("gloo", init_method=f"file://{place}", rank=rank, world_size=n)
     results.put((rank, measured(*arguments)))
-    if n > 1:
+    if place is not None:
         dist.barrier()
 
 
-def in_group(n: int, *arguments: Any) -> dict[str, float]:
+def at_once(n: int, *arguments: Any, together: bool) -> dict[str, float]:
+    """Measure in ``n`` processes, which train one model ``together`` or one each; return the first's figures."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         results = context.Queue()
-        group = [
-            context.Process(target=_join, args=(rank, n, str(Path(folder) / "group"), results, arguments))
-            for rank in range(n)
-        ]
+        place = str(Path(folder) / "group") if together else None
+        group = [context.Process(target=_join, args=(rank, n, place, results, arguments)) for rank in range(n)]
         for process in group:
             process.start()
         found = dict(results.get() for _ in group)
@@ -102,13 +104,23 @@ def table(networks: Sequence[str], methods: Sequence[str], steps: int, rounds: i
     """Measure all, and return a table of it as Markdown."""
     lines = [f"# One training on two processes\n\n{inspect.cleandoc(__doc__ or '')}\n"]
     lines += [f"{platform.machine()}, torch {torch.__version__}, load {os.getloadavg()[0]:.1f}\n"]
-    lines += ["| network, mini-batch | method | ms a step: alone | 2 processes | speed-up | reduction | numbers sent |"]
-    lines += ["|---|---|---|---|---|---|---|"]
+    lines += [
+        "| network, mini-batch | method | ms a step: alone | 2 processes | speed-up | its bound | both in CPU time"
+        " | reduction | numbers sent |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
     for name, method in product(networks, methods):
-        found = [[in_group(n, name, method, steps) for n in (1, 2)] for _ in range(rounds)]
-        alone, together = (median(each[n]["step"] for each in found) for n in (0, 1))
-        reduction = f"{median(each[1]['reduction'] for each in found):.1f}"
-        cells = [f"{name}, {LARGE_BATCH[name]}", method, f"{alone:.1f}", f"{together:.1f}", f"{alone / together:.2f}"]
-        cells += [reduction, f"{found[0][1]['sent']:,.0f}"]
+        batch, whole, halves, group = LARGE_BATCH[name], [], [], []
+        for _ in range(rounds):
+            whole.append(at_once(1, name, method, steps, batch, together=False))
+            halves.append(at_once(2, name, method, steps, batch // 2, together=False))
+            group.append(at_once(2, name, method, steps, batch, together=True))
+        alone, half, together = (
+            {key: median(one[key] for one in of) for key in of[0]} for of in (whole, halves, group)
+        )
+        gains = [alone[key] / of[key] for key in ("step", "cpu") for of in (together, half)]
+        cells = [f"{name}, {batch}", method, f"{alone['step']:.1f}", f"{together['step']:.1f}"]
+        cells += [f"{gains[0]:.2f}", f"{gains[1]:.2f}", f"{gains[2]:.2f}, {gains[3]:.2f}"]
+        cells += [f"{together['reduction']:.1f}", f"{together['sent']:,.0f}"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -8,10 +8,9 @@ gradients, weighted by the number of samples, is summed over the processes. So a
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import copy
-from inspect import signature
 from operator import length_hint
 from typing import Any
 
@@ -20,15 +19,24 @@ import torch.nn.functional as F
 from avalanche.benchmarks.utils.data_loader import MultiDatasetDataLoader
 from avalanche.models import MultiTaskModule
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from avalanche_amnesia.benchmarks.data import TaskError, labels_fingerprint, labels_of
 from avalanche_amnesia.bits import state_hashes, tensor_hash
-from avalanche_amnesia.processes import ProcessError, agree, gathered, n_processes, of_all, rank, summed
-from avalanche_amnesia.seeding import derive_seed, rng_state, seed_all, set_rng_state
+from avalanche_amnesia.processes import agree, gathered, n_processes, of_all, rank, summed
+from avalanche_amnesia.seeding import (
+    RngState,
+    derive_seed,
+    preserved_rng,
+    rng_state,
+    seed_all,
+    set_rng_state,
+    torch_rng_state,
+)
 from avalanche_amnesia.strategy import Strategy
 from avalanche_amnesia.training.host.lookup import listens
 from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
@@ -36,58 +44,38 @@ from avalanche_amnesia.training.plugins.in_memory_loader import TensorBatches
 # Mini-batches ---------------------------------------------------------------------------------------------------------
 
 
-def _part(n: int) -> slice:
-    """Return the place of this process's samples among the ``n`` of a mini-batch."""
-    return slice(n * rank() // n_processes(), n * (rank() + 1) // n_processes())
+class _Draws:
+    """Random streams that all processes share, and this process's own, for its samples and its network."""
 
-
-def _part_or_one(n: int) -> slice:
-    """Return the place of this process's samples, or of one that does not count, because a network needs a sample."""
-    part = _part(n)
-    return part if part.stop > part.start else slice(1)
-
-
-class _CommonDraws:
-    """State of the random stream that all processes share: only the order of samples is drawn from it."""
-
-    def __init__(self) -> None:
-        self.state = rng_state()
+    def __init__(self, seed: int) -> None:
+        with preserved_rng():
+            seed_all(seed)
+            self._other = rng_state()
 
     @contextmanager
-    def __call__(self) -> Iterator[None]:
-        own = rng_state()
-        set_rng_state(self.state)
+    def swapped(self, streams: Callable[[], RngState] = rng_state) -> Iterator[None]:
+        """Draw from this process's streams within the block, and from the common ones in a block within it."""
+        self._swap(streams)
         try:
             yield
         finally:
-            self.state = rng_state()
-            set_rng_state(own)
+            self._swap(streams)
+
+    def _swap(self, streams: Callable[[], RngState]) -> None:
+        here = streams()
+        set_rng_state(self._other[: len(here)])
+        self._other = (*here, *self._other[len(here) :])
 
     def each(self, things: Iterable[Any]) -> Iterator[Any]:
-        """Yield ``things`` one by one; what they draw comes from this state."""
-        with self():
+        """Yield ``things`` one by one; what they draw comes from the streams not in use now."""
+        with self.swapped():
             rest = iter(things)
         while True:
-            with self():
+            with self.swapped():
                 thing = next(rest, None)
             if thing is None:
                 return
             yield thing
-
-
-class _PartSampler:
-    """Batch sampler with this process's part of another one's mini-batches."""
-
-    def __init__(self, whole: Any, common: _CommonDraws, counts: deque[int]) -> None:
-        self._whole, self._common, self._counts = whole, common, counts
-
-    def __len__(self) -> int:
-        return len(self._whole)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for whole in map(list, self._common.each(self._whole)):
-            self._counts.append(len(whole[_part(len(whole))]))
-            yield whole[_part_or_one(len(whole))]
 
 
 class PartOfBatches:
@@ -103,65 +91,62 @@ class PartOfBatches:
 
     samples = 0
 
-    def __init__(self, whole: Any, common: _CommonDraws) -> None:
-        self.whole, self._common = whole, common
+    def __init__(self, whole: Any, draws: _Draws) -> None:
+        self.whole, self._draws = whole, draws
+        self._counts: deque[int] = deque()  # workers fetch ahead
 
     def __len__(self) -> int:
         return len(self.whole)
 
     def __iter__(self) -> Iterator[Any]:
-        counts: deque[int] = deque()  # workers fetch ahead
-        for batch in self._parts(counts):
-            self.samples = counts.popleft()
+        self._counts.clear()
+        for batch in self._parts():
+            self.samples = self._counts.popleft()
             yield batch
 
-    def _parts(self, counts: deque[int]) -> Iterator[Any]:
+    def _place(self, n: int) -> slice:
+        """Return the place of this process's part among the ``n`` samples of a mini-batch, and store its size."""
+        begin, end = (n * number // n_processes() for number in (rank(), rank() + 1))
+        self._counts.append(end - begin)
+        return slice(begin, end) if end > begin else slice(1)
+
+    def _parts(self) -> Iterator[Any]:
         loader = self.whole
         if isinstance(loader, TensorBatches):
-            with self._common():
-                batches = loader.positions()
-            for batch in batches:
-                counts.append(len(batch[_part(len(batch))]))
-                yield loader.at(batch[_part_or_one(len(batch))])
+            for batch in loader.positions():
+                yield loader.at(batch[self._place(len(batch))])
             return
         if isinstance(loader, MultiDatasetDataLoader) and type(loader).__iter__ is MultiDatasetDataLoader.__iter__:
             loader = loader._get_loader()
         torchs = isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__
         if not torchs or loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-            yield from self._cut(loader, counts)
+            for batch in loader:
+                n = len(batch[1])
+                place = self._place(n)
+                yield tree_map_only(Tensor, lambda t: t[place] if t.dim() and len(t) == n else t, batch)  # noqa: B023
             return
         if loader.generator is None:
-            with self._common():  # a single process draws the seed of its workers here
-                torch.empty((), dtype=torch.int64).random_()
+            torch.empty((), dtype=torch.int64).random_()  # a single process draws the seed of its workers here
         loader = copy(loader)
-        vars(loader)["batch_sampler"] = _PartSampler(loader.batch_sampler, self._common, counts)
-        yield from loader
-
-    def _cut(self, loader: Any, counts: deque[int]) -> Iterator[Any]:
-        """Yield the part of each mini-batch that ``loader`` has loaded as a whole."""
-        for batch in self._common.each(loader):
-            n = len(batch[1])
-            counts.append(len(range(n)[_part(n)]))
-            place = _part_or_one(n)
-            yield tree_map_only(Tensor, lambda t: t[place] if t.dim() and len(t) == n else t, batch)  # noqa: B023
+        batches = map(list, self._draws.each(loader.batch_sampler))
+        vars(loader)["batch_sampler"] = (batch[self._place(len(batch))] for batch in batches)
+        yield from self._draws.each(loader)
 
 
-def over_all_samples(loader: Any) -> Any:
-    """Return Avalanche's loader over all samples; in a process group it would read other ones in each process."""
-    if not (isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling):
-        return loader
-    whole = copy(loader)
-    MultiDatasetDataLoader.__init__(
-        whole,
-        loader.datasets,
-        loader.batch_sizes,
-        loader.termination_dataset,
-        loader.oversample_small_datasets,
-        distributed_sampling=False,
-        never_ending=loader.never_ending,
-        **loader.loader_kwargs,
-    )
-    return whole
+def read_all_samples(*loaders: Any) -> None:
+    """Let Avalanche's loaders read all samples; in a process group they would read other ones in each process."""
+    for loader in loaders:
+        if isinstance(loader, MultiDatasetDataLoader) and loader.distributed_sampling:
+            MultiDatasetDataLoader.__init__(
+                loader,
+                loader.datasets,
+                loader.batch_sizes,
+                loader.termination_dataset,
+                loader.oversample_small_datasets,
+                distributed_sampling=False,
+                never_ending=loader.never_ending,
+                **loader.loader_kwargs,
+            )
 
 
 class _NormTogether(torch.autograd.Function):
@@ -172,12 +157,9 @@ class _NormTogether(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Any, bias: Any, running: Any, momentum: float, eps: float, n: int, of_loss: float
     ) -> Any:
         values = x[:, 0].numel() if n else 0
-        of_part = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
-        if n:
-            _, mean, scale = torch.native_batch_norm(x, None, None, None, None, True, 0.0, eps)  # faster than var_mean
-            mean, square = mean.double(), scale.double().pow(-2) - eps + mean.double().square()
-            of_part = torch.cat([values * mean, values * square, mean.new_tensor([values])])
-        sums = summed(of_part)
+        mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)  # faster than var_mean
+        mean, variance = mean.double(), variance.double()
+        sums = summed(torch.cat([mean, variance + mean.square(), mean.new_ones(1)]) * values)
         m = sums[-1]
         if values < 2 and m < 2:  # in this order: m would be waited for on a GPU
             raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
@@ -193,45 +175,44 @@ class _NormTogether(torch.autograd.Function):
         return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, of_y: Any) -> Any:
         x, weight, mean, variance, m = ctx.saved_tensors
-        given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [True, True, True])
-        of_x, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)  # for a fixed mean and variance
+        given = (of_y, x, weight, mean, variance, None, None, False, ctx.eps, [False, True, True])
+        _, by_weight, by_bias = torch.ops.aten.native_batch_norm_backward(*given)
         # Gradients are of the mean loss of a part; later each is weighted as the part's loss.
         shared = summed(torch.cat([by_bias, by_weight]) * ctx.of_loss) / m.to(by_bias.dtype)
         of_mean, of_scale = (shared / (ctx.of_loss or 1)).chunk(2)
         scale = (variance + ctx.eps).rsqrt()
         factor = scale if weight is None else scale * weight
         slope, shape = -factor * scale * of_scale, [1, -1, *[1] * (x.dim() - 2)]
-        of_x.addcmul_(x, slope.view(shape)).sub_((factor * of_mean + slope * mean).view(shape))
-        return of_x, *((None, None) if weight is None else (by_weight, by_bias)), None, None, None, None, None
+        offset = -(factor * of_mean + slope * mean)
+        of_x = torch.addcmul(offset.view(shape), x, slope.view(shape)).addcmul_(of_y, factor.view(shape))
+        own = (None, None) if weight is None else (by_weight, by_bias)
+        return of_x.to(x.dtype), *own, None, None, None, None, None
 
 
-_BATCH_NORM = signature(F.batch_norm)
-
-
-class _BatchNormTogether(TorchFunctionMode):
-    """Context in which every BatchNorm in training uses the statistics of all processes' samples.
+# No TorchFunctionMode, because none is active in a backward pass, in which checkpoints compute layers again.
+@contextmanager
+def _norms_together(n: int, of_loss: float) -> Iterator[None]:
+    """Let every BatchNorm in training use the statistics of all processes' samples within the block.
 
     ``n`` is the number of this process's samples. Later, ``reduce`` multiplies their gradients by ``of_loss``.
     """
+    functions: Any = F
+    own: Any = torch.batch_norm, functions._verify_batch_size
 
-    def __init__(self, n: int, of_loss: float) -> None:
-        super().__init__()
-        self.n, self.of_loss = n, of_loss
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in (F.batch_norm, torch.batch_norm):
-            return func(*args, **(kwargs or {}))
-        if func is torch.batch_norm:  # its arguments are in another order
-            x, weight, bias, mean, variance, *options, _ = args
-            args = (x, mean, variance, weight, bias, *options)
-        given = _BATCH_NORM.bind(*args, **(kwargs or {}))
-        given.apply_defaults()
-        x, mean, variance, weight, bias, training, *options = given.args
+    def together(x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *options: Any) -> Tensor:
         if not training:
-            return F.batch_norm(*given.args)
-        return _NormTogether.apply(x, weight, bias, (mean, variance), *options, self.n, self.of_loss)
+            return own[0](x, weight, bias, mean, variance, training, *options)
+        return _NormTogether.apply(x, weight, bias, (mean, variance), *options[:2], n, of_loss)
+
+    # F.batch_norm calls both; a part may be a single sample.
+    torch.batch_norm, functions._verify_batch_size = together, lambda size: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.batch_norm, functions._verify_batch_size = own
 
 
 class StepsTogether:
@@ -243,41 +224,34 @@ class StepsTogether:
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._common: _CommonDraws | None = None
-        self._learning: list[Tensor] = []
         self._layout: list[tuple[Tensor, Tensor | None]] = []
-        self._mode: _BatchNormTogether | None = None
+        self._step = ExitStack()
 
     def begin_epoch(self, strategy: Strategy) -> None:
         """Cut the mini-batches of an epoch; before a task's first, check that all processes have the same task."""
-        experience = strategy.experience
-        if strategy.clock.train_exp_epochs == 0:
-            self._learning = []
+        task, epoch = labels_of(strategy.experience), strategy.clock.train_exp_epochs
+        read_all_samples(strategy.dataloader)
+        if epoch == 0:
+            self._layout = []
             _check_loss(strategy._criterion)
             _check_norms(strategy)
-            agree(_facts(strategy, self._seed), f"task {labels_of(experience)[0]}, before its first step:")
-        self._common = _CommonDraws()
-        strategy.dataloader = PartOfBatches(over_all_samples(strategy.dataloader), self._common)
-        seed_all(derive_seed(self._seed, "process", rank(), strategy.clock.train_exp_epochs, *labels_of(experience)))
+            agree(_facts(strategy, self._seed), f"task {task[0]}, before its first step:")
+        self._draws = _Draws(derive_seed(self._seed, "process", rank(), epoch, *task))
+        strategy.dataloader = PartOfBatches(strategy.dataloader, self._draws)
 
     def end_epoch(self, strategy: Strategy) -> None:
-        """Continue with the random stream that all processes share, and with the whole loader."""
-        if self._common is not None:
-            strategy.dataloader = strategy.dataloader.whole
-            set_rng_state(self._common.state)
-            self._common = None
+        """Continue with the whole loader."""
+        strategy.dataloader = strategy.dataloader.whole
 
     def begin_step(self, strategy: Strategy) -> None:
-        """Before the forward pass: let BatchNorm use the samples of all processes."""
+        """Before the forward pass: draw from this process's stream, let BatchNorm use the samples of all processes."""
         self.leave_step()
-        self._mode = _BatchNormTogether(_counted(strategy), _weight(strategy))
-        self._mode.__enter__()
+        self._step.enter_context(self._draws.swapped(torch_rng_state))  # of Python and numpy, it would take longer
+        self._step.enter_context(_norms_together(_counted(strategy), _weight(strategy)))
 
     def leave_step(self) -> None:
         """End what :meth:`begin_step` began, also after an error."""
-        if self._mode is not None:
-            mode, self._mode = self._mode, None
-            mode.__exit__(None, None, None)
+        self._step.close()
 
     @torch.no_grad()
     def reduce(self, strategy: Strategy) -> None:
@@ -285,43 +259,46 @@ class StepsTogether:
         self.leave_step()
         learning = list(getattr(strategy.model, "learned_by_backward", strategy.model.parameters)())
         learning += [t for plugin in strategy.plugins for t in getattr(plugin, "learned_by_backward", list)()]
-        if list(map(id, learning)) != list(map(id, self._learning)):
-            self._learning, self._layout = learning, _layout(strategy, learning)
         tensors, places = [tensor for tensor, _ in self._layout], [of for _, of in self._layout]
-        if sum(t.grad is not None for t in learning) > sum(t.grad is not None for t in tensors):
-            raise ProcessError(
-                "a parameter got its first gradient after the task's first step: let it get one there, or never"
-            )
+        known = set(map(id, tensors))
+        has_more = any(t.grad is not None and id(t) not in known for t in learning)
         weight, loss = _weight(strategy), strategy.loss.detach()
         here = [weight > 0 and t.grad is not None for t in tensors]
         gradients = [torch.zeros_like(t) if t.grad is None else t.grad for t in tensors]
         parts = [g if of is None else g.take(of) for g, of in zip(gradients, places, strict=True)]
         kind = torch.float64 if any(part.dtype == torch.float64 for part in parts) else torch.float32
-        shares = torch.tensor([*here, True]).to(loss.device, kind)
-        buffer = torch.cat([*(part.flatten().to(kind) for part in (*parts, loss)), shares])
-        buffer = summed(buffer.mul_(weight) if weight else buffer.zero_())
-        buffer.div_(buffer[-1].clone())
-        *means, mean_loss, shares = buffer.split([*(part.numel() for part in parts), 1, len(shares)])
-        for i, (tensor, gradient, of, mean) in enumerate(zip(tensors, gradients, places, means, strict=True)):
+        parts += [loss, torch.tensor(here, device=loss.device)]
+        sizes = [*(part.numel() for part in parts), 2]
+        buffer = torch.empty(sum(sizes), dtype=kind, device=loss.device)
+        for part, into in zip(parts, buffer.split(sizes), strict=False):
+            torch.mul(part.to(kind), weight, out=into.view(part.shape))
+        if not weight:
+            buffer.zero_()  # also of a loss that is no number
+        buffer[-2], buffer[-1] = has_more, weight
+        *means, mean_loss, shares, (more, total) = summed(buffer).split(sizes)
+        if more:  # in any process a tensor got its first gradient
+            self._layout = _layout(strategy, learning, known)
+            self.reduce(strategy)
+            return
+        for tensor, gradient, of, mean, share in zip(tensors, gradients, places, means, shares.tolist(), strict=True):
             if of is None:
-                gradient.copy_(mean.view_as(gradient))
+                torch.div(mean.view(gradient.shape), total, out=gradient)
             else:  # a plugin of the method sets the others to 0
-                gradient.put_(of, mean.to(gradient.dtype))
+                gradient.put_(of, (mean / total).to(gradient.dtype))
             # An optimizer takes a step for a gradient of 0, but not for none.
-            tensor.grad = gradient if here[i] or shares[i] else None
-        strategy.loss = mean_loss.to(loss.dtype)[0]
+            tensor.grad = gradient if share else None
+        strategy.loss = (mean_loss / total).to(loss.dtype)[0]
 
     @torch.no_grad()
     def gather(self, strategy: Strategy) -> None:
         """Replace outputs, labels and task labels by those of all processes, for metrics; inputs stay this part's."""
+        if strategy.clock.train_exp_iterations == 0:
+            agree(_model_facts(strategy), f"task {labels_of(strategy.experience)[0]}, after its first step:")
         logits, n = strategy.mb_output, _counted(strategy)
         if not isinstance(logits, Tensor) or not listens(strategy.evaluator, "after_training_iteration"):
             return
         first, *others = strategy.mbatch
-        rows = [part[:n].flatten(1) if part.dim() > 1 else part[:n, None] for part in (logits, *others)]
-        found = gathered(torch.cat([row.double() for row in rows], 1)).split([row.shape[1] for row in rows], 1)
-        both = zip(found, (logits, *others), strict=True)
-        strategy.mb_output, *others = (part.to(old.dtype).reshape(-1, *old.shape[1:]) for part, old in both)
+        strategy.mb_output, *others = gathered(*(part[:n] for part in (logits, *others)))
         strategy.mbatch = [first, *others]
 
     def finish(self, strategy: Strategy) -> None:
@@ -354,8 +331,14 @@ def _check_loss(loss: Any) -> None:
 
 
 def _check_norms(strategy: Strategy) -> None:
-    """Raise TaskError if a BatchNorm would see only one task of a mini-batch: processes have different tasks."""
+    """Raise TaskError if the statistics of a norm would be those of a process's own samples."""
     model = strategy.model
+    for name, module in model.named_modules():
+        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+            raise TaskError(
+                f"the running statistics of {name} ({module}) would be those of one process's samples: train in one "
+                "process, or with track_running_stats=False"
+            )
     tasks = {task for data in getattr(strategy.dataloader, "datasets", ()) for task in data.targets_task_labels.uniques}
     apart = getattr(model, "features_per_task", type(model).forward is MultiTaskModule.forward)
     if apart and len(tasks) > 1 and any(isinstance(module, _BatchNorm) for module in model.modules()):
@@ -365,9 +348,10 @@ def _check_norms(strategy: Strategy) -> None:
         )
 
 
-def _layout(strategy: Strategy, learning: list[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return the tensors with a gradient in any process; with places of the entries to send, None for all of them."""
-    places = {i for of_one in of_all([i for i, t in enumerate(learning) if t.grad is not None]) for i in of_one}
+def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
+    """Return the tensors to send, by id ``known`` or with a gradient in any process, and entries; None for all."""
+    mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
+    places = {i for of_one in of_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}
     for plugin in strategy.plugins:
         moving.update(getattr(plugin, "moving_entries", dict)())
@@ -377,7 +361,7 @@ def _layout(strategy: Strategy, learning: list[Tensor]) -> list[tuple[Tensor, Te
 
 def _facts(strategy: Strategy, seed: int) -> dict[str, Any]:
     """Return what all processes must agree on before a task's first step."""
-    experience, loader = strategy.experience, over_all_samples(strategy.dataloader)
+    experience, loader = strategy.experience, strategy.dataloader
     facts = {"task": labels_of(experience), "number of samples": len(strategy.adapted_dataset), "seed": seed}
     settings = [
         {name: value for name, value in group.items() if isinstance(value, bool | float | int | tuple)}

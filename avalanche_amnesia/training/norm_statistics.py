@@ -36,7 +36,7 @@ class TaskStatistics:
 
     def retake(self, norms: Sequence[Any], run: Callable[[Tensor], object]) -> None:
         """Compute running statistics of ``norms``; ``run`` passes a stored mini-batch through their network."""
-        seen = [tree_map_only(Tensor, gathered, x) for x in self._seen]
+        seen = [tree_map_only(Tensor, lambda rows: gathered(rows)[0], x) for x in self._seen]
         with evaluating(self.model):  # a mini-batch of one sample has no variance
             retake(norms, [x for x in seen if len(x) > 1], run)
 

@@ -19,6 +19,7 @@ from avalanche_amnesia import checks
 from avalanche_amnesia.benchmarks.data import TaskError, refuse_incremental, single_task, stream_of, unpacked
 from avalanche_amnesia.models.multi_head import MultiHeadModel
 from avalanche_amnesia.optimizers import check_optimizer, follow_model
+from avalanche_amnesia.processes import ProcessError
 from avalanche_amnesia.seeding import preserved_rng
 from avalanche_amnesia.strategy import Autocast, Strategy, autocast, autocast_now
 from avalanche_amnesia.training import task_faults
@@ -339,6 +340,8 @@ class TaskStrategy(arguments.OwnArguments, ListenerDispatch, SupervisedTemplate)
         try:
             with autocast(self.autocast) if self.autocast else _AS_IT_IS:
                 return super().forward()
+        except ProcessError:
+            raise
         except Exception as error:  # any error of the model
             of_model = str(error) if isinstance(error, TaskError) else None  # in words for the user
             self._refuse(of_model or task_faults.fault_of_single(self.mb_x, self.model, error), error)

@@ -173,5 +173,5 @@ register_state(
 register_state(stock.LRSchedulerPlugin, scheduler=Conversion(_schedule, _load_schedule), rolling_metric=None)
 register_state(stock.EarlyStoppingPlugin, operator=None, best_state=None, best_val=None, best_step=None)
 register_state(PeriodicEval, _is_eval_updated=None, do_final=None)
-register_state(SeedingPlugin, _outside=None, _evaluations=None)
+register_state(SeedingPlugin, _outside=None, _evaluations=None, _steps=None)
 register_state(InMemoryLoaderPlugin, _adapted=None)

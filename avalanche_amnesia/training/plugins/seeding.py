@@ -55,7 +55,7 @@ class SeedingPlugin(Plugin):
             from avalanche_amnesia.training.data_parallel import StepsTogether  # lazy: one process needs none of it
 
             self._steps = StepsTogether(self.order_seed)
-        self._read_all(strategy)
+        self._read_all(strategy, *(thing for plugin in strategy.plugins for thing in vars(plugin).values()))
         seed_all(derive_seed(self.order_seed, "order", *labels_of(strategy.experience)))
 
     def before_training_epoch(self, strategy: Strategy, **kwargs: Any) -> None:
@@ -106,11 +106,11 @@ class SeedingPlugin(Plugin):
         """Before a task's evaluation: let every process read all samples."""
         self._read_all(strategy)
 
-    def _read_all(self, strategy: Strategy) -> None:
+    def _read_all(self, strategy: Strategy, *others: Any) -> None:
         if n_processes() > 1:
-            from avalanche_amnesia.training.data_parallel import over_all_samples
+            from avalanche_amnesia.training.data_parallel import read_all_samples
 
-            strategy.dataloader = over_all_samples(strategy.dataloader)
+            read_all_samples(strategy.dataloader, *others)
 
     def after_eval(self, strategy: Strategy, **kwargs: Any) -> None:
         """After an evaluation: restore the random streams from before it."""
