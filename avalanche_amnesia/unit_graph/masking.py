@@ -58,10 +58,9 @@ def tensor_in(result: Any, number: int) -> Tensor:
 
 
 class LayerMasks(dict[str, Tensor]):
-    """Dict: layer name → mask, with the open entries of large weights and optionally a function for linear results."""
+    """Dict: layer name → mask, with the open entries of large weights."""
 
     entries: Mapping[str, OpenEntries]
-    first_layers: Callable[..., Tensor | None] | None = None
 
     def __init__(self, masks: Mapping[str, Tensor], entries: Mapping[str, OpenEntries] | None = None) -> None:
         super().__init__(masks)
@@ -94,13 +93,7 @@ def over_open(
 ) -> Tensor:
     """Return a layer's result, computed only from the weight entries that the masks cover; closed units are 0."""
     operation, axis = _OPERATIONS[weight.dim() - 2], 1 - weight.dim()
-    entries = None
-    if isinstance(masks, LayerMasks):
-        entries = masks.entries.get(name)
-        if masks.first_layers is not None and operation is F.linear:
-            known = masks.first_layers(name, x, weight, bias)
-            if known is not None:
-                return known
+    entries = masks.entries.get(name) if isinstance(masks, LayerMasks) else None
     if entries is None or entries.saved * weight.numel() * (x.numel() // x.shape[axis]) < WORTH_IT:
         return operation(x, weight, bias, *options)
     rows, columns, _ = entries

@@ -184,28 +184,3 @@ def test_features_equal_those_of_a_pass_over_all_units(name):
         for buffer, value in statistics.items():
             buffers[buffer].copy_(value)
         assert torch.equal(model.features(x, task), features)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("part", [slice(None), slice(1, None, 3)])
-def test_a_first_layer_computes_only_units_that_changed(part, monkeypatch):
-    model, x = model_of("mlp").double(), batch("mlp", 12).double()
-    weight, opened = next(model.backbone.parameters()), model.masks[HALF]["layers.0"].nonzero()[:, 0]
-    features, before = CounterfactualFeatures(model, HALF, x, ()), weight.clone()
-    computed = []
-
-    def counted(x, weight, *bias):
-        computed.append((len(x), len(weight)))
-        return F.linear(x, weight, *bias)
-
-    monkeypatch.setattr(head_fit, "F", SimpleNamespace(linear=counted))
-    for state in (before, before + 0.1):
-        weight.copy_(state)
-        features(slice(1))
-    for moved in ({0: 0.1}, {1: 0.1, 2: 0.3}, {0: 0.1, 1: 0.1}):
-        weight.copy_(before)
-        for unit, by in moved.items():
-            weight[opened[unit]] += by
-        features(part)
-        assert torch.allclose(features.features[part], over_all_units(model, HALF, x[part], 6)[0], atol=1e-12)
-    assert computed == [(12, 2 * len(opened) + 1), (len(x[part]), 1)]
