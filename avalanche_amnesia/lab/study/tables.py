@@ -118,6 +118,7 @@ def figure(runs: Sequence[Run]) -> Figure:
         left.xaxis.set_major_formatter(lambda value, _: f"{100 * value:.3g}%")
         right.set_xlabel("JSD in units of its order floor")
         right.set_xscale("symlog", linthresh=1)
+        right.set_xlim(left=0)
         right.xaxis.set_major_formatter("{x:g}")
         right.axvline(1, color=COLOURS["quiet"], linewidth=1, linestyle=":")
     return picture

@@ -134,7 +134,7 @@ def test_networks_fit_the_shape_of_images():
         assert network(torch.zeros(2, *shape)).shape == (2, network.features)
 
 
-OWN_QUESTION = {"ablation", "adahat_alpha", "as_published", "hat_cl", "recycling", "wsn"}
+OWN_QUESTION = {"ablation", "adahat_alpha", "as_written", "hat_cl", "recycling", "wsn"}
 """Experiments that do not compare all methods."""
 
 
