@@ -125,7 +125,7 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     reporting = _reporting(strategy)
     found += (_name(p) for p in reporting if not is_installed(p if isinstance(p, _FUNCTIONS) else type(p)))
     found += (name for part in reporting for name in _replaced(part))
-    found += (f"the kernel {name}" for name in _kernels())
+    found += (f"the kernel {name}" for name in _kernels(frozenset(getattr(torch.library, "_impls", ()))))
     met = [part for part in data.values() if not isinstance(part, _LEAVES)]
     parts = dict.fromkeys(map(type, (strategy, optimizer, strategy._criterion, *reporting, *met, *model.modules())))
     kinds = dict.fromkeys(base for kind in parts for base in kind.__mro__ if is_closed(base))
@@ -170,15 +170,16 @@ def _reporting(strategy: Strategy) -> list[Any]:
     return [*found, *list(seen.values())[n_outside:]]
 
 
-def _kernels() -> Iterator[str]:
-    """Yield the names of torch's operators whose kernels open code has replaced (by ``torch.library``)."""
-    # Only private functions of torch tell them: without these none is seen.
-    dump, names = getattr(torch._C, "_dispatch_dump", lambda operator: ""), getattr(torch.library, "_impls", ())
+@lru_cache(1)
+def _kernels(names: frozenset[str]) -> list[str]:
+    """Return the operators of torch among ``names`` whose kernels open code has replaced (by ``torch.library``)."""
+    dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
     for name in [name for name in names if name.startswith("aten/") and not name.endswith("/Meta")]:  # only shapes
         _, operator, key = name.split("/")
         places = re.findall(rf"^{key}: registered at (.*?):\d+ ", dump(f"aten::{operator}"), re.MULTILINE)
         if any(not place.startswith(_INSTALLED) or place == torch.library.__file__ for place in places):
-            yield f"{operator} ({key})"
+            found.append(f"{operator} ({key})")
+    return sorted(found)
 
 
 def _interceptors() -> list[Any]:
