@@ -1,6 +1,6 @@
-"""Methods on streams by one protocol: fitted heads for all, settings from as many trials for each, five seeds.
+"""Methods on streams by one protocol: fitted heads for all, settings from as many trials for each, paired seeds.
 
-    python -m experiments.comparison --root DATA --validation 101        # held out training images: six trials each
+    python -m experiments.comparison --root DATA --validation 101       # held out training images: six or twelve trials
     python -m experiments.comparison --root DATA --test 21 22 23         # test images, with what each method chose
     python -m experiments.comparison --root DATA --test 24 25 --unproven                 # accuracy, CPU and bytes alone
     python -m experiments.comparison --root DATA --validation 101 --test 21 22 23 --own-heads       # heads as they are
@@ -148,7 +148,7 @@ def proven(stream, method, seed, settings, root):
 NOTES = """Streams, networks, epochs and requests: `experiments/streams.py`. All heads are fitted when their task ends;
 *own heads*: as the method does it, where that differs. Each method has as many trials per stream on held out training
 images of seed 101: six (four learning rates at the middle of one setting, then the best one with a lower and a
-higher setting; without such a setting: a lower and a higher rate), and on glyphs twelve (then beyond an end at
+higher setting; without such a setting: a lower and a higher rate), and on {twelve} twelve (then beyond an end at
 which the best ones lie, else in the widest gap beside them). Own heads have six of their own. What it chose is run
 on the test images. *Independent*: a network for each task; *narrow*: all that stand at one time together as large
 as the one of the others; *SISA*: three networks for each task, each on a third of its samples. *RanPAC*, *nearest
@@ -259,7 +259,8 @@ def table(rows):
 
     by_method = {stream: Counter(row["method"] for row in fitted if row["stream"] == stream) for stream in streams}
     five = ", ".join(stream for stream, found in by_method.items() if min(found.values()) == 5)
-    lines = ["# Methods by one protocol", "", NOTES.format(five=five)]
+    twelve = " and ".join(stream for stream in streams if STREAMS[stream].trials == 12)
+    lines = ["# Methods by one protocol", "", NOTES.format(five=five, twelve=twelve)]
     digits = [stream for stream in streams if stream not in HARDER]
     for title, shown in (("In short", HARDER), ("In short, digits and clothes", digits)):
         shown = [stream for stream in shown if stream in streams]

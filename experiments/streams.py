@@ -194,6 +194,7 @@ STREAMS = {
         _FIVE,
         n_train=6000,
         training={"train_mb_size": 64, "train_epochs": 5},
+        trials=12,
     ),
     "split fashion": Stream(_idx("FashionMNIST"), _split, _NARROW, _FIVE),
     "split cifar": Stream(
@@ -226,4 +227,4 @@ GLYPHS = Stream(
     trials=12,
 )
 """Of :mod:`experiments.comparison` only, like the next one."""
-PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted)
+PERMUTED_FASHION = replace(STREAMS["rotated"], images=_idx("FashionMNIST"), tasks=_permuted, trials=6)

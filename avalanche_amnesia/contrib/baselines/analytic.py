@@ -266,21 +266,25 @@ class AnalyticModel(MultiHeadModel):
 
     def subtract(self, task: int, places: Tensor, rows: Tensor) -> bool:
         """Subtract the samples at ``places`` of a finished task; return False if they have other hashes there."""
-        if not torch.equal(self.heads[task].hashes[places], hashes_of(rows)):
-            return False
         new = self.heads[task].twin()
-        new.change(rows, places)
-        self.store_task(task, new)
-        self.heads.finish(task)
-        return True
+        if there := torch.equal(new.hashes[places], hashes_of(rows)):
+            new.change(rows, places)
+            self.store_task(task, new)
+            self.heads.finish(task)
+            self._settle(task)
+        return there
 
     def close_classes(self, task: int, classes: Sequence[int]) -> None:
         """Do nothing: a class without samples has no sums."""
 
     def remove_task(self, task: int) -> None:
         """Remove the sums of ``task``, and all heads and totals computed with them."""
-        _SOLVED.pop(self, None)
         super().remove_task(task)
+        self._settle(task)
+
+    def _settle(self, task: int) -> None:
+        """Remove heads that were computed with earlier sums of ``task``, and renew the total."""
+        _SOLVED[self] = {key: head for key, head in _SOLVED.get(self, {}).items() if key not in (None, task)}
         if self in _TOTAL:
             self._total([self.heads[other] for other in self.tasks])
 
@@ -341,8 +345,7 @@ class AnalyticModel(MultiHeadModel):
             raise ModelError(f"ridge={ridge} is too small for these features: take a larger one, or None")
         out = int(max(part.originals.max() for part in parts)) + 1 if joint else parts[0].out_features
         head = nn.utils.skip_init(nn.Linear, self.width, out, device=gram.device, dtype=gram.dtype)
-        head.requires_grad_(False)
-        head.weight.zero_()[classes] = torch.cholesky_solve(sums.T, factor).T
+        head.requires_grad_(False).weight.zero_()[classes] = torch.cholesky_solve(sums.T, factor).T
         head.bias.fill_(NO_CLASS)[classes] = 0.0
         return head
 

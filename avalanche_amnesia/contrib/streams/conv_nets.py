@@ -50,8 +50,7 @@ class CharacterNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the features of a batch of images of 28 × 28 pixels."""
         x = self.pool(torch.relu(self.first(x)))
-        x = self.pool(torch.relu(self.second(x)))
-        return torch.relu(self.linear(x.flatten(1)))
+        return torch.relu(self.linear(self.pool(torch.relu(self.second(x))).flatten(1)))
 
 
 def _scaled(scale: float, *widths: int) -> list[int]:
