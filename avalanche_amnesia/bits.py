@@ -65,7 +65,7 @@ def state_hashes(state: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def model_hashes(model: nn.Module) -> dict[str, str]:
-    """Return :func:`state_hashes` of a model; a large tensor whose bits have the last call's sums keeps its hash."""
+    """Return :func:`state_hashes` of a model; a large tensor is hashed again only if sums of its bits changed."""
     known, found = _KNOWN.get(model, {}), {}
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         sums, last = b"" if tensor.nbytes < 2**17 else _sums(tensor), known.get(name, (b"", ""))

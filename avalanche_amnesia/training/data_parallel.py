@@ -349,7 +349,7 @@ def _check_norms(strategy: Strategy) -> None:
 
 
 def _layout(strategy: Strategy, learning: list[Tensor], known: set[int]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return the tensors to send, by id ``known`` or with a gradient in any process, and entries; None for all."""
+    """Return each tensor with a gradient in any process, or its id in ``known``, and the entries to send; None: all."""
     mine = [i for i, t in enumerate(learning) if t.grad is not None or id(t) in known]
     places = {i for of_one in of_all(mine) for i in of_one}
     moving: dict[int, Tensor] = {}

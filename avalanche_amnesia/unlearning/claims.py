@@ -257,7 +257,7 @@ class Claims:
         return self.decided(trained_again, tuple(dict.fromkeys(found)))
 
     def assume(self, task: int, part: str, change: Transaction) -> None:
-        """Add a part to those that the claims rest on as long as a task's last training counts."""
+        """Add a part on which claims rest until the task is trained again, or unlearned."""
         held = self._trainings[task]
         change.set(self, _trainings={**self._trainings, task: replace(held, rests_on=(*held.rests_on, part))})
 

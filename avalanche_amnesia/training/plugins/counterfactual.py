@@ -73,7 +73,7 @@ class _WithoutTasks:
 def _apart(
     logs: Mapping[int, Log], tasks: Collection[int], current: Mapping[str, Tensor]
 ) -> dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] | None:
-    """Return tensor name → task → index, now and without of its :class:`Moved`; None if two wrote the same entry."""
+    """Return tensor name → task → ``Moved.parts`` of its removal; None if two tasks wrote the same entry."""
     apart: dict[str, dict[int, tuple[Tensor, Tensor, Tensor]]] = {}
     for name, value in current.items():
         apart[name], written = {}, torch.zeros(value.shape, dtype=torch.bool)
