@@ -291,8 +291,8 @@ python -m experiments.published_differences --root DATA --seeds 1 2 3 4 5
 Permuted MNIST, MLP 784-256-100-64, five tasks of two epochs, mini-batches of 128, Adam 1e-3; 20,000 training images
 unless a row says more. Task 0 is unlearned after task 1, task 1 after task 3, task 4 after itself; tasks 2 and 3
 remain. `experiments/clarena_run.py` runs the authors' code on the same images, the first epoch of a task in the same
-order, from the same initial weights: memory of 500 samples, weights .5 of logits and labels, 50 steps of joint repair,
-copies of every task.
+order, from the same initial weights, with copies of every task and values of ours for options without a default there:
+memory of 500 samples, weights .5 of logits and labels, 50 steps of joint repair.
 
 * `task 2`, `task 3`, `remaining`: accuracy in per cent at the end, and the mean of both.
 * `full`: the same mean of a model of the same settings that never unlearned, and trained no copies.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import published, published_differences, recipe, second_schedule
+from experiments import adahat_sequence, published, published_differences, recipe, second_schedule
 from experiments.mask_learning import CONTENDERS, NOTES, data, learn_mask, main, mean_and_error, run, table
 from experiments.trials import best, rows_of, rows_tested
 
@@ -28,7 +28,7 @@ def test_the_table_of_the_authors_code_is_made_of_its_rows(monkeypatch):
 
 def test_tables_of_recipe_and_schedule_are_made_of_their_rows_and_of_equally_many_trials():
     rows = rows_of(recipe.OUTPUT)
-    for script in (recipe, second_schedule):
+    for script in (recipe, second_schedule, adahat_sequence):
         assert script.OUTPUT.with_suffix(".md").read_text() == script.table(rows_of(script.OUTPUT))
     names = ("stream", "method", "recipe")
     trials = Counter(tuple(row[name] for name in names) for row in rows if row["validation"])
