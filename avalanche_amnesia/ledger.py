@@ -147,8 +147,7 @@ class TaskLedger:
         self.n_trained, self._entries, self.unlearned = n_trained, entries, tuple(unlearned)
 
     def _expired(self, entry: _Entry) -> bool:
-        further = self.n_trained - 1 - entry.order
-        return self.deadline is not None and further >= self.deadline
+        return self.deadline is not None and self.n_trained - 1 - entry.order >= self.deadline
 
     def _broken_rule(self, task: int, known: Collection[int] | None, unrecorded: Collection[int]) -> str | None:
         if known is not None and task not in known:

@@ -32,8 +32,7 @@ def encode(value: Any, path: str = "") -> tuple[Any, Parts]:
     code = encoder.encode(value, path)
     if encoder.foreign:
         raise StateError(", ".join(encoder.foreign))
-    own = {"state": Part(encoder.tensors)} if encoder.tensors else {}
-    return code, own | encoder.parts
+    return code, ({"state": Part(encoder.tensors)} if encoder.tensors else {}) | encoder.parts
 
 
 class _Encoder:

@@ -67,8 +67,7 @@ class Exported:
         found = value.node.expr.subs(known)
         if found.free_symbols:
             raise ValueError("it depends on values")
-        kind = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)]
-        return kind(found)
+        return {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}[type(value)](found)
 
 
 class _Root(nn.Module):

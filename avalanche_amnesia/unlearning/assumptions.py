@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
-from operator import attrgetter
+from operator import attrgetter, is_
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, MethodWrapperType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -133,20 +133,23 @@ def open_parts(strategy: Strategy, options: Mapping[str, Any]) -> tuple[str, ...
     further = [sys.modules[name] for name in _PATCHABLE if name in sys.modules]
     kinds |= {k: None for m in further for k in vars(m).values() if isinstance(k, type) and k.__module__ == m.__name__}
     places: tuple[Any, ...] = (torch, nn.functional, Tensor, *modules, *further, *kinds)
-    for place in dict.fromkeys(places):
-        patches = _patches(place, tuple(map(id, vars(place).values())))  # looked for again if a value has changed
-        found += (f"{name} of {place.__name__} ({part})" for name, part in patches)
+    patches = ((place.__name__, *patch) for place in dict.fromkeys(places) for patch in _patches(place))
+    found += (f"{name} of {place} ({part})" for place, name, part in patches)
     return tuple(dict.fromkeys(found))
 
 
-@lru_cache(None)
-def _patches(place: type | ModuleType, _ids: tuple[int, ...]) -> list[tuple[str, str]]:
+_PLACES: dict[type | ModuleType, tuple[list[Any], list[tuple[str, str]]]] = {}  # → values when last searched, patches
+
+
+def _patches(place: type | ModuleType) -> list[tuple[str, str]]:
     """Return the name of each function in a closed class or module that open code replaced, and the new one's name."""
-    found = []
+    values, (before, found) = [*vars(place).values()], _PLACES.get(place, ([], []))
+    if len(values) == len(before) and all(map(is_, values, before)):
+        return found
+    _PLACES[place] = values, found = values, []
     for name, value in vars(place).items():
         function = value.func if isinstance(value, partial) else value
         imported = isinstance(value, ModuleType) or (isinstance(value, type) and is_installed(value))
-        # Most of torch's are built in.
         if not (imported or isinstance(function, BuiltinFunctionType) or is_closed(function)):
             # A method that was only added (by transformers to nn.Module) has no effect on closed code.
             replaces = isinstance(place, ModuleType) or any(hasattr(base, name) for base in place.__bases__)
@@ -172,7 +175,7 @@ def _reporting(strategy: Strategy) -> list[Any]:
 
 @lru_cache(1)
 def _kernels(names: frozenset[str]) -> list[str]:
-    """Return the operators of torch among ``names`` whose kernels open code has replaced (by ``torch.library``)."""
+    """Return operators of torch in ``names`` whose kernels open code has replaced; only private functions tell them."""
     dump, found = getattr(torch._C, "_dispatch_dump", lambda operator: ""), []
     for name in [name for name in names if name.startswith("aten/") and not name.endswith("/Meta")]:  # only shapes
         _, operator, key = name.split("/")
